@@ -10,7 +10,6 @@ Sampling and training happen in processes of their own, as those of the command 
 """
 
 from configs.errors import NyalaError, SettingsError
-from console.api.creation import create_run, open_run
-from console.api.run import Run
+from console.api import Run, create_run, open_run
 
 __all__ = ["NyalaError", "Run", "SettingsError", "create_run", "open_run"]

@@ -1,1 +1,19 @@
-"""Actors: engines, environments, rewards, the episode loop and the weight receiver."""
+"""Actors: engines, environments, rewards, the episode loop and the weight receiver.
+
+__main__            Commands of an actor's process
+assembly            Assembly of an actor from settings: engine, tokenizer, environment, reward
+capacity            The number of episodes that an actor has at a time
+chat                Chats: messages of prompts and episodes, columns in their texts
+engine/             Inference engines behind one protocol: vLLM, and a small one in torch
+engine_of_settings  The engine of an actor, made from the settings of its run
+environments/       Environments: prompts, steps and scores
+episodes/           Episodes from lease to submission
+libraries           Import of an actor's libraries ahead of it, by a process that forks actors
+loop                Episode loop of one actor
+membership/         Membership of this actor in weight groups
+metrics_page        An actor's page of `/metrics`: what this incarnation samples
+preemption          Preemption notices of the clouds: a drain before the machine is taken away
+rewards/            Reward functions, each in a process of its own
+sandbox/            Sandbox for programs that a model wrote
+weights/            Weight versions from announcement to staging memory
+"""

@@ -9,24 +9,94 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import structlog
 import uvloop
 
+from actors.environments.calls import call, drive, finish, needs_loop
+from actors.environments.registry import call_within, make_environment
 from broker.transport.keys import load_public
-from configs.errors import NyalaError, exit_code
+from configs.errors import NyalaError, SettingsError, exit_code
 from configs.loader import load
 from configs.logging import configure_logging
-from configs.settings import Settings
-from configs.tracing.tracing import tracing
+from configs.settings import RunSettings, Settings
+from configs.tracing import tracing
 
 from .assembly import new_incarnation, run_actor
-from .export import export
+from .chat import read_prompt, text_of
 from .preemption import source_of, stop_at_notice
+
+# --------------------------------------------------------------------------------------------------
+# Export of training items with their right answers, for a supervised start.
+#
+# One JSON object a line: `{"prompt": str, "answer": str | null, "segments": [[text, trained],
+# ...]}`. Segments follow the prompt in order: the policy's turns (`trained`, each to be followed
+# by the end-of-turn token) and the observations between them. Held-out items are never written.
+
+TIMEOUT_S = 600.0  # a hundred thousand items take seconds; a generator may be slow, not endless
+
+
+def export(
+    run: RunSettings, out: Path, *, count: int, seed: int, needs_answers: bool = True
+) -> int:
+    """Write `count` demonstrations to `out`, which is complete once it exists.
+
+    Args:
+        run: Names the environment.
+        out: The file.
+        count: Items to write.
+        seed: Where among the training items to begin; RL begins at item 0.
+        needs_answers: There is a supervised start; else only the characters matter.
+
+    Raises:
+        SettingsError: The environment cannot be made, or has no demonstrations.
+        DeadlineError: It takes too long.
+    """
+
+    def write() -> int:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = out.with_name(f".{out.name}.{os.getpid()}")
+        with unfinished.open("w", encoding="utf-8") as file:
+            num_lines = sum(
+                file.write(line) > 0 for line in _lines(run, count, seed, needs_answers)
+            )
+        unfinished.replace(out)
+        return num_lines
+
+    return call_within(TIMEOUT_S, write, what="export of run.environment")
+
+
+def _lines(run: RunSettings, count: int, seed: int, needs_answers: bool) -> Iterator[str]:
+    mixture, alone = run.mixture, run.by_environment
+    environments = [make_environment(each) for each in alone.values()]
+    for number in range(seed * count, (seed + 1) * count):
+        place = mixture.training(number)
+        environment = environments[place.environment]
+        begin = environment.begin
+        work = call(begin, place.item, seed, held_out=False, limit_s=TIMEOUT_S)
+        conversation = finish(work) if needs_loop(environment, begin) else drive(work)
+        segments = conversation.demonstration
+        if needs_answers and not segments:
+            raise SettingsError(
+                f"run.environment must know right answers for a supervised start, got none from "
+                f"{list(alone)[place.environment]}; set learner.warm_start_steps to 0"
+            )
+        fields = {
+            "prompt": text_of(read_prompt(conversation.prompt)),
+            "answer": conversation.answer,
+            "segments": [list(segment) for segment in segments],
+        }
+        yield json.dumps(fields, ensure_ascii=False) + "\n"
+
+
+# --------------------------------------------------------------------------------------------------
+# Commands of an actor's process.
 
 log = structlog.get_logger()
 

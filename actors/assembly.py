@@ -14,29 +14,27 @@ from pathlib import Path
 
 import structlog
 
-from actors.capacity.cache_meter import CacheMeter
-from actors.capacity.room import leases_for
 from actors.engine.choice import engine_of_this_process
 from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.base import Conversation
 from actors.environments.registry import for_each, naming, try_environment
+from actors.episodes.held_leases import SwapGate
 from actors.episodes.maker import EpisodeMaker
-from actors.episodes.swap_gate import SwapGate
 from actors.rewards.pool import RewardPool
 from actors.weights.links import Caller
-from broker.client.client import BrokerClient
+from broker.client import BrokerClient
 from broker.protocol.messages import Enrol, Hello, Receipt
-from broker.transport.key_rotation import broker_public_keys
+from broker.transport.enrolled import broker_public_keys
 from broker.transport.keys import ACTOR, ENROLMENT, KeyPair, load_pair, load_public, new_pair
 from configs.errors import RefusedError, SettingsError
 from configs.hashes import run_hashes
-from configs.importing import without_collection
+from configs.machine import without_collection
 from configs.settings import BrokerSettings, Settings
 
+from .capacity import CacheMeter, leases_for
 from .engine_of_settings import line_to_worker, make_engine
-from .loop import GIVE_UP_S, ActorLoop, EpisodeTools
+from .loop import GIVE_UP_S, ActorLoop, EpisodeTools, unless
 from .metrics_page import ActorPage
-from .unless import unless
 
 FULL_S = 120.0  # twice as long as a key is silent before another may take its place
 FULL_PAUSE_S = 10.0

@@ -1,15 +1,20 @@
-"""Prompts that are the messages of a chat, and what is said in an episode, as messages.
-
-An environment's prompt is a text, or a list of messages as datasets have them: `[{"role": "user",
-"content": "..."}]`. Inside, a message is a `Message`, so that prompts can be kept by their value.
-"""
+"""Chats: messages of prompts and episodes, columns in their texts, and calls of tools."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from configs.errors import SettingsError
+
+# --------------------------------------------------------------------------------------------------
+# Prompts that are the messages of a chat, and what is said in an episode, as messages.
+#
+# An environment's prompt is a text, or a list of messages as datasets have them: `[{"role": "user",
+# "content": "..."}]`. Inside, a message is a `Message`, so that prompts can be kept by their value.
 
 
 class Message(NamedTuple):
@@ -73,3 +78,75 @@ def _message(given: Any, what: str) -> Message:
             f"got {given!r:.80}; tool calls and images are not supported"
         )
     return Message(filled["role"], filled["content"])
+
+
+# --------------------------------------------------------------------------------------------------
+# Columns in braces in a text, such as `Translate: {english}`: prompts and rubrics have them.
+
+_BRACES = re.compile(r"\{(\w+)\}")
+KEPT = 64  # more than the texts of a run; asked for every row
+
+
+@lru_cache(KEPT)
+def columns_in(text: str) -> frozenset[str]:
+    """Name the columns of a text."""
+    return frozenset(_BRACES.findall(text))
+
+
+def fill_in(text: str, value: Callable[[str], str]) -> str:
+    """Return a text with the value of each column in its place; other braces stay.
+
+    Example:
+        >>> fill_in("{a} + {b} = {?}", {"a": "7", "b": "8"}.__getitem__)
+        '7 + 8 = {?}'
+    """
+    return _BRACES.sub(lambda column: value(column[1]), text)
+
+
+# --------------------------------------------------------------------------------------------------
+# Calls of tools in the text of a turn, in two forms.
+#
+#   <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>    Hermes, Qwen2.5, Qwen3: several
+#   {"name": "add", "parameters": {"a": 1}}                          Llama 3: one, with nothing else
+#
+# Whether a chat template writes calls in one of them is found out by reading back what it writes
+# (`engine/tokenizer.py`).
+
+FORMS = "<tool_call> with JSON (Hermes, Qwen2.5, Qwen3) or bare JSON (Llama 3)"
+HERMES = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+END_OF_THINKING = "</think>"
+
+
+class ToolCall(NamedTuple):
+    """One call that a policy has written."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+def read_calls(text: str) -> list[ToolCall]:
+    """Return the calls of a turn, thinking left out; none where one of them is malformed.
+
+    Example:
+        >>> read_calls('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
+        [ToolCall(name='add', arguments={'a': 1})]
+    """
+    said = text.rpartition(END_OF_THINKING)[2].strip()
+    found = [_read(block, "arguments") for block in HERMES.findall(said)]
+    if not found and said.startswith("{"):
+        found = [_read(said, "parameters")]
+    calls = [call for call in found if call is not None]
+    return calls if len(calls) == len(found) else []
+
+
+def _read(text: str, key: str) -> ToolCall | None:
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(given, dict):
+        return None
+    name, arguments = given.get("name"), given.get(key)
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return None
+    return ToolCall(name, arguments)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import secrets
 
-from actors.capacity.cache_meter import CacheMeter
 from actors.engine.choice import engine_of_this_process
 from actors.engine.engine import Engine
 from actors.engine.engine_args import check_engine_args
 from actors.membership.worker_line import WorkerLine
 from configs.settings import Settings
+
+from .capacity import CacheMeter
 
 
 def line_to_worker(settings: Settings) -> WorkerLine | None:

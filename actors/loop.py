@@ -14,7 +14,7 @@ Consumes leases and the engine's tokens; produces records. Its tasks, each with 
 | deliver | the outbox | finished episodes, then the broker |
 | beat | the clock, then the broker | never waits for the engine |
 | weights | the publisher | `WeightReceiver` |
-| tuner | the clock | where the number of episodes is found (`actors/capacity`) |
+| tuner | the clock | where the number of episodes is found (`capacity.py`) |
 
 A broker that is gone stops nothing at once: active episodes go on, calls are repeated for
 `GIVE_UP_S`, and then the actor ends with an error.
@@ -24,27 +24,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, TypeVar
 
 import structlog
 
-from actors.capacity.cache_meter import CacheMeter
-from actors.capacity.room import Room
-from actors.capacity.tuning import Tuner
 from actors.engine.engine import Engine
 from actors.environments.calls import EnvironmentSource
 from actors.episodes.environment_workers import EnvironmentWorkers
 from actors.episodes.heartbeat import PUNCTUALITY, Heartbeat
-from actors.episodes.held_leases import HeldLeases
+from actors.episodes.held_leases import HeldLeases, SwapGate
 from actors.episodes.interfaces import Broker, Weights
 from actors.episodes.maker import EpisodeMaker
 from actors.episodes.outbox import Outbox
 from actors.episodes.sampling import Sampling
 from actors.episodes.scoring import Scoring
-from actors.episodes.swap_gate import SwapGate
 from actors.rewards.pool import RewardPool
 from broker.protocol.messages import (
     Hello,
@@ -57,7 +54,28 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, NyalaError, first_error
 from configs.settings import ActorSettings, RunSettings
 
-from .unless import unless
+from .capacity import CacheMeter, Room, Tuner
+
+# --------------------------------------------------------------------------------------------------
+# Work that an event may end.
+
+T = TypeVar("T")
+
+
+async def unless(work: Coroutine[Any, Any, T], event: Coroutine[Any, Any, object]) -> T | None:
+    """Do something unless an event comes first, then cancel it and return None."""
+    task, other = asyncio.create_task(work), asyncio.create_task(event)
+    try:
+        await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for each in (task, other):
+            each.cancel()
+        await asyncio.gather(task, other, return_exceptions=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# Episode loop of one actor.
 
 GIVE_UP_S = 600.0  # a broker is restarted in seconds, its machine in minutes
 UNACKED_PER_SLOT = 2  # finished episodes for each place in the engine before leasing stops

@@ -7,10 +7,9 @@ from typing import Protocol
 
 from actors.engine.engine import Engine
 from actors.weights.counters import WeightCounters
-from configs.metrics import cards
-from configs.metrics.figures import Metric, Value
-from configs.metrics.health import LOOP_STALLED_S, Health, Pulse
-from configs.metrics.serving import serving
+from configs import metrics
+from configs.metrics import LOOP_STALLED_S, Health, Metric, Pulse, Value
+from configs.metrics_serving import serving
 from configs.settings import Settings
 
 from .loop import ActorLoop, Phase
@@ -87,7 +86,7 @@ OF_WEIGHTS = {
 METRICS = (
     *(TOKENS, FINISHED, LOST, BUSY, ACTIVE, ROOM, UNACKNOWLEDGED, LINEAGE, STEP, PROBE),
     *OF_WEIGHTS.values(),
-    *cards.METRICS,
+    *metrics.METRICS,
 )
 
 
@@ -108,7 +107,7 @@ class ActorPage:
     ) -> None:
         self._loop, self._engine, self._receiver = loop, engine, receiver
         self._timeout_s = settings.broker.heartbeat_timeout_s
-        self._cards = cards.Cards()
+        self._cards = metrics.Cards()
         self.pulse = Pulse(LOOP_STALLED_S)
         """Beats with the event loop."""
         self.health = Health(self.pulse, self._waits_for)

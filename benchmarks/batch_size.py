@@ -21,9 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from actors.capacity.cache_meter import CacheMeter
-from actors.capacity.room import Room, leases_for
-from actors.capacity.tuning import LOOK_S, Seen, Tuner
+from actors.capacity import LOOK_S, CacheMeter, Room, Seen, Tuner, leases_for
 from actors.engine.engine import Request
 from actors.engine.threaded import ThreadedEngine
 from actors.engine.vllm_engine import vllm_engine

@@ -1,1 +1,11 @@
-"""Everything that crosses a process boundary: messages, sockets, keys, and the stateless server."""
+"""Everything that crosses a process boundary: messages, sockets, keys, and the stateless server.
+
+__main__      `python -m broker --config runs/x/config.yaml`: serve one run until SIGTERM
+client        Client of the broker: calls that are sent again until they are answered
+connection    Connection of a client to one of the run's brokers
+metrics_page  The broker's page of `/metrics`: its actors
+protocol/     Messages that cross a process boundary, and their wire form
+server/       The stateless broker process
+transport/    CURVE keys, authentication and ZeroMQ sockets
+weights/      The weight plane between learner and actors
+"""

@@ -12,7 +12,6 @@ from pathlib import Path
 import structlog
 import uvloop
 
-from broker.metrics_page import BrokerPage
 from broker.server.server import Broker
 from broker.transport.keys import load_public
 from buffer.store import AsyncStore
@@ -21,7 +20,9 @@ from configs.loader import load
 from configs.logging import configure_logging
 from configs.secrets import redis_url
 from configs.settings import Settings
-from configs.tracing.tracing import tracing
+from configs.tracing import tracing
+
+from .metrics_page import BrokerPage
 
 log = structlog.get_logger()
 

@@ -13,15 +13,14 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from broker.server.components import Components
+from broker.server.dispatch import Components
 from buffer import operations
 from buffer.operations.values import Memory, Stats
 from buffer.store import AsyncStore
 from configs.errors import StoreError
-from configs.fleet.wanted import first_wanted
-from configs.metrics.figures import Metric, Value
-from configs.metrics.health import LOOP_STALLED_S, Health, Pulse
-from configs.metrics.serving import serving
+from configs.fleet import first_wanted
+from configs.metrics import LOOP_STALLED_S, Health, Metric, Pulse, Value
+from configs.metrics_serving import serving
 from configs.settings import Settings
 from configs.validation.store import max_units_in_flight
 

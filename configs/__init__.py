@@ -1,1 +1,27 @@
-"""Settings, errors, logging; the presets beside them. Imports nothing of ours."""
+"""Settings, errors, logging; the presets beside them. Imports nothing of ours.
+
+architecture     The architecture of a model, as its `config.json` has it
+durable          Files that survive a power loss: written, synced, renamed
+error_text       Errors of settings in words: path, allowed values, given value
+errors           The tree of errors: one class per failure that a person or a caller can act on
+fleet            The size of a fleet of actors: how many a run wants, and what they cost
+hashes           Hashes of all that the processes of a run must agree on
+loader           Settings from a YAML file and `table.key=value` overrides, and back to a file
+logging          Logs of every process: one JSON object per line on stderr, with role and run
+machine          Facts about the machine of a process: cards, arithmetic
+metrics          Metrics of a role: descriptions, addresses that serve them, health
+metrics_server   The HTTP server of one process: `/metrics`, `/livez`, `/readyz`
+metrics_serving  Serving of a role's metrics where its settings ask for it
+otlp             A collector of OpenTelemetry over HTTP. The only module that imports its
+                 packages
+own_code         Code of the user, named as `path/to/file.py:name` or `module:name`
+secrets          The URL of Redis, with its password: never in `config.yaml` or on a command
+                 line
+settings         Settings of a run: one frozen table per role or concern
+tables/          Tables of settings: names, types, defaults, ranges and meanings
+traces           Traces of episodes: spans, the episodes that have one
+tracing          Tracing in one process where the settings ask for it
+validation/      Checks between settings of different tables
+weight_path      Path that weights take from the learner to actors elsewhere
+worker           Threads that cannot die silently: a worker keeps the exception that ended it
+"""

@@ -15,7 +15,7 @@ from pathlib import Path
 from configs.tables.run import RunSettings
 
 from .errors import SettingsError
-from .machine.arithmetic import arithmetic_hash
+from .machine import arithmetic_hash
 from .own_code import source_of
 
 LOCAL_KEYS = {

@@ -23,8 +23,7 @@ from typing import Literal
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from .errors import NyalaError
-from .printable import printable_lines
+from .errors import NyalaError, printable_lines
 
 Level = Literal["debug", "info", "warning", "error"]
 

@@ -11,17 +11,12 @@ from __future__ import annotations
 from pydantic import model_validator
 
 from configs.tables.actors import ActorSettings, FleetSettings
-from configs.tables.algorithm import AlgorithmSettings
+from configs.tables.algorithm import AlgorithmSettings, CriticSettings, RewardSettings
 from configs.tables.base import Table
 from configs.tables.broker import BrokerSettings
 from configs.tables.buffer import BufferSettings, ReplaySettings
-from configs.tables.console import ConsoleSettings
-from configs.tables.critic import CriticSettings
-from configs.tables.guards import GuardSettings
-from configs.tables.learner import LearnerSettings
-from configs.tables.parallel import ParallelSettings
-from configs.tables.rewards import RewardSettings
-from configs.tables.run import RunSettings
+from configs.tables.learner import GuardSettings, LearnerSettings, ParallelSettings
+from configs.tables.run import ConsoleSettings, RunSettings
 from configs.tables.trackers import TrackerSettings
 from configs.validation.tables import disagreements
 

@@ -1,4 +1,18 @@
-"""The `nyala` command: verbs, supervision of runs, displays, fault injection."""
+"""The `nyala` command: verbs, supervision of runs, displays, fault injection.
+
+api           Runs from Python: what `import nyala` offers
+command_line  The command line: its verbs, arguments that several share, and what was typed
+display/      Views of a run: progress, tables, plots
+doctor/       `nyala doctor`: all checks of a machine, of settings and of a run
+live/         A run as it happens: its logs, and its end on request
+main          `nyala`: its verbs on the command line, and how their errors reach a person
+new_project/  Files of a new project, which `nyala new` copies; they work as they are
+report/       Finished or running runs on one page: `report.html`
+run/          Processes of a run: plan, start, watch, restart
+samples/      Sampled texts for a person to read: what a run keeps
+sweep/        Runs of one settings file with several values: `nyala sweep`
+verbs/        Verbs of `nyala`, one module per family
+"""
 
 import os
 import sys

@@ -13,12 +13,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from configs.errors import NyalaError
-from configs.printable import printable_lines
+from configs.errors import NyalaError, printable_lines
 
-from .bare_settings import refuse_bare_settings
-from .typed import as_typed
-from .verb_table import VERBS
+from .command_line import VERBS, as_typed, refuse_bare_settings
 
 SETTINGS_ERROR = 2  # as for a role's process: a person has to change something
 

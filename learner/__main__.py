@@ -24,17 +24,14 @@ import structlog
 
 from broker.transport.keys import load_public
 from configs.errors import NyalaError, exit_code
-from configs.importing import without_collection
 from configs.loader import load
 from configs.logging import configure_logging
+from configs.machine import without_collection
 from configs.settings import Settings
-from configs.tracing.tracing import tracing
+from configs.tracing import tracing
 
-from .launch.nodes import Nodes, check_nodes
-from .launch.one_machine import launch
-from .launch.rank_processes import die_with_launcher
-from .launch.several_machines import launch_node, starter
-from .launch.usable_ranks import fits_of, usable_ranks
+from .launch import Nodes, check_nodes, die_with_launcher, fits_of, launch, usable_ranks
+from .several_machines import launch_node, starter
 
 log = structlog.get_logger()
 
@@ -59,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", str(settings.learner.threads))
         if chosen.command == "warm-start":
             with without_collection():
-                from learner.initial_model.warm_start import warm_start  # noqa: PLC0415 - torch
+                from .initial_model import warm_start  # noqa: PLC0415 - torch
 
             warm_start(
                 settings.learner,

@@ -20,10 +20,9 @@ from configs.architecture import present_model
 from configs.errors import SettingsError
 from configs.secrets import redis_url
 from configs.settings import LearnerSettings, ParallelSettings, RunSettings, Settings
-from configs.validation.parallel import check_heads
-from learner.checkpointing.background_save import BackgroundSave
+from configs.validation.learner import check_heads
 from learner.checkpointing.bucket_copies import BucketCopies
-from learner.checkpointing.checkpoint import Checkpoints
+from learner.checkpointing.checkpoint import BackgroundSave, Checkpoints
 from learner.checkpointing.folders import FOLDER
 from learner.checkpointing.recovery import publish_pointer, recover
 from learner.checkpointing.resume import StartState, take_over
@@ -31,8 +30,8 @@ from learner.data.evaluation import is_due
 from learner.data.ledger import Ledger
 from learner.data.records import Records
 from learner.data.retrying_store import RetryingStore
-from learner.model.activation_checkpointing import choose
-from learner.model.lora.adapters import adapt, begin_adapters
+from learner.model.activations import choose
+from learner.model.lora import adapt, begin_adapters
 from learner.model.policy import Policy, freeze, probe_scores, rounded_logprobs, shard
 from learner.model.ranks import Ranks, join
 from learner.model.rendezvous import without_launchers
@@ -51,8 +50,7 @@ from learner.weights.log import Sent
 from learner.weights.publish import FollowerPublisher, WeightPublisher
 from learner.weights.wire.probe import NUM_TOKENS, PolicyProbe
 
-from .components import Components
-from .coordinator import Coordinator, Follower
+from .coordinator import Components, Coordinator, Follower
 from .loop import Loop
 from .rank_zero import RankZero
 

@@ -6,21 +6,28 @@ Rank 0 (`rank_zero.py`) talks to the store, decides, and broadcasts; every other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from buffer.record.episode import Episode
-from learner.checkpointing.background_save import BackgroundSave
+from torch import nn
+
+from buffer.record.episode import Episode, PolicyVersion
+from configs.settings import AlgorithmSettings, LearnerSettings, RunSettings
+from learner.checkpointing.checkpoint import BackgroundSave, Checkpoints
 from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.resume import StartState
 from learner.data.batch import BatchPlan
 from learner.data.records import Records
+from learner.model.policy import Policy
 from learner.model.ranks import Ranks
-from learner.profiling.phases import phase
 from learner.reporting.metrics import StepTimes
-from learner.training.guards import Alert, GuardState
+from learner.training.critic import Critic
+from learner.training.guards import Alert, Guard, GuardState
+from learner.training.optimizer import ScheduledOptimizer
 from learner.training.step import TrainedBatch
+
+from .profiling import phase
 
 WAIT, STOP = b"", b"stop"
 """Broadcast in place of a plan: no batch yet, and no batch any more; in place of the decision to
@@ -157,3 +164,41 @@ class Follower:
 
     def close(self) -> None:
         """Nothing runs beside training."""
+
+
+# --------------------------------------------------------------------------------------------------
+# The components of a learner on one rank: wired in `assembly.py`, used by `loop.py`.
+
+
+class Publisher(Protocol):
+    """Publishes new weights to actors; the real ones are in `weights/publish.py`."""
+
+    def publish(
+        self, model: nn.Module, version: PolicyVersion, *, free: Callable[[], None]
+    ) -> object:
+        """Publish the weights and wait for no actor; collective.
+
+        Calls `free` when the model may change again.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """The components of one rank."""
+
+    run: RunSettings
+    learner: LearnerSettings
+    algorithm: AlgorithmSettings
+    start: StartState
+    ranks: Ranks
+    coordinator: Coordinator
+    policy: Policy
+    optimizer: ScheduledOptimizer
+    guard: Guard
+    checkpoints: Checkpoints
+    publisher: Publisher
+    reference: Policy | None = None
+    """The frozen policy that a KL is taken to."""
+    critic: Critic | None = None
+    """Values the policy's states, where `algorithm.advantage` needs it."""

@@ -17,28 +17,25 @@ import structlog
 from buffer import operations
 from buffer.record.episode import Episode
 from configs.settings import Settings
-from learner.checkpointing.background_save import BackgroundSave
+from learner.checkpointing.checkpoint import BackgroundSave
 from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.resume import StartState
+from learner.data.alarms import CommitPressure, SamplingAlarm
 from learner.data.batch import BatchPlan, plan_batch
 from learner.data.claims import ClaimedBatch, Claims
-from learner.data.commit_pressure import CommitPressure
 from learner.data.curriculum import Feeder, environment_by_group
 from learner.data.evaluation import Evaluation, Evaluations, is_due, log_result
 from learner.data.ledger import Ledger, as_ranges
 from learner.data.records import Records
 from learner.data.retrying_store import RetryingStore
-from learner.data.sampling_alarm import SamplingAlarm
 from learner.model.ranks import Ranks
 from learner.model.sequence_cost import SequenceCost
 from learner.reporting.advice.advisor_thread import AdvisorThread
 from learner.reporting.batch_log import BatchLog
-from learner.reporting.journal import Journal
+from learner.reporting.journal import Journal, summarise
 from learner.reporting.metrics import StepTimes, Totals
 from learner.reporting.metrics_page import LearnerPage
-from learner.reporting.run_tokenizer import run_vocabulary
-from learner.reporting.sample_writer import SampleWriter
-from learner.reporting.summary import summarise
+from learner.reporting.sample_writer import SampleWriter, run_vocabulary
 from learner.reporting.trackers.tracking import Tracking
 from learner.training.guards import Alert, GuardState
 from learner.training.step import TrainedBatch

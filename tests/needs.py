@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from actors.engine.choice import lack_of_vllm
-from configs.machine.gpus import visible_gpus
-from console.chaos.faults.network_namespace import obstacle
+from configs.machine import visible_gpus
+from lab.faults.network import obstacle
 
 PROBE_S = 10.0
 NEEDS = "needs "

@@ -1,1 +1,21 @@
-"""Inference engines behind one protocol: vLLM, and a small one in torch."""
+"""Inference engines behind one protocol: vLLM, and a small one in torch.
+
+choice         Engine of an actor: the one that is set or, with `actors.engine: auto`
+device         The device of the engines, found without the CUDA driver
+dma/           Weights that a card copies out of shared memory by itself
+engine         Interfaces of engines: `Engine` for the actor, `Stepper` for the model behind it
+engine_args    `actors.engine_args`: which further arguments vLLM's engine may be given
+engine_thread  Thread of an engine: owns the stepper, executes commands between steps
+shadow/        Second copy of the weights of vLLM's model on a CPU, and how it is filled
+threaded       Engine made of a stepper and a thread that owns it
+tokenizer      Tokenizer of the run's model: text to tokens and back
+torch_engine   Small engine: transformers' forward with a KV cache
+turns          Turns of the policy: the frame of a chat template around one
+vllm_engine    vLLM engine: its core stepped by a thread, in this process or in one of its own
+vllm_options   Options of vLLM: from settings to its environment variables and the arguments of
+               its engine
+vllm_private   Names of vLLM that it does not promise to keep
+vllm_weights   Loading of staged weights into vLLM's workers
+waits          Waits for an engine: answers with a deadline, and its silence
+wire_tensors   Staged weights as named tensors: views into one flat file of canonical wire bytes
+"""

@@ -20,7 +20,7 @@ from broker.protocol.manifest import WeightManifest
 from buffer.record.episode import PolicyVersion, VersionSpan
 from configs.errors import WeightsOverwritten
 
-from .turns.stop_strings import StopStrings
+from .turns import StopStrings
 
 INITIAL_VERSION = PolicyVersion(0, 0)
 """Default version of the weights in the model directory that an engine starts from."""

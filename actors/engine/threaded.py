@@ -21,10 +21,8 @@ from configs.errors import DeadlineError, EngineDied, EngineError, SettingsError
 from configs.worker import Worker
 
 from .engine import INITIAL_VERSION, Delta, Request, StagedWeights, Stepper
-from .engine_thread import EngineThread, HandOver
-from .token_versions import DeltaInbox
-from .waits.answers import Answers
-from .waits.stall import LOOK_S, StallWatch
+from .engine_thread import DeltaInbox, EngineThread, HandOver
+from .waits import LOOK_S, Answers, StallWatch
 
 T = TypeVar("T")
 

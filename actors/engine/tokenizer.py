@@ -14,13 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from actors.chat import Message, Prompt, as_given, as_messages
-from actors.tool_calls import FORMS, ToolCall, read_calls
+from actors.chat import FORMS, Message, Prompt, ToolCall, as_given, as_messages, read_calls
 from configs.architecture import present_model
 from configs.errors import SettingsError
 from configs.settings import RunSettings
 
-from .turns.turn_frame import TurnFrame
+from .turns import TurnFrame
 
 ANSWER = "AnswerOfTheAssistant"
 """Stands for a sampled turn, to see what a chat template puts around it."""

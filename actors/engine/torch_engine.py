@@ -14,13 +14,14 @@ Shapes: R rows in use, T tokens of a prompt, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from buffer.record.episode import PolicyVersion
@@ -28,12 +29,199 @@ from configs.architecture import attention_of
 from configs.errors import WeightsError
 
 from .engine import INITIAL_VERSION, Request, Sampled, StagedWeights
-from .rows.draws import draws_of_places, own_draws
-from .rows.kv_cache import RowCache
-from .rows.mask_form import MaskForm
-from .rows.row import Row
 from .threaded import ThreadedEngine
 from .wire_tensors import named_tensors
+
+# --------------------------------------------------------------------------------------------------
+# Random numbers of sampling: an engine's own, or those that belong to a token's place.
+#
+# Numbers that belong to a place are the same in every process, whatever was drawn before: an
+# episode that another actor continues goes on as it would have.
+#
+# Shapes: R rows in use, V vocabulary.
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPlace:
+    """A token to be sampled."""
+
+    stream: tuple[int, int]
+    """Seed and task."""
+    position: int
+    """Tokens before it, those of the prompt included."""
+
+
+def own_draws(like_RV: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw log E, E exponential, from an engine's own generator. Shape [R, V]."""
+    return torch.empty_like(like_RV).exponential_(generator=generator).log_()
+
+
+def draws_of_places(places: Sequence[TokenPlace], like_RV: Tensor) -> Tensor:
+    """Make the log E that belong to these places. Shape [R, V].
+
+    Philox is a function of key and counter (Salmon et al. 2011, "Parallel random numbers: as easy
+    as 1, 2, 3"): the key is the stream, and each position has 2^64 counts of its own.
+    """
+    rows = [_exponentials(place, like_RV.shape[1]) for place in places]
+    return torch.from_numpy(np.log(np.stack(rows))).to(like_RV)
+
+
+def _exponentials(place: TokenPlace, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    # In float64: among as many float32 as a vocabulary has, one in fifty tokens would meet a zero.
+    bits = np.random.Philox(key=list(place.stream), counter=[0, place.position, 0, 0])
+    return np.random.Generator(bits).standard_exponential(count)
+
+
+# --------------------------------------------------------------------------------------------------
+# KV cache of the torch engine: rows of one static tensor per layer, the first ones in use.
+#
+# A row that ends is overwritten by the last one, so that decoding reads a plain slice and copies
+# nothing. transformers' layers call `update`; prefill or decode is chosen before each forward pass.
+#
+# Shapes: R rows in use, N rows in all, H key-value heads, S slots of a row, T new tokens, K head
+# width.
+
+
+class RowCache:
+    """Keys and values [N, H, S, K] of every layer, and how many slots of each row are filled."""
+
+    def __init__(self, *, num_rows: int, num_slots: int, device: torch.device) -> None:
+        self._num_rows = num_rows
+        self._num_slots = num_slots
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._lengths_N = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self._rows = slice(0, 0)
+        self._is_prefill = True
+        self._longest = 0
+
+    def begin_prefill(self, rows: slice, num_tokens: int) -> tuple[Tensor, Tensor]:
+        """Prepare empty rows for T tokens each; return positions [1, T] and mask [1, 1, T, T]."""
+        self._rows, self._is_prefill = rows, True
+        self._lengths_N[rows] = num_tokens
+        positions_1T = torch.arange(num_tokens, device=self._lengths_N.device)[None]
+        return positions_1T, (positions_1T.mT >= positions_1T)[None, None]
+
+    def begin_decode(self, num_rows: int) -> tuple[Tensor, Tensor]:
+        """Prepare the first rows for a token each; return positions [R, 1], mask [R, 1, 1, S']."""
+        self._rows, self._is_prefill = slice(0, num_rows), False
+        positions_R1 = self._lengths_N[:num_rows, None].clone()
+        self._lengths_N[:num_rows] += 1
+        self._longest = int(positions_R1.max()) + 1
+        slots = torch.arange(self._longest, device=positions_R1.device)
+        return positions_R1, (slots <= positions_R1)[:, None, None]
+
+    def move(self, source: int, target: int) -> None:
+        """Overwrite row `target` by row `source`."""
+        length = int(self._lengths_N[source])
+        self._lengths_N[target] = length
+        for keys, values in self._layers.values():
+            keys[target, :, :length] = keys[source, :, :length]
+            values[target, :, :length] = values[source, :, :length]
+
+    def update(
+        self, new_keys: Tensor, new_values: Tensor, layer_idx: int, *_: object
+    ) -> tuple[Tensor, Tensor]:
+        """Store what a layer computed [R, H, T, K]; return all that its queries may look at."""
+        keys, values = self._layer(layer_idx, new_keys)
+        rows = self._rows
+        if self._is_prefill:
+            keys[rows, :, : new_keys.shape[2]] = new_keys
+            values[rows, :, : new_values.shape[2]] = new_values
+            return new_keys, new_values
+        row_R = torch.arange(rows.stop, device=keys.device)
+        slot_R = self._lengths_N[rows] - 1
+        keys[row_R, :, slot_R] = new_keys[:, :, 0]
+        values[row_R, :, slot_R] = new_values[:, :, 0]
+        return keys[rows, :, : self._longest], values[rows, :, : self._longest]
+
+    def _layer(self, layer_idx: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        if layer_idx not in self._layers:
+            shape = (self._num_rows, like.shape[1], self._num_slots, like.shape[3])
+            # Zeros: a masked slot still takes part in a product, and memory as found may hold NaN.
+            self._layers[layer_idx] = (like.new_zeros(shape), like.new_zeros(shape))
+        return self._layers[layer_idx]
+
+
+# --------------------------------------------------------------------------------------------------
+# Attention masks in the form that a model takes: per type of layer, and added or boolean.
+#
+# Shapes: R rows in use, T new tokens, S' slots that may be looked at.
+
+LOWEST = torch.finfo(torch.bfloat16).min
+"""Added to an attention's logit, leaves nothing of it; finite in every data type of a model."""
+
+
+class MaskForm:
+    """The form in which the attention of a model takes its mask; given one, it adds nothing."""
+
+    def __init__(self, config: PreTrainedConfig, *, added: bool) -> None:
+        """Prepare.
+
+        Args:
+            config: Of the model.
+            added: Its attention adds the mask to its logits, as the eager one does.
+        """
+        self._added = added
+        self._window: int | None = getattr(config, "sliding_window", None)
+        self._layer_types = set(getattr(config, "layer_types", None) or ())
+
+    def of(self, mask: Tensor, positions: Tensor) -> Tensor | dict[str, Tensor]:
+        """Return the mask of the model, or of each type of its layers.
+
+        Args:
+            mask: True where a query may look at a slot. Shape [R, 1, T, S'], bool.
+            positions: Of the queries. Shape [R, T].
+        """
+        if self._window is None:
+            return self._form(mask)
+        slots = torch.arange(mask.shape[-1], device=mask.device)
+        near = mask & (slots > positions[:, None, :, None] - self._window)
+        if not self._layer_types:
+            return self._form(near)
+        masks = {"full_attention": mask, "sliding_attention": near}
+        return {name: self._form(masks[name]) for name in self._layer_types}
+
+    def _form(self, mask: Tensor) -> Tensor:
+        if not self._added:
+            return mask
+        return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, LOWEST)
+
+
+# --------------------------------------------------------------------------------------------------
+# A request of the torch engine while it is sampled.
+
+
+@dataclass(slots=True)
+class Row:
+    """A request in the cache."""
+
+    key: int
+    request: Request
+    tokens_left: int
+    made: list[int] = field(default_factory=list)
+    has_ended: bool = False
+
+    @property
+    def place(self) -> TokenPlace:
+        """That of its next token."""
+        position = len(self.request.token_ids) + len(self.made)
+        return TokenPlace(self.request.stream, position)
+
+    def take(self, token: int, logprob: float) -> Sampled:
+        """Append a token, and see whether it is the last."""
+        self.made.append(token)
+        self.tokens_left -= 1
+        finish_reason = None
+        if token in self.request.stop_token_ids:
+            finish_reason = "stop"
+        elif self.tokens_left <= 0:
+            finish_reason = "length"
+        self.has_ended = finish_reason is not None
+        return Sampled(self.key, [token], [logprob], finish_reason)
+
+
+# --------------------------------------------------------------------------------------------------
+# Small engine: transformers' forward with a KV cache, for macOS and quick tests. No paging.
 
 
 @dataclass(frozen=True, slots=True)

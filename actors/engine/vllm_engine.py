@@ -2,7 +2,7 @@
 
 On a CPU the core lives in the actor's process: it starts in a third of the time, and there is no
 device whose idling a second process would hide. On a GPU it runs in a process of its own and
-`step` only collects what it made (`vllm_core.py`). Either way one thread sees tokens and weight
+`step` only collects what it made. Either way one thread sees tokens and weight
 swaps in one order, so the version of every token is exact; AsyncLLM gives each request a queue of
 its own, and reports versions at its end only.
 
@@ -15,22 +15,40 @@ salt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import signal
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
+from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
-from actors.capacity.cache_meter import CacheMeter
+from actors.capacity import CacheMeter
 from buffer.record.episode import PolicyVersion
-from configs.errors import EngineUnfit
+from configs.errors import EngineDied, EngineUnfit
+from configs.worker import Worker
 
 from .device import engine_device
 from .engine import INITIAL_VERSION, Request, Sampled, StagedWeights
 from .threaded import ThreadedEngine
-from .vllm_core import CoreRequests
 from .vllm_options import VllmOptions, engine_arguments, prepare_environment, refused_arguments
-from .vllm_private import core_client, has_outputs, shut_down, watch_cache
-from .waits.core_end import CoreWatch
+from .vllm_private import (
+    OUTPUTS_S,
+    CoreClient,
+    Sampling,
+    core_client,
+    core_processes,
+    end_waits,
+    has_outputs,
+    new_request,
+    next_outputs,
+    prompt_logprobs,
+    sampled_logprobs,
+    shut_down,
+    watch_cache,
+)
 from .wire_tensors import named_tensors
 
 if TYPE_CHECKING:
@@ -38,6 +56,157 @@ if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
     from .shadow.model import ShadowModel
+
+
+# --------------------------------------------------------------------------------------------------
+# End of vLLM's core in a process of its own, and what waits for that core.
+#
+# vLLM looks at the process and stops reading its socket once it is gone, but nobody ends a wait for
+# outputs or for the answer of a call: `LLMEngine.step` would never return. `CoreWatch` ends them.
+#
+#     core runs --SIGKILL, SIGABRT, out of memory--> all it sent is in the queue of outputs
+#               --> an error behind it, and in every call --> whoever waits raises it
+
+SETTLE_S = 2 * OUTPUTS_S
+"""More than `end_waits` takes."""
+
+
+class CoreWatch:
+    """Watches the processes of one core from a thread of its own.
+
+    Args:
+        client: vLLM's client of the core.
+    """
+
+    def __init__(self, client: CoreClient) -> None:
+        self._client = client
+        # Kept here: the sentinel of a process that is collected would be another file's number.
+        self._processes = core_processes(client)
+        self._is_closing = False
+        self._worker = Worker(self._watch, name="core-watch").start()
+
+    def check(self) -> None:
+        """Look at the processes.
+
+        Raises:
+            EngineDied: One has ended.
+        """
+        self._worker.check()
+        if self._ended(timeout_s=0):
+            raise self._death()
+
+    def settle(self) -> None:
+        """Wait until all that a core sent before it ended is in the queue of outputs."""
+        if self._ended(timeout_s=0):
+            self._worker.join(SETTLE_S)
+
+    def kill(self) -> None:
+        """End a core that hangs; what waits for it ends as after any other death."""
+        for process in self._processes:
+            if process.pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Expect the end of the core from now on."""
+        self._is_closing = True
+
+    def _watch(self) -> None:
+        self._ended(timeout_s=None)
+        if not self._is_closing:
+            end_waits(self._client, self._death())
+
+    def _ended(self, *, timeout_s: float | None) -> bool:
+        sentinels = [process.sentinel for process in self._processes]
+        return bool(connection.wait(sentinels, timeout_s))
+
+    def _death(self) -> EngineDied:
+        codes = [process.exitcode for process in self._processes]
+        how = next((f" with code {code}" for code in codes if code is not None), "")
+        return EngineDied(
+            f"the process of vLLM's core must run, got its end{how}; look for a full memory or a "
+            "lost GPU in the machine's log"
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# Requests of vLLM's core, and their tokens as it makes them.
+#
+# `LLMEngine.step` makes of each step what a server wants: texts, ranks, sums and an object for
+# every request, which takes Python as long as an eighth of a small model's step. An actor wants
+# token ids and log-probs, so it takes them where the core hands them over. Nothing is held back
+# there: a token that was made has been returned.
+
+
+@dataclass(slots=True)
+class _Held:
+    key: int
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    has_begun: bool = False
+
+
+class CoreRequests:
+    """What one core works on."""
+
+    def __init__(self, core: CoreClient) -> None:
+        """Begin with no request."""
+        self._core = core
+        self._names = map(str, count(1))
+        """Each is used once: a core may still have tokens of a request that was dropped."""
+        self._held: dict[str, _Held] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, key: int, token_ids: tuple[int, ...], sampling: Sampling, *, salt: str) -> None:
+        """Add a request.
+
+        Args:
+            key: Its tokens come out of `step` with this.
+            token_ids: At least one, each below the model's vocabulary.
+            sampling: May be shared by requests: the core only reads it.
+            salt: Cached prefixes are shared by requests of one salt.
+        """
+        name = next(self._names)
+        self._held[name] = _Held(key, token_ids, sampling)
+        self._core.add_request(new_request(name, list(token_ids), sampling, salt))
+
+    def drop(self, keys: Iterable[int]) -> None:
+        """Drop requests; unknown keys are ignored."""
+        unwanted = set(keys)
+        names = [name for name, held in self._held.items() if held.key in unwanted]
+        for name in names:
+            del self._held[name]
+        self._core.abort_requests(names)
+
+    def begin_again(self, *, salt: str) -> None:
+        """Add all requests anew that have no token yet."""
+        waiting = [held for held in self._held.values() if not held.has_begun]
+        self.drop(held.key for held in waiting)
+        for held in waiting:
+            self.add(held.key, held.token_ids, held.sampling, salt=salt)
+
+    def step(self) -> Iterator[Sampled]:
+        """Run one step of the core in this process, or wait for one of that in another."""
+        requests = self._held
+        for output in next_outputs(self._core):
+            held = requests.get(output.request_id)
+            if held is None:
+                continue
+            reason = output.finish_reason
+            if reason is not None:
+                del requests[output.request_id]
+            if output.new_prompt_logprobs_tensors is not None:
+                yield Sampled(held.key, [], prompt_logprobs(output), "stop")
+                continue
+            held.has_begun = True
+            finish_reason = None if reason is None else str(reason)
+            yield Sampled(held.key, output.new_token_ids, sampled_logprobs(output), finish_reason)
+
+
+# --------------------------------------------------------------------------------------------------
+# vLLM engine: its core stepped by a thread, in this process or in one of its own.
 
 
 def vllm_engine(

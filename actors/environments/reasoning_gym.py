@@ -3,32 +3,309 @@
 Settings: `dataset` (its name), `prompt_style` (`full`, or `compact` where one is written),
 `answer_format` (what stands behind a full question), `dense` (credit by position), `size` (training
 items before they repeat), `seed`; every further key goes to the dataset. Training and held-out
-items come from separate seeds and, by `held_out.py`, never share a question.
+items come from separate seeds and, by `base.py`, never share a question.
 
 Some scorers raise on odd answers: that is a score of 0 and counted as `scorer_errors`. Some
 settings make a generator that never returns: items are begun under a deadline
-(`actors/episodes/environment_threads.py`).
+(`actors/episodes/environment_workers.py`).
 """
 
 from __future__ import annotations
 
+import importlib
 import random
+import re
+import sys
 import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
-from importlib.metadata import version
+from importlib.metadata import requires, version
+from importlib.util import find_spec, module_from_spec
+from pathlib import Path
+from threading import RLock
+from types import ModuleType
 from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from configs.errors import SettingsError
 
-from .base import Score, Segment, Step
-from .compact import CompactStyle, Item, compact_style
-from .final_answer import FORMAT, candidates
-from .held_out import probe
-from .partial_credit import position_share
-from .reasoning_gym_modules import dataset_names, import_dataset
+from .base import Score, Segment, Step, probe
+from .final_answer import FORMAT, candidates, position_share
+
+# --------------------------------------------------------------------------------------------------
+# Import of a single dataset of reasoning-gym.
+#
+# The package's own `__init__` imports all of its hundred datasets, and with them sympy and
+# matplotlib. Here it and the packages of its subjects stay unexecuted until something is looked up
+# in them that is not one of their modules, and only the module that registers the wanted dataset is
+# imported. A dataset whose module needs names of the whole package takes all of it.
+#
+# What the package asks for and its locks leave out, as it would have to be compiled
+# (`requirements/datasets.txt`), is asked for by the datasets that import it.
+
+PACKAGE = "reasoning_gym"
+REGISTERS = re.compile(r'(?:DATASET_NAME\s*=|register_dataset\()\s*"([^"]+)"')
+"""A module that registers a dataset, and its name."""
+_IMPORTING = RLock()
+
+
+class _UnexecutedPackage(ModuleType):
+    """A package whose `__init__` is executed when one of its names is needed."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in {"__all__", "__version__"}:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        if find_spec(f"{self.__name__}.{name}") is not None:
+            return importlib.import_module(f"{self.__name__}.{name}")
+        _execute(self)
+        return getattr(self, name)
+
+
+def import_dataset(name: str) -> ModuleType:
+    """Import what makes the dataset `name`, and return `reasoning_gym.factory`.
+
+    A name that no module registers is missing in its `DATASETS` afterwards.
+
+    Raises:
+        SettingsError: The dataset needs a package that is not installed.
+    """
+    with _IMPORTING, warnings.catch_warnings():
+        # Dependencies of the package warn of their own syntax when they are first compiled.
+        warnings.simplefilter("ignore")
+        try:
+            return _import(name, _find_module(name))
+        except ModuleNotFoundError as error:
+            raise SettingsError(_lacking(name, error)) from error
+
+
+def dataset_names() -> list[str]:
+    """List all datasets, by the sources of the package."""
+    return sorted({name for text in map(_read, _sources()) for name in REGISTERS.findall(text)})
+
+
+def _import(name: str, module: str | None) -> ModuleType:
+    """Import the module that registers a dataset, if one does, and the factory."""
+    is_alone = _import_alone(module or f"{PACKAGE}.factory")
+    factory = importlib.import_module(f"{PACKAGE}.factory")
+    if not is_alone or (module is not None and name not in factory.DATASETS):
+        _execute(importlib.import_module(PACKAGE))
+    return factory
+
+
+def _lacking(name: str, error: ModuleNotFoundError) -> str:
+    """Write the error of a dataset that needs a package, with the version that it asks for."""
+    wanted = [text for text in requires("reasoning-gym") or () if text.startswith(str(error.name))]
+    package = wanted[0] if wanted else error.name
+    return (
+        f"run.environment_settings.dataset must be one whose packages are installed, got {name}, "
+        f"which needs {package}; {sys.executable} -m pip install '{package}' (to compile some of "
+        f"them, Debian, Ubuntu: apt install gcc python3-dev)"
+    )
+
+
+def _find_module(name: str) -> str | None:
+    """Return the module that registers `name`; None = none, or one that may need all the others."""
+    # Most files are called as their dataset is: the others are read only where that finds nothing.
+    for path in sorted(_sources(), key=lambda path: path.stem != name):
+        if name in REGISTERS.findall(_read(path)):
+            folder = next(above for above in path.parents if above.name == PACKAGE)
+            return ".".join((PACKAGE, *path.relative_to(folder).with_suffix("").parts))
+    return None
+
+
+def _sources() -> list[Path]:
+    """List the modules of its subjects."""
+    spec = find_spec(PACKAGE)
+    assert spec is not None, PACKAGE
+    assert spec.origin is not None, PACKAGE
+    return list(Path(spec.origin).parent.glob("*/**/*.py"))
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def _import_alone(module: str) -> bool:
+    """Import a module without executing the packages above it; False = it needs more than that."""
+    _place_parents(module)
+    try:
+        importlib.import_module(f"{PACKAGE}.coaching")  # first, as everywhere: it imports in a ring
+        importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise
+    except ImportError:  # a name that the package's own `__init__` gives it
+        return False
+    return True
+
+
+def _place_parents(module: str) -> None:
+    """Make the packages above a module without executing them."""
+    parts = module.split(".")
+    for depth in range(1, len(parts)):
+        parent = ".".join(parts[:depth])
+        if parent in sys.modules:
+            continue
+        spec = find_spec(parent)
+        assert spec is not None, parent
+        package = module_from_spec(spec)
+        package.__class__ = _UnexecutedPackage
+        sys.modules[parent] = package
+        if depth > 1:
+            setattr(sys.modules[".".join(parts[: depth - 1])], parts[depth - 1], package)
+
+
+def _execute(package: ModuleType) -> None:
+    """Execute a package and those below it, where that has not been done."""
+    below = f"{package.__name__}."
+    modules = list(sys.modules.items())
+    found = [package, *(module for name, module in modules if name.startswith(below))]
+    unexecuted = [module for module in found if isinstance(module, _UnexecutedPackage)]
+    for module in unexecuted:
+        _finish(module)
+
+
+def _finish(package: ModuleType) -> None:
+    package.__class__ = ModuleType
+    assert package.__spec__ and package.__spec__.loader, package.__name__
+    package.__spec__.loader.exec_module(package)
+
+
+# --------------------------------------------------------------------------------------------------
+# Compact prompts: an item of a reasoning-gym dataset in a handful of characters.
+#
+# A character model spends most of its time on English questions of some hundred characters. A
+# compact style keeps all that the answer depends on, drops the prose, and maps the short answer
+# back to the form that the scorer of the dataset expects. Each is written by hand: no rule finds
+# the payload of every dataset.
+#
+# | dataset | prompt | answer |
+# | --- | --- | --- |
+# | spell_backward | `abc>` | `cba` |
+# | number_sorting | `3,1,2<` ascending, `3,1,2>` descending | `1,2,3` |
+# | base_conversion | `101:2>10:` | `5` |
+# | caesar_cipher | `IFMMP>` | `HELLO` |
+# | count_bits | `13#` | `3` |
+# | gcd, lcm | `12,8:` | `4` |
+# | letter_counting | `e in the text:` | `2` |
+# | word_sorting | `b,a<` or `b,a>` | `a,b` |
+# | chain_sum, basic_arithmetic, products | `3+4=` | `7` |
+
+Item = dict[str, Any]
+"""An item as reasoning-gym makes it: `question`, `answer`, `metadata`."""
+
+
+def _same(text: str) -> str:
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class CompactStyle:
+    """Short prompts and answers of one dataset."""
+
+    prompt: Callable[[Item], str]
+    answer: Callable[[Item], str]
+    expand: Callable[[str], str] = _same
+    """From a short answer to the form that the dataset's scorer reads."""
+
+
+def compact_style(dataset: str) -> CompactStyle:
+    """Return the style of a dataset.
+
+    Raises:
+        SettingsError: None was written for it.
+    """
+    try:
+        return STYLES[dataset]
+    except KeyError:
+        raise SettingsError(
+            f"run.environment_settings.prompt_style must be full for {dataset}, got compact; "
+            f"short prompts are written for {', '.join(sorted(STYLES))}"
+        ) from None
+
+
+def _plain_answer(item: Item) -> str:
+    return str(item["answer"])
+
+
+def _number(text: str) -> str:
+    """Drop decimals without information: `7.0` is `7`."""
+    return text.removesuffix(".0")
+
+
+def _direction(item: Item) -> str:
+    return "<" if item["metadata"]["direction"] == "ascending" else ">"
+
+
+def _sorting_prompt(item: Item) -> str:
+    numbers = item["metadata"]["original_numbers"]
+    return ",".join(_number(n) for n in numbers) + _direction(item)
+
+
+def _sorting_answer(item: Item) -> str:
+    return ",".join(_number(n) for n in item["metadata"]["sorted_numbers"])
+
+
+def _sorting_expand(text: str) -> str:
+    return str(text.split(","))
+
+
+def _conversion_prompt(item: Item) -> str:
+    meta = item["metadata"]
+    return f"{meta['source_repr']}:{meta['source_base']}>{meta['target_base']}:"
+
+
+def _words_prompt(item: Item) -> str:
+    return ",".join(item["metadata"]["transformed_words"]) + _direction(item)
+
+
+def _words_answer(item: Item) -> str:
+    return ",".join(item["metadata"]["sorted_words"])
+
+
+def _counting_prompt(item: Item) -> str:
+    meta = item["metadata"]
+    return f"{meta['target_letter']} {' '.join(meta['span'])}:"
+
+
+def _numbers_prompt(item: Item) -> str:
+    return ",".join(str(n) for n in item["metadata"]["numbers"]) + ":"
+
+
+def _expression_prompt(item: Item) -> str:
+    return str(item["metadata"]["expression"]).replace(" ", "") + "="
+
+
+_EXPRESSION = CompactStyle(_expression_prompt, _plain_answer)
+STYLES = {
+    # The scorer ignores case, so a lower-case word halves the alphabet and asks the same thing.
+    "spell_backward": CompactStyle(
+        lambda item: str(item["metadata"]["word"]).lower() + ">",
+        lambda item: str(item["answer"]).lower(),
+    ),
+    "number_sorting": CompactStyle(_sorting_prompt, _sorting_answer, _sorting_expand),
+    "base_conversion": CompactStyle(_conversion_prompt, _plain_answer),
+    "caesar_cipher": CompactStyle(
+        lambda item: str(item["metadata"]["cipher_text"]) + ">", _plain_answer
+    ),
+    "count_bits": CompactStyle(lambda item: f"{item['metadata']['number']}#", _plain_answer),
+    "gcd": CompactStyle(_numbers_prompt, _plain_answer),
+    "lcm": CompactStyle(_numbers_prompt, _plain_answer),
+    "letter_counting": CompactStyle(_counting_prompt, _plain_answer),
+    "word_sorting": CompactStyle(
+        _words_prompt, _words_answer, lambda text: ", ".join(text.split(","))
+    ),
+    "chain_sum": _EXPRESSION,
+    "basic_arithmetic": _EXPRESSION,
+    "products": _EXPRESSION,
+}
+
+
+# --------------------------------------------------------------------------------------------------
+# Datasets of reasoning-gym as single-turn environments.
 
 HELD_OUT_SEED = 1 << 31  # above any seed + item number, and within the 32 bits of numpy's seeds
 _MAKING = threading.Lock()  # for what is drawn from the one `random` of the process
@@ -42,7 +319,7 @@ class ReasoningGymSettings(BaseModel):
 
     dataset: str = "spell_backward"
     prompt_style: Literal["full", "compact"] = "full"
-    """`full`: the dataset's question, whole. `compact`: a few characters (`compact.py`), for the
+    """`full`: the dataset's question, whole. `compact`: a few characters, for the
     character models that `run.model: init` makes."""
     answer_format: str = FORMAT
     """Tells the model how to answer, behind a full question; empty = nothing does. Answers are

@@ -8,6 +8,7 @@ those of another project (`adapters/forms.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,20 +18,53 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from actors.chat import read_prompt, text_of
-from configs.errors import NyalaError, SettingsError
+from configs.errors import DeadlineError, NyalaError, SettingsError
 from configs.own_code import explain, load_own
 from configs.settings import RunSettings
+from configs.worker import Worker
 
 from .adapters.forms import FACTORY, adapt, over_rows
 from .base import Conversation, Environment, Score
 from .calls import EnvironmentSource, call, finish
 from .dataset.environment import Dataset
-from .deadline import call_within
-from .hosted.environment import HostedEnvironment
-from .hosted.host import Host, HostSettings
+from .hosted.environment import Host, HostedEnvironment, HostSettings
 from .hosted.python import host_python, requirements_of
 
+# --------------------------------------------------------------------------------------------------
+# Foreign code under a deadline.
+#
+# A thread cannot be killed, but it can be left behind: a daemon thread does not keep the process
+# from ending. That is enough for start-up checks (the process ends with an error) and, with a
+# count, for items that hang.
+
 T = TypeVar("T")
+
+
+def call_within(timeout_s: float, function: Callable[[], T], *, what: str) -> T:
+    """Return what `function` returns, or raise what it raises.
+
+    Raises:
+        DeadlineError: It did not end within `timeout_s`; its thread is left behind.
+    """
+    outcome: Future[T] = Future()
+
+    def call() -> None:
+        try:
+            outcome.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            outcome.set_exception(error)
+
+    Worker(call, name=f"deadline-{what}").start().join(timeout_s)
+    if not outcome.done():
+        raise DeadlineError(
+            f"{what} must end within {timeout_s:g} s, got no end; "
+            "settings of some generators make them search for ever"
+        )
+    return outcome.result()
+
+
+# --------------------------------------------------------------------------------------------------
+# Environments by the name in `run.environment`.
 
 CALL_S = 60.0  # of one call while the environment is tried
 

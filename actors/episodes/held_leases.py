@@ -20,12 +20,54 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import structlog
+
 from broker.protocol.messages import Beat, Lease, TaskVerdict, Verdict
 from buffer.record.codec import encode_completion
-from configs.tracing.episodes import UNTRACED, Life, trace_life
+from configs.traces import UNTRACED, Life, trace_life
 
 from .rollout import Rollout, State
-from .swap_gate import SwapGate
+
+# --------------------------------------------------------------------------------------------------
+# Gate that holds new weights back while evaluations run.
+#
+# An evaluation is to be made by one policy. While the actor works on one, a swap waits, but never
+# longer than `actors.eval_hold_s`: then the version spans of the evaluation show the change.
+
+log = structlog.get_logger()
+
+
+class SwapGate:
+    """Open while no evaluation runs."""
+
+    def __init__(self, *, hold_s: float) -> None:
+        self._hold_s = hold_s
+        self._running: set[int] = set()
+        self._open = asyncio.Event()
+        self._open.set()
+
+    def begin_evaluation(self, task_id: int) -> None:
+        """Close the gate for an evaluation episode."""
+        self._running.add(task_id)
+        self._open.clear()
+
+    def end_evaluation(self, task_id: int) -> None:
+        """Open the gate if this was the last one. Idempotent; ids of other episodes are ignored."""
+        self._running.discard(task_id)
+        if not self._running:
+            self._open.set()
+
+    async def wait(self) -> None:
+        """Wait until the gate is open, at most for the longest time it may stay closed."""
+        try:
+            async with asyncio.timeout(self._hold_s):
+                await self._open.wait()
+        except TimeoutError:
+            log.warning("evaluation changes weights midway", episodes=len(self._running))
+
+
+# --------------------------------------------------------------------------------------------------
+# Leases of one actor, from the grant to the acknowledgement of the record.
 
 MAX_LINES = 1024  # of one heartbeat: a quarter of what the broker takes
 MAX_CHUNK_BYTES = 2**20  # of one heartbeat together: no message delays another by long

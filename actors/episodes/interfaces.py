@@ -29,7 +29,7 @@ class DeliveryClient(Protocol):
 
 
 class Broker(DeliveryClient, Protocol):
-    """`broker.client.client.BrokerClient`: every call is repeated until its deadline."""
+    """`broker.client.BrokerClient`: every call is repeated until its deadline."""
 
     async def hello(self, hello: Hello, *, deadline_s: float) -> Welcome: ...
 

@@ -11,14 +11,14 @@ import structlog
 
 from actors.chat import read_prompt
 from actors.engine.tokenizer import Tokenizer
-from actors.engine.turns.stop_strings import StopStrings
+from actors.engine.turns import StopStrings
 from actors.environments.base import Environment, Score, tools_of
 from actors.environments.calls import call
 from actors.rewards.functions import RewardSample
 from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.codec import decode_completion, join_completions
 from buffer.record.episode import Completion, Episode
-from buffer.record.limits import EpisodeLimits
+from buffer.record.rules import EpisodeLimits
 from configs.errors import NyalaError, RecordError
 from configs.settings import RunSettings
 from configs.tables.environments import Place

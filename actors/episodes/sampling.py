@@ -17,14 +17,12 @@ from functools import partial
 import structlog
 from msgspec import structs
 
-from actors.capacity.room import Room
-from actors.capacity.tuning import Seen
-from actors.capacity.work import Work
+from actors.capacity import Room, Seen, Work
 from actors.engine.engine import Delta, Engine
 from broker.protocol.messages import Beat, Figures, Lease, Verdict
-from configs.metrics.figures import BusyTime
+from configs.metrics import BusyTime
 from configs.own_code import explain
-from configs.tracing.episodes import Phase
+from configs.traces import Phase
 
 from .environment_workers import EnvironmentWorkers
 from .held_leases import HeldLease, HeldLeases, Stage

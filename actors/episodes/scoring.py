@@ -22,7 +22,7 @@ from broker.protocol.messages import MAX_REASON, Failure, FailureKind, Submissio
 from buffer.record.codec import encode_episode
 from configs.errors import RecordError, RewardError
 from configs.own_code import explain
-from configs.tracing.episodes import Phase
+from configs.traces import Phase
 
 from .environment_workers import EnvironmentWorkers
 from .held_leases import HeldLease, HeldLeases

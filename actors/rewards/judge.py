@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.columns import fill_in
+from actors.chat import fill_in
 from configs.errors import SettingsError
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ import sys
 from collections.abc import Callable
 
 from . import kernel
-from .call_filter import filter_for
-from .file_view import NAMESPACES, enter_namespaces, readable, restrict_with_landlock
+from .kernel import NAMESPACES, enter_namespaces, filter_for, readable, restrict_with_landlock
 
 READY = b"ready\n"
 """Written before the program runs, so that it can neither write nor withhold it."""

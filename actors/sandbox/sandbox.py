@@ -2,8 +2,8 @@
 
     Sandbox.find --a view that holds--> run: a process, its output, the end of it
 
-Every program has a process of its own, without a second one (`call_filter.py`), with limits of CPU
-time, memory and output, and a view of Python's own files alone (`file_view.py`). What is right is
+Every program has a process of its own, without a second one (`kernel.py`), with limits of CPU
+time, memory and output, and a view of Python's own files alone (`kernel.py`). What is right is
 decided out here, or in a third process that the program cannot reach (`remote_calls.py`).
 """
 
@@ -26,7 +26,7 @@ from typing import Self
 from configs.errors import RewardError, SettingsError
 
 from .entry import READY
-from .file_view import VIEWS
+from .kernel import VIEWS
 from .remote_calls import PASSED
 
 ROOT = Path(__file__).parents[2]

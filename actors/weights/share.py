@@ -16,10 +16,9 @@ from pathlib import Path
 import zmq.asyncio
 
 from broker.protocol.weight_messages import CHUNK_BYTES, Later, Neighbours, Peer, Pull
-from broker.transport.addresses import reachable
 from broker.transport.allow_list import AllowList, Role, read_allowed
 from broker.transport.keys import ALLOWED
-from broker.transport.sockets import bound_endpoint
+from broker.transport.sockets import bound_endpoint, reachable
 from broker.transport.zap import ZapAuthenticator
 from broker.weights.port import Route, WeightPort, open_router
 from configs.errors import RecordError, SettingsError

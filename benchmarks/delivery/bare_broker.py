@@ -25,8 +25,7 @@ from benchmarks.delivery.sources import BARE_ENDPOINT, BARE_RUN, MOST_WAITING, P
 from broker.protocol.codec import decode, encode
 from broker.protocol.messages import SubmitRequest, TaskVerdict, Verdict, Verdicts
 from broker.transport.keys import load_pair
-from broker.transport.router import Router
-from broker.transport.sockets import bind_router, bound_endpoint
+from broker.transport.sockets import Router, bind_router, bound_endpoint
 from broker.transport.zap import ZapAuthenticator
 from buffer.client.address import connect_async
 from buffer.client.connection import PipelinedConnection

@@ -29,12 +29,12 @@ from benchmarks.support.machine import describe_machine
 from benchmarks.support.progress import say_since
 from benchmarks.support.workload import environment
 from buffer.operations.run import brokers
-from console.chaos.proc_stat import cpu_s
-from console.run.placement import environment_of
+from console.run.plan import environment_of
 from console.run.process import Command, Process
 from console.run.process_guard import ProcessGuard
 from console.run.redis_server import HOST, free_port
 from console.run.run_folder import RunFolder
+from lab.actor_fleet import cpu_s
 
 OVERRIDES = (
     "run.groups_per_batch=256",  # so that a fleet of thousands finds work

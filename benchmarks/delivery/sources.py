@@ -25,7 +25,7 @@ import uvloop
 import zmq
 
 from benchmarks.delivery.records import BATCH, NEWEST, Records
-from broker.client.client import BrokerClient
+from broker.client import BrokerClient
 from broker.protocol.messages import Hello, Lease, LeaseRequest, Submission, SubmitRequest, Verdict
 from broker.transport.keys import load_pair, load_public, make_client
 from configs.hashes import run_hashes

@@ -27,8 +27,8 @@ from configs.settings import AlgorithmSettings, LearnerSettings
 from learner.algorithm.losses import policy_loss
 from learner.algorithm.microbatch import Prepared, empty_microbatch
 from learner.data.batch import pack, plan_batch
-from learner.model.activation_checkpointing import Kept
-from learner.model.logits.softmax import Softmax
+from learner.model.activations import Kept
+from learner.model.logits import Softmax
 from learner.model.output_layer import score_tokens
 from learner.model.policy import Policy, shard
 from learner.model.ranks import join

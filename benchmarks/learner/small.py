@@ -4,7 +4,7 @@ At this size it is the number of operations that costs, not their length. CPU mi
 step, the median of many: the threads of one core take turns, and a step is short.
 
     plain      this project's step, as a learner of one rank on a CPU takes it
-    mkl        the same with the products that torch chooses (`learner/model/cpu_products.py`)
+    mkl        the same with the products that torch chooses (`learner/model/cpu.py`)
     sharded    plain under FSDP2, as several ranks and cards have it
     compiled   plain, with `learner.compile`; its start is beside the median
     trl        the training step of TRL's GRPO trainer on the same episodes, all rows at once
@@ -27,7 +27,7 @@ from benchmarks.learner.trl_loop import HAS_TRL, TrlLoop
 from benchmarks.learner.turns import Arm
 from benchmarks.learner.workload import make_episode
 from buffer.record.episode import Episode
-from learner.initial_model.character_model import make_model, make_tokenizer
+from learner.initial_model import make_model, make_tokenizer
 
 GROUPS, GROUP_SIZE = 16, 16
 PROMPT, COMPLETION = (4, 8), (4, 8)
@@ -87,5 +87,5 @@ def small_loop(kind: str) -> Callable[[list[Episode]], Any]:
         if kind == "sharded":  # one rank on a CPU never is
             forced.enter_context(patch("learner.model.policy.stays_whole", return_value=False))
         if kind == "mkl":
-            forced.enter_context(patch("learner.model.cpu.products.is_faster", return_value=False))
+            forced.enter_context(patch("learner.model.cpu.is_faster", return_value=False))
         return OurLoop(BUDGET, model, compiled=kind == "compiled").step

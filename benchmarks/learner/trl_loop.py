@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.learner.padded_loop import ROWS
 from buffer.record.episode import Episode
-from learner.initial_model.character_model import make_tokenizer
+from learner.initial_model import make_tokenizer
 
 HAS_TRL = importlib.util.find_spec("trl") is not None
 LR = 1e-6

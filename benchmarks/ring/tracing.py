@@ -21,9 +21,7 @@ from benchmarks.ring.watched_run import watch
 from benchmarks.ring.watching import FIRST, own_percent
 from benchmarks.support.progress import Say
 from benchmarks.support.workload import Workload, make_model
-from configs.tracing.episodes import Phase, trace_life
-from configs.tracing.span import TraceIds
-from configs.tracing.traces import MAX_WAITING, TRACES
+from configs.traces import MAX_WAITING, TRACES, Phase, TraceIds, trace_life
 
 OVERRIDES = ("actors.engine=torch", "run.eval_episodes=0")
 SHARES = {"off": 0.0, "tenth": 0.1, "all": 1.0}

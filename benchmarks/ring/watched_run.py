@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.support.machine import ProcessTree
 from benchmarks.support.workload import Workload, environment, make_model
-from learner.profiling.phase_names import PHASES
+from learner.phase_names import PHASES
 
 LOOK_EVERY_S = 0.05
 LIMIT_S = 1200.0

@@ -24,7 +24,7 @@ from buffer import operations
 from buffer.operations.values import BeatLine, LeasedTask, NewTask, SubmitLine
 from buffer.record.codec import encode_completion
 from buffer.record.episode import Completion, FenceRun, PolicyVersion, VersionSpan
-from buffer.record.limits import ANY_RUN
+from buffer.record.rules import ANY_RUN
 from buffer.store import Store
 
 LINES = 64  # of a heartbeat: the episodes of one actor

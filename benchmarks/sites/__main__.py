@@ -32,7 +32,7 @@ from benchmarks.support.machine import describe_machine
 from benchmarks.support.progress import say_since
 from benchmarks.support.workload import LONG_WORDS, Workload, make_model
 from configs.logging import configure_logging
-from console.chaos.faults.network_namespace import obstacle
+from lab.faults.network import obstacle
 
 ROUND_TRIP_S = 0.08
 LOSS = 0.001

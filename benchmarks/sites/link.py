@@ -20,7 +20,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 
-from console.chaos.faults.network_namespace import enter
+from lab.faults.network import enter
 
 TUNSETIFF = 0x400454CA
 IFF_TUN, IFF_NO_PI = 0x0001, 0x1000

@@ -84,7 +84,7 @@ def make_model(workload: Workload) -> Path:
 
 def write_prompts(workload: Workload, count: int) -> Path:
     """Write the first prompts of the training curriculum with their answers, for other trainers."""
-    from actors.export import export
+    from actors.__main__ import export
 
     path = workload.folder / f"{workload.name}-prompts.jsonl"
     export(workload.settings().run, path, count=count, seed=0)

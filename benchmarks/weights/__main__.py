@@ -42,7 +42,7 @@ from benchmarks.weights.ring import WeightRing, parameters_of
 from benchmarks.weights.sparse import plot_density, sparse_run
 from benchmarks.weights.transport import digest, memcpy, raw_broadcast
 from configs.logging import configure_logging
-from console.chaos.faults.network_namespace import SecondNetwork, obstacle
+from lab.faults.network import SecondNetwork, obstacle
 
 ARMS = ("broadcast", "pause", "held", "fill", "sparse", "fan_out", "peers")
 MIB = 2**20

@@ -31,7 +31,7 @@ from buffer.record.episode import PolicyVersion
 from configs.logging import configure_logging
 from configs.settings import ActorSettings, LearnerSettings, RunSettings
 from configs.tables.actors import WeightSource
-from console.chaos.faults.network_namespace import enter
+from lab.faults.network import enter
 from learner.weights.log import Sent, read_weight_log
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -92,7 +92,7 @@ class WeightRing:
         shares: Whether receivers pull from each other.
         pull_from: As in the settings. With `memory` no receiver is in a group.
         route: Gives the address at which receivers reach the publisher's.
-        network: Network of the receivers (`console.chaos.faults.network_namespace`); None = ours.
+        network: Network of the receivers (`lab.faults.network`); None = ours.
         probe: Computes the learner's side of the probe.
         copies: Whether receivers copy what they find in the publisher's memory, as they once did.
         settings: Of the learner.

@@ -14,7 +14,7 @@ from torch import distributed
 
 from benchmarks.weights.ring import FORKS
 from broker.protocol.manifest import digest_of
-from console.chaos.faults.network_namespace import SecondNetwork, enter
+from lab.faults.network import SecondNetwork, enter
 
 
 def memcpy(num_bytes: int, *, passes: int) -> list[float]:

@@ -5,7 +5,7 @@ the one before, or raises `RecordError`, never anything else. The meaning of mes
 elsewhere.
 
 A peer that is one version behind is served: what it sends is read with the defaults of fields that
-it does not have, and a server answers it in its version (`earlier.py`). So actors of the release
+it does not have, and a server answers it in its version. So actors of the release
 before go on until they leave.
 
 Example:
@@ -16,19 +16,62 @@ Example:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 
 import msgpack
 from msgspec import Meta, MsgspecError, Raw, Struct
 from msgspec.msgpack import Decoder, Encoder
+from msgspec.structs import fields, replace
 
 from configs.errors import RecordError
 
-from .earlier import ADDED_IN, as_known_to
 from .fields import Message, Text
 from .manifest import WeightManifest
-from .messages import BrokerMessage, TaskSpec
-from .weight_messages import WeightMessage
+from .messages import BrokerMessage, TaskSpec, Verdicts, Welcome
+from .weight_messages import Announce, Brokers, Join, Moved, Neighbours, WeightMessage
+
+# --------------------------------------------------------------------------------------------------
+# Messages as a peer of the wire version before reads them.
+#
+# What a version adds to a message is a field with a default, and the message has `omit_defaults`:
+# a reader of the version before refuses fields that it does not know, so it must not be sent them.
+# Whoever raises the wire version replaces these tables, after recording frames of the version
+# before (`tests/broker/support/recorded_frames.py`).
+
+ADDED_IN = 5
+ADDED_FIELDS: Mapping[type[Message], tuple[str, ...]] = {
+    Welcome: ("brokers",),
+    Verdicts: ("brokers",),
+    Join: ("site",),
+    Announce: ("update_digests",),
+    Moved: ("update_digests",),
+}
+ADDED_MESSAGES: tuple[type[Message], ...] = (Brokers, Neighbours)
+
+
+def is_known_to(version: int, message: object) -> bool:
+    """Return whether a served wire version has a message of this kind."""
+    return version >= ADDED_IN or not isinstance(message, ADDED_MESSAGES)
+
+
+def as_known_to(version: int, message: Message) -> Message:
+    """Return a message without what this earlier wire version does not have.
+
+    Raises:
+        RecordError: It has no such message.
+    """
+    if not is_known_to(version, message):
+        raise RecordError(f"wire version {version} must have {type(message).__name__}, but has not")
+    added = ADDED_FIELDS.get(type(message), ())
+    if not added:
+        return message
+    defaults = {each.name: each.default for each in fields(message) if each.name in added}
+    return replace(message, **defaults)
+
+
+# --------------------------------------------------------------------------------------------------
+# Codec of messages: one msgpack map {v, run, inc, seq, message} in one frame.
 
 WIRE_VERSION = ADDED_IN
 OLDEST_VERSION = WIRE_VERSION - 1

@@ -9,31 +9,105 @@ decoded, one without permission after that. Whatever a peer sends, the next mess
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import structlog
 import zmq
 
 from broker.protocol.codec import OLDEST_VERSION, Envelope, Header, decode, encode, header_of
-from broker.protocol.messages import LeaseReply, LeaseRequest, Refusal
+from broker.protocol.messages import RECORD_MARGIN, LeaseReply, LeaseRequest, Refusal
 from broker.transport.allow_list import AllowList
-from broker.transport.router import Router
+from broker.transport.sockets import Router
 from buffer.operations.values import holder_of
-from configs.errors import RecordError, StoreError
-from configs.settings import BrokerSettings
+from buffer.store import AsyncStore
+from configs.errors import RecordError, SettingsError, StoreError
+from configs.settings import BrokerSettings, Settings
 
 from .admin import AdminService
-from .components import Components
+from .audit import Audit
 from .flow_control import (
     MAX_REQUESTS_PER_PEER,
     ReplyLimiter,
     RequestLimiter,
     peer_share_bytes,
 )
-from .lanes import PROMPT, SHARE_OF_TIMEOUT, Lane, Request
-from .leasing import UNSERVED
-from .liveness import Peer
-from .permissions import ADMIN_REQUESTS, check_permission
+from .lanes import PROMPT, SHARE_OF_TIMEOUT, Lane, ReadingClock, Request
+from .leasing import UNSERVED, Leasing
+from .liveness import Liveness, Peer
+from .service import Service
+from .store_cache import StoreCache
+from .validation import ADMIN_REQUESTS, check_permission
+
+# --------------------------------------------------------------------------------------------------
+# The parts of a broker that need no socket, and how they are joined.
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """One of each per broker, shared by its loops."""
+
+    audit: Audit
+    peers: Liveness
+    reading: ReadingClock
+    """Of the peers' silence."""
+    cache: StoreCache
+    leasing: Leasing
+    service: Service
+
+
+def assemble(settings: Settings, store: AsyncStore, *, audit_file: Path | None) -> Components:
+    """Build the parts of a broker.
+
+    Args:
+        settings: Of the run.
+        store: Connected to the run's Redis.
+        audit_file: Where joins, refusals and revocations are written; None = the log alone.
+
+    Raises:
+        SettingsError: the limits contradict each other.
+    """
+    _check_message_limit(settings.broker, settings.buffer.max_episode_bytes)
+    audit = Audit(audit_file)
+    reading = ReadingClock(time.monotonic)
+    peers = Liveness(
+        heartbeat_timeout_s=settings.broker.heartbeat_timeout_s,
+        max_actors=settings.broker.max_actors,
+        max_actors_per_key=settings.broker.max_actors_per_key,
+        clock=reading,
+    )
+    buffer = settings.buffer
+    cache = StoreCache(
+        store, pause_at_memory=buffer.pause_at_memory, max_run_bytes=buffer.max_run_bytes
+    )
+    leasing = Leasing(store, settings.broker, peers, cache)
+    service = Service(
+        store,
+        run=settings.run,
+        broker=settings.broker,
+        buffer=settings.buffer,
+        peers=peers,
+        cache=cache,
+        leasing=leasing,
+        audit=audit,
+    )
+    return Components(audit, peers, reading, cache, leasing, service)
+
+
+def _check_message_limit(broker: BrokerSettings, max_episode_bytes: int) -> None:
+    least = max_episode_bytes + RECORD_MARGIN
+    if broker.max_message_bytes < least:
+        raise SettingsError(
+            f"broker.max_message_bytes must be >= buffer.max_episode_bytes + {RECORD_MARGIN} = "
+            f"{least}, got {broker.max_message_bytes}; "
+            "the largest episode would cut its actor's connection"
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# Dispatch: reads messages of a socket, has each answered in a task of its own, sends replies.
 
 DRAIN_S = 2.0  # for requests that are at the store when the broker is asked to stop
 READ_AT_ONCE = 32  # messages; then what was read before gets its turn

@@ -19,8 +19,7 @@ import zmq
 
 from broker.transport.allow_list import AllowList
 from broker.transport.keys import KeyPair, load_pair
-from broker.transport.router import Router
-from broker.transport.sockets import bound_endpoint
+from broker.transport.sockets import Router, bound_endpoint
 from configs.errors import SettingsError
 
 from .audit import Audit

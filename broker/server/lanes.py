@@ -22,7 +22,7 @@ from broker.transport.allow_list import Member
 from buffer.operations.values import holder_of
 
 from .flow_control import Slot
-from .permissions import ADMIN_REQUESTS
+from .validation import ADMIN_REQUESTS
 
 MAX_RUNNING = 256  # hides a store round trip of 10 ms at 25 000 requests a second
 MAX_WAITING = 4096  # some seconds of work; with their frames they are bounded in bytes, too

@@ -26,7 +26,7 @@ from buffer.operations.values import LeasedTask
 from buffer.store import AsyncStore
 from configs.errors import StoreError
 from configs.settings import BrokerSettings
-from configs.tracing.episodes import trace_expired, trace_leased
+from configs.traces import trace_expired, trace_leased
 
 from .liveness import Liveness, Peer, Recoveries
 from .store_cache import StoreCache

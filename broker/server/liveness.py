@@ -25,7 +25,7 @@ from msgspec.structs import asdict
 from broker.protocol.messages import Figures, Hello, LeaseReply
 from buffer.operations.values import actor_name, holder_of
 from buffer.record.episode import PolicyVersion
-from configs.metrics.figures import SECONDS, Histogram
+from configs.metrics import SECONDS, Histogram
 
 FORGET_AFTER = 10  # heartbeat timeouts: long past any lease, so that only memory is given back
 MAX_TASKS = 65536  # whose holders are remembered: what a thousand actors have at a time

@@ -19,22 +19,19 @@ from pathlib import Path
 import structlog
 import zmq
 
-from broker.transport.addresses import advertised, reachable
 from broker.transport.enrolled import EnrolledKeys
 from broker.transport.keys import load_pair
-from broker.transport.router import Router
-from broker.transport.sockets import bind_router, bound_endpoint
+from broker.transport.sockets import Router, advertised, bind_router, bound_endpoint, reachable
 from broker.transport.zap import ZapAuthenticator
 from buffer import operations
-from buffer.live_brokers import STOPPED
 from buffer.operations.run import broker_seen
+from buffer.sampling import STOPPED
 from buffer.store import AsyncStore
 from configs.errors import StoreError
 from configs.settings import Settings
 
 from .admin import AdminService, Enrolment
-from .components import assemble
-from .dispatch import Dispatcher
+from .dispatch import Dispatcher, assemble
 from .flow_control import receive_hwm
 from .key_watch import KEY_CHECK_S, KeyWatch
 from .leasing import TICK_S

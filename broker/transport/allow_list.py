@@ -29,7 +29,7 @@ TAG = 12  # characters of a public key that name it: 75 bits are nobody else's
 
 
 class Role(StrEnum):
-    """Role of a key's holder; the broker's `permissions.py` lists what each may send."""
+    """Role of a key's holder; the broker's `validation.py` lists what each may send."""
 
     ACTOR = "actor"
     ENROLMENT = "enrolment"

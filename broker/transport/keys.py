@@ -2,7 +2,7 @@
 
     keys/                   0700
       broker.key .pub       the broker's server key
-      broker.next.pub       the one that follows it, while it is being exchanged (`key_rotation.py`)
+      broker.next.pub       the one that follows it, while it is being exchanged (`enrolled.py`)
       learner.key .pub      the weight publisher's server key
       actor-0.key .pub ...  a key of its own for each actor that `nyala up` starts
       enrolment.key .pub    with which other actors register a key of their own (`enrolled.py`)

@@ -1,1 +1,12 @@
-"""The weight plane between learner and actors: ports, sparse updates, memory, object store."""
+"""The weight plane between learner and actors: ports, sparse updates, memory, object store.
+
+group_thread   A thread that owns one process group, and makes all its blocking calls
+host_pins      Mappings of weights that are registered with the CUDA driver
+low_rank       Low-rank changes of matrices, added so that every machine gets the same bits
+object_store   Weights as objects in a folder or a bucket
+port           Ports at which actors ask for weights: the publisher's
+rice_coding    Adaptive Rice codes: whole numbers in few bits each
+seal           Seal of a slot in shared memory, by which readers see that it was written to
+shared_memory  A private folder in shared memory for files of weights; gone when its owner is
+sparse         Sparse updates: the changed bits between two versions of weights
+"""

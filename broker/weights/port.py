@@ -17,8 +17,7 @@ import structlog
 import zmq
 import zmq.asyncio
 
-from broker.protocol.codec import WIRE_VERSION, decode, encode
-from broker.protocol.earlier import is_known_to
+from broker.protocol.codec import WIRE_VERSION, decode, encode, is_known_to
 from broker.protocol.weight_messages import PULL_CREDIT
 from broker.transport.allow_list import AllowList, Role
 from broker.transport.keys import KeyPair

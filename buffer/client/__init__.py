@@ -1,1 +1,10 @@
-"""The client of one Redis server: address, identity, connection, scripts, errors."""
+"""The client of one Redis server: address, identity, connection, scripts, errors.
+
+address          Redis clients from a URL: one server, one behind TLS
+cluster          Nodes of a Redis Cluster: which of them has the keys of a run
+connection       Pipelined connection of an event loop to Redis
+errors           Errors of Redis as errors of Nyala, naming the setting or server to look at
+scripts          Lua scripts by name: the files of `lua/`
+server_identity  Identity of a Redis server, checked on every connect
+server_state     State of a Redis server: version, eviction, durability, memory, clock
+"""

@@ -14,7 +14,7 @@ import redis
 
 from .address import connect, disconnect, without_password
 from .errors import explain
-from .known_holes import Server, server_of_info
+from .server_identity import Server, server_of_info
 
 LEAST_VERSION = (6, 2)
 """Of Redis: the scripts use its commands."""

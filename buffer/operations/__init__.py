@@ -19,25 +19,36 @@ Users of each (the table of keys is in `keys.py`):
 All of the learner's writes carry its lineage, the learner's fence: with a lower one than the run's
 they raise LostLineage. Every operation may be sent again when its reply was lost; only
 `claim(start=True)` would then count two starts.
+
+    batches    Batches and policy versions, for the learner; every write carries its lineage
+    keys       Keys of a run in Redis: names, types, contents and writers
+    leases     Leases, partial and finished episodes, and failures
+    operation  Operations as values: calls of Lua scripts and reads
+    run        A run as a whole: its entry into the store, counts, memory, publication
+    tasks      Tasks: their creation, evaluation rounds, and the end of a run, for the learner
+    values     Arguments and results of the store's operations
 """
 
-from .audit import audit, inspect
 from .batches import (
     abandon,
     advance,
     begin_lineage,
+    check_replay,
     claim,
     claim_bytes,
+    clear_replay,
     commit,
     drop,
+    forget_reused,
     new_owner,
     publish,
     records,
     references,
     restore_lineage,
+    reuse,
     seal,
+    trim_replay,
 )
-from .dead_letters import dead_letter, dead_letters, peek, purge_dead, requeue_dead
 from .leases import (
     actor_seen,
     beat,
@@ -52,17 +63,19 @@ from .leases import (
     submit,
     suspend,
 )
-from .recovery import confirm, reconcile, recovered, restore_committed
-from .replay import check_replay, clear_replay, forget_reused, reuse, trim_replay
 from .run import (
     actors,
     begin_run,
     broker_seen,
     brokers,
     closed,
+    confirm,
     lineages,
     memory,
     publication,
+    reconcile,
+    recovered,
+    restore_committed,
     resume,
     show,
     shown,
@@ -70,14 +83,21 @@ from .run import (
     usage,
 )
 from .tasks import (
+    audit,
     cancel,
     close_eval,
     committed_tasks,
     create,
+    dead_letter,
+    dead_letters,
     eval_round,
+    inspect,
     known_tasks,
+    peek,
+    purge_dead,
     recreate_dropped,
     recreations,
+    requeue_dead,
 )
 
 __all__ = [

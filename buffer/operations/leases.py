@@ -13,8 +13,20 @@ from collections.abc import Mapping, Sequence
 from buffer.record.codec import MAX_RECORD_BYTES
 
 from .keys import EVAL_BASE
-from .operation import SLICE, Argument, Call, Operation, Reply, Steps, nothing, single, sliced
-from .replies import parse_beats, parse_lease, parse_verdicts
+from .operation import (
+    SLICE,
+    Argument,
+    Call,
+    Operation,
+    Reply,
+    Steps,
+    nothing,
+    parse_beats,
+    parse_lease,
+    parse_verdicts,
+    single,
+    sliced,
+)
 from .values import BeatLine, BeatVerdict, LeaseAnswer, SubmitLine
 
 MAX_CHUNKS = 256

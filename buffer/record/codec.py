@@ -1,6 +1,6 @@
 """Episodes and completions to bytes and back, each checked on both sides.
 
-What is written is read back before it leaves, so one schema and one set of rules (`schema.py`,
+What is written is read back before it leaves, so one schema and one set of rules (`wire.py`,
 `rules.py`) judge records at both ends, and neither end has to trust the other. Any fault of a
 record is a `RecordError`: it costs one episode, not its actor or broker.
 
@@ -17,12 +17,10 @@ import numpy as np
 
 from configs.errors import RecordError
 
-from .checked import checked_chunk, checked_record
 from .episode import SCHEMA, Completion, Episode, FenceRun, PolicyVersion, VersionSpan
-from .faults import quoted
 from .rules import check_fences
-from .schema import MAX_NUMBER, CompletionFields, EpisodeFields
-from .wire import write
+from .summaries import checked_chunk, checked_record
+from .wire import MAX_NUMBER, CompletionFields, EpisodeFields, quoted, write
 
 MAX_RECORD_BYTES = 16 * 2**20
 """Upper bound of `buffer.max_episode_bytes`."""

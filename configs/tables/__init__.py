@@ -1,1 +1,14 @@
-"""Tables of settings: names, types, defaults, ranges and meanings."""
+"""Tables of settings: names, types, defaults, ranges and meanings.
+
+actors        `actors`: the processes that sample; `fleet`
+algorithm     `algorithm`: the mathematics of training
+all_tables    All tables of settings in one model; `settings.py` adds the rules between tables
+base          Base class and field types of the tables of settings
+broker        `broker`: the server between actors and buffer
+buffer        `buffer` and `replay`: the Redis store, and the groups in it that are trained
+              again
+environments  `run.environments`: several environments of one run
+learner       `learner`: the processes that train
+run           `run`: settings that all roles of a run share
+trackers      `trackers`: experiment trackers that get the run's figures and sampled texts
+"""

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from configs.tables.actors import ActorSettings, FleetSettings
-from configs.tables.algorithm import AlgorithmSettings
-from configs.tables.base import Table
-from configs.tables.broker import BrokerSettings
-from configs.tables.buffer import BufferSettings, ReplaySettings
-from configs.tables.console import ConsoleSettings
-from configs.tables.critic import CriticSettings
-from configs.tables.guards import GuardSettings
-from configs.tables.learner import LearnerSettings
-from configs.tables.parallel import ParallelSettings
-from configs.tables.rewards import RewardSettings
-from configs.tables.run import RunSettings
-from configs.tables.trackers import TrackerSettings
+from .actors import ActorSettings, FleetSettings
+from .algorithm import AlgorithmSettings, CriticSettings, RewardSettings
+from .base import Table
+from .broker import BrokerSettings
+from .buffer import BufferSettings, ReplaySettings
+from .learner import GuardSettings, LearnerSettings, ParallelSettings
+from .run import ConsoleSettings, RunSettings
+from .trackers import TrackerSettings
 
 
 class AllTables(Table):

@@ -1,1 +1,7 @@
-"""Checks between settings of different tables."""
+"""Checks between settings of different tables.
+
+algorithm  Rules of the mathematics; each check returns an error text, or None
+learner    Rules between settings of the learner; each check returns an error text, or None
+store      Memory that a run needs in Redis, and rules of replay
+tables     Rules between tables of settings; each check returns an error text, or None
+"""

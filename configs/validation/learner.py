@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from configs.errors import SettingsError
 from configs.tables.all_tables import AllTables
+from configs.tables.learner import ParallelSettings
 
 
 def learner_disagreements(settings: AllTables) -> list[str]:
@@ -134,3 +139,148 @@ def _divides_what_must_be_whole(settings: AllTables) -> str | None:
             f"{tensor}; a model of which adapters alone are trained fits with parallel.shard"
         )
     return None
+
+
+# --------------------------------------------------------------------------------------------------
+# Settings that `run.deterministic` needs; returns texts with what to change.
+#
+# Each rule is a setting, the value that it must have, and why another would let a bit of the run
+# depend on which process was how fast.
+
+Value = str | int | float | bool | None
+
+RULES: tuple[tuple[str, Value, str], ...] = (
+    ("run.max_policy_lag", 0, "else the pace of actors decides which version samples a token"),
+    ("actors.engine", "torch", "the last bits of vLLM's log-probs depend on what it batches"),
+    ("actors.max_concurrent_episodes", 1, "rows that are computed together change last bits"),
+    ("actors.threads", 1, "sums of several threads are taken in other orders"),
+    ("actors.kv_on_swap", "keep", "a cache that is computed anew differs in its last bits"),
+    ("buffer.margin", 1.0, "more groups than a batch trains would be sampled one version too soon"),
+    ("buffer.on_stale", "drop", "episodes of other versions would be trained"),
+    ("algorithm.filter_zero_variance", False, "a batch has its own groups and no others"),
+    ("replay.capacity", 0, "which groups are there to train again depends on when they came"),
+    ("learner.device", "cpu", "GPUs may take sums in any order"),
+    ("learner.threads", 1, "sums of several threads are taken in other orders"),
+    ("learner.compile", False, "kernels are chosen by how fast they are"),
+    ("learner.min_ranks", None, "other ranks take sums in other orders"),
+    ("learner.checkpoint_every", 1, "a learner that is killed would take back what was sampled"),
+)
+
+
+def deterministic_disagreements(settings: AllTables) -> list[str]:
+    """List settings under which two runs would not be equal bit for bit."""
+    return list(_broken(settings)) if settings.run.deterministic else []
+
+
+def _broken(settings: AllTables) -> Iterator[str]:
+    for name, value, why in RULES:
+        table, _, key = name.partition(".")
+        got: Value = getattr(getattr(settings, table), key)
+        if got != value:
+            yield (
+                f"{name} must be {_shown(value)} with run.deterministic, got {_shown(got)}; {why} "
+                f"(docs/same-again.md)"
+            )
+
+
+def _shown(value: Value) -> str:
+    """Write a value as YAML does."""
+    return (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Sizes of `parallel` against the number of ranks, and against the sizes of a model.
+
+
+class Layout(NamedTuple):
+    """`parallel` with its default filled in."""
+
+    replicate: int
+    shard: int
+    sequence: int
+    tensor: int = 1
+
+
+def layout_of(parallel: ParallelSettings, ranks: int) -> Layout:
+    """Divide ranks into groups.
+
+    Raises:
+        SettingsError: They cannot be divided so.
+    """
+    replicate, shard, sequence = parallel.replicate, parallel.shard, parallel.sequence
+    tensor = parallel.tensor
+    if ranks % tensor:
+        raise SettingsError(
+            f"parallel.tensor must divide the learner's {ranks} rank(s), got {tensor}; 1 = each "
+            f"rank computes with whole matrices"
+        )
+    if tensor > 1:
+        return _with_tensor(parallel, ranks)
+    if ranks % replicate:
+        raise SettingsError(
+            f"parallel.replicate must divide the learner's {ranks} rank(s), got {replicate}; "
+            f"1 = weights are sharded over all of them"
+        )
+    if shard is not None and replicate * shard != ranks:
+        raise SettingsError(
+            f"parallel.replicate x parallel.shard must be the learner's {ranks} rank(s), got "
+            f"{replicate} x {shard}; leave parallel.shard null for {ranks // replicate}"
+        )
+    if ranks % sequence:
+        raise SettingsError(
+            f"parallel.sequence must divide the learner's {ranks} rank(s), got {sequence}; "
+            f"1 = each rank has microbatches of its own"
+        )
+    return Layout(replicate, ranks // replicate, sequence)
+
+
+def _with_tensor(parallel: ParallelSettings, ranks: int) -> Layout:
+    """Divide the ranks that have the same part of each matrix."""
+    tensor = parallel.tensor
+    alike = parallel.model_copy(update={"tensor": 1})
+    try:
+        return layout_of(alike, ranks // tensor)._replace(tensor=tensor)
+    except SettingsError as error:
+        raise SettingsError(
+            f"parallel.tensor = {tensor} leaves {ranks // tensor} of {ranks} rank(s) for the rest "
+            f"of the table: {error}"
+        ) from error
+
+
+def check_heads(parallel: ParallelSettings, config: Mapping[str, Any]) -> None:
+    """Refuse a model whose heads cannot be divided over the ranks.
+
+    Args:
+        parallel: Has the numbers of these ranks.
+        config: Of the model.
+
+    Raises:
+        SettingsError: They cannot.
+    """
+    tensor, sequence = parallel.tensor, parallel.sequence
+    heads = config["num_attention_heads"]
+    shared = config.get("num_key_value_heads") or heads
+    for number, kind in (
+        (heads, "attention heads"),
+        (shared, "heads of keys and values"),
+        (config["intermediate_size"] if tensor > 1 else 0, "columns of the inner layer"),
+    ):
+        if number % tensor:
+            raise SettingsError(
+                f"parallel.tensor must divide the {number} {kind} of the model, got {tensor}; "
+                f"choose a divisor"
+            )
+    heads, shared = heads // tensor, shared // tensor
+    left = f" that parallel.tensor = {tensor} leaves to a rank" if tensor > 1 else " of the model"
+    if heads % sequence:
+        raise SettingsError(
+            f"parallel.sequence must divide the {heads} attention heads{left}, got "
+            f"{sequence}; choose a divisor"
+        )
+    if shared % sequence and sequence % shared:
+        raise SettingsError(
+            f"parallel.sequence must divide the {shared} heads of keys and values{left}, or "
+            f"be a multiple of them, got {sequence}; choose another divisor of its {heads} heads"
+        )

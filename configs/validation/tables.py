@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from configs.errors import FIRST_FREE_CODE
 from configs.tables.all_tables import AllTables
 from configs.tables.environments import BLOCK
 from configs.weight_path import is_closed
 
-from .algorithm import algorithm_disagreements
-from .critic import critic_disagreements
-from .deterministic import deterministic_disagreements
-from .fleet import fleet_disagreements
-from .learner import learner_disagreements
-from .reference import reference_disagreements
-from .servers import server_disagreements
+from .algorithm import algorithm_disagreements, critic_disagreements, reference_disagreements
+from .learner import deterministic_disagreements, learner_disagreements
 from .store import store_disagreements
 
 WITHOUT_GROUPS = ("reinforce_pp", "gae", "vtrace")
@@ -261,3 +258,73 @@ def _keeps_no_best(settings: AllTables) -> str | None:
         f"run.eval_every must be a multiple of learner.checkpoint_every = {every} with "
         f"learner.keep_best, got {run.eval_every}; what is evaluated has to be in a checkpoint"
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Rules of the fleet; returns texts with what to change.
+
+
+def fleet_disagreements(settings: AllTables) -> list[str]:
+    """List bounds that contradict each other, each with what to change."""
+    fleet, texts = settings.fleet, []
+    most = fleet.max_actors or settings.broker.max_actors
+    if fleet.min_actors > most:
+        name = "fleet.max_actors" if fleet.max_actors else "broker.max_actors"
+        texts.append(f"fleet.min_actors must be <= {name} = {most}, got {fleet.min_actors}")
+    price = fleet.price_per_actor_hour
+    if price is None:
+        texts += [
+            f"fleet.price_per_actor_hour must be set where {name} is, got null; a budget needs it"
+            for name, value in (
+                ("fleet.max_per_hour", fleet.max_per_hour),
+                ("fleet.max_total", fleet.max_total),
+            )
+            if value is not None
+        ]
+    elif fleet.max_per_hour is not None and fleet.max_per_hour < price * fleet.min_actors:
+        texts.append(
+            f"fleet.max_per_hour must be >= fleet.price_per_actor_hour x fleet.min_actors = "
+            f"{price * fleet.min_actors:g}, got {fleet.max_per_hour:g}; raise it, or want fewer"
+        )
+    return texts
+
+
+# --------------------------------------------------------------------------------------------------
+# Rules of the addresses of servers that get a run's figures, texts or traces.
+
+ADDRESS = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
+EXAMPLES = {
+    "trackers.mlflow.url": "http://127.0.0.1:5000",
+    "trackers.trackio.url": "http://127.0.0.1:7860",
+    "run.tracing.endpoint": "http://127.0.0.1:4318",
+}
+VARIABLES = {
+    "trackers.mlflow.url": "MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and "
+    "MLFLOW_TRACKING_PASSWORD",
+    "trackers.trackio.url": "TRACKIO_WRITE_TOKEN",
+    "run.tracing.endpoint": "OTEL_EXPORTER_OTLP_HEADERS",
+}
+"""Where the key of a server is read from: never from settings, which are written down."""
+
+
+def server_disagreements(settings: AllTables) -> list[str]:
+    """List what is wrong about the servers, each with what to change."""
+    mlflow, trackio = settings.trackers.mlflow, settings.trackers.trackio
+    chosen = {
+        "trackers.mlflow.url": mlflow.url if mlflow else None,
+        "trackers.trackio.url": trackio.url if trackio else None,
+        "run.tracing.endpoint": settings.run.tracing.endpoint,
+    }
+    checked = [_is_no_address(name, url) for name, url in chosen.items() if url is not None]
+    return [text for text in checked if text is not None]
+
+
+def _is_no_address(name: str, url: str) -> str | None:
+    if "@" in url or "?" in url or "write_token=" in url:
+        return (
+            f"{name} must be without passwords and tokens, got one of "
+            f"{len(url)} characters; set {VARIABLES[name]} in the environment"
+        )
+    if not ADDRESS.fullmatch(url):
+        return f"{name} must be an address such as {EXAMPLES[name]}, got {url}"
+    return None

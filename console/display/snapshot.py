@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from buffer.operations.values import ActorSeen
-from learner.reporting.sample_lines import SampleLine
+from learner.reporting.samples import SampleLine
 
 from .progress import Progress
 
@@ -55,3 +55,44 @@ class View:
     """To whom nothing is leased, and why."""
     sample: SampleLine | None = None
     """The newest sampled text."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Figures of a run in words: numbers, spans of time, and the few that fit one line.
+
+
+def figures(view: View) -> dict[str, str]:
+    """Write the figures of a run for people; a missing one is a dash."""
+    progress = view.progress
+    return {
+        "reward": number_or_dash(progress.reward, "{:.3f}"),
+        "accuracy": number_or_dash(progress.accuracy, "{:.3f}"),
+        **{f"of {name}": f"{value:.3f}" for name, value in progress.accuracies.items()},
+        "tokens/s": number_or_dash(progress.tokens_per_s, "{:,.0f}"),
+        "policy lag": number_or_dash(progress.policy_lag, "{:.2f}"),
+        "learner idle": number_or_dash(progress.idle_fraction, "{:.0%}"),
+        "actors": wanted_actors(view),
+        **({} if progress.cost is None else {"cost": f"{progress.cost:,.2f}"}),
+        "left": "-" if progress.eta_s is None else duration(progress.eta_s),
+    }
+
+
+def wanted_actors(view: View) -> str:
+    """Write how many actors there are, and how many the run wants where that differs."""
+    alive, wanted = view.actors_alive, view.progress.actors_wanted
+    return str(alive) if wanted in {None, alive} else f"{alive} ({wanted} wanted)"
+
+
+def duration(seconds: float) -> str:
+    """Write a time span: `42 s`, `3:05 min`, `2:10 h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+
+
+def number_or_dash(value: float | None, form: str) -> str:
+    """Write a number in a form; a dash where there is none."""
+    return "-" if value is None else form.format(value)

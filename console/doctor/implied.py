@@ -5,26 +5,31 @@ Of a run that is up, addresses are its own, and what its roles have in the store
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from actors.chat import read_prompt, text_of
 from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.registry import for_each, make_dataset
 from broker.transport.keys import check_private
+from configs.errors import NyalaError, SettingsError
 from configs.settings import RunSettings, Settings
 from console.run.checks.check import Check
-from console.run.checks.key_files import check_key_files
-from console.run.checks.reward import REWARD_TIMEOUT_S, check_answers
-from console.run.checks.room import (
+from console.run.checks.machine import check_key_files
+from console.run.checks.model import (
     check_disk,
     check_learner_memory,
     check_shared_memory,
     check_size,
 )
+from console.run.checks.reward import REWARD_TIMEOUT_S, check_answers
 from console.run.own_files import resolve
 from console.run.plan import given_redis
 from console.run.preflight import checks_of_doubt, checks_of_start, limit_of_environments
-from console.run.run_folder import RunFolder, RunState
+from console.run.run_folder import RunFolder, RunState, settings_of
+from console.verbs.join_pack import open_pack
 
 from .live_run import run_checks
 
@@ -132,3 +137,56 @@ def _rows_of(run: RunSettings) -> str:
 def _private(path: Path) -> str:
     check_private(path)
     return f"{path.name} is its owner's alone"
+
+
+# --------------------------------------------------------------------------------------------------
+# Checks of a machine that is to join a run, by the pack that it was given.
+#
+# What the broker would refuse after minutes of loading is found first: other environments, rewards,
+# data or packages than the run's, a broker that cannot be reached.
+
+GROUP = "pack"
+CONNECT_S = 5.0
+
+
+def pack_checks(pack: Path, overrides: Sequence[str]) -> list[Check]:
+    """List them; a pack that does not open, or is of another run's files, is the only one.
+
+    Args:
+        pack: A file of `nyala join-pack`.
+        overrides: As typed.
+    """
+    try:
+        folder, changed = open_pack(pack, overrides)
+        settings = settings_of(folder, changed)
+    except NyalaError as error:
+        refusal = error
+
+        def refuse() -> str:
+            raise refusal
+
+        return [Check(GROUP, "same as run", refuse)]
+    endpoint = settings.broker.endpoint
+    return [
+        Check(GROUP, "same as run", lambda: f"{settings.run.name}: no hash differs"),
+        Check(GROUP, "broker", lambda: check_reached(endpoint)),
+        *sampling_checks(settings),
+    ]
+
+
+def check_reached(endpoint: str) -> str:
+    """The broker's port takes connections from here.
+
+    Raises:
+        SettingsError: It does not.
+    """
+    parts = urlsplit(endpoint)
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 0), CONNECT_S):
+            return f"{endpoint} takes connections"
+    except OSError as error:
+        raise SettingsError(
+            f"broker.endpoint must be reachable from this machine, got {endpoint}: "
+            f"{error.strerror or error}; see that the run is up, that a firewall lets this port "
+            f"through, and that the address is right"
+        ) from None

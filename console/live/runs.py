@@ -13,11 +13,10 @@ from rich.table import Table
 from buffer import operations
 from buffer.admin import list_runs
 from buffer.store import Store
-from configs.errors import SettingsError
-from configs.printable import printable
+from configs.errors import SettingsError, printable
 from configs.secrets import VARIABLE, redis_url_of
-from console.arguments import AsJson
-from console.display.figures import duration
+from console.command_line import AsJson
+from console.display.snapshot import duration
 
 SILENT_S = 30.0
 """An actor that was not heard for longer is none that the run has."""

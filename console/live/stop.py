@@ -12,7 +12,7 @@ from rich.console import Console
 from configs.errors import NyalaError
 from configs.loader import load
 from configs.settings import Settings
-from console.arguments import Run
+from console.command_line import Run
 from console.display.display import print_line
 from console.run.run_folder import RunFolder, run_folder_of
 

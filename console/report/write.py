@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from rich.console import Console
 
 from configs import durable
-from configs.printable import printable_lines
-from console.report.charts.drawing import short
-from console.report.charts.thinning import MOST
-from console.report.record.runs import Run, read_run
+from configs.errors import SettingsError, printable_lines
+from console.display.display import print_line
 from console.run.run_folder import RunFolder
 
-from .comparisons import figure_rows, setting_rows, version_rows
-from .headline import headline, tiles
-from .sections import sections_of
+from .drawing import MOST, short
+from .record import Run, read_run
+from .sections import figure_rows, headline, sections_of, setting_rows, tiles, version_rows
 
 PAGE = Path(__file__).parent / "page"
 
@@ -93,3 +94,44 @@ def _advice(run: Run) -> list[str]:
         for name, count in run.curves.alerts.most_common()
     ]
     return advice + alerts
+
+
+# --------------------------------------------------------------------------------------------------
+# `nyala report`: curves, settings and answers of runs as one HTML file.
+
+MAX_RUNS = 8  # as many colours as can be told apart
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, such as runs/demo.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Where to write it. Default: report.html in the run's folder; in this one for "
+            "several runs.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Write a run, or several, as one HTML file.
+
+    Curves, settings and answers. It works offline, in a dark or a light window of any width, and on
+    a run that still trains. Of several runs the curves share their charts. `nyala up` writes one
+    when a run ends.
+
+    Example: `nyala report runs/demo`
+    """
+    if len(runs) > MAX_RUNS:
+        raise SettingsError(
+            f"a report must be of at most {MAX_RUNS} runs, got {len(runs)}; name fewer of them"
+        )
+    path = output or (None if len(runs) == 1 else Path("report.html"))
+    print_line(Console(), f"{write_report(runs, path)}")

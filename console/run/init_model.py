@@ -27,7 +27,7 @@ from configs.hashes import data_files, data_hash, environment_code
 from configs.loader import save
 from configs.settings import RunSettings, Settings
 
-from .placement import environment_of
+from .plan import environment_of
 from .process import PYTHON, Command, ForkedChild, Forks
 from .run_folder import RunFolder
 

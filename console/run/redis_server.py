@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-from buffer.client.known_holes import holes_of, server_of_banner
+from buffer.client.server_identity import holes_of, server_of_banner
 from buffer.store import Store
 from configs import durable
 from configs.errors import SettingsError, StoreError

@@ -18,7 +18,7 @@ from typing import Any
 
 from configs.errors import SettingsError
 from configs.loader import load
-from configs.metrics.endpoint import TARGETS
+from configs.metrics import TARGETS
 from configs.secrets import FILE_NAME, VARIABLE, redis_url_of
 from configs.settings import Settings
 from learner.checkpointing.folders import complete_checkpoints

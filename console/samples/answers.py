@@ -11,7 +11,7 @@ from actors.engine.device import engine_device
 from actors.engine.engine import Delta, Engine, Request
 from actors.engine.tokenizer import ModelTokenizer
 from actors.engine.torch_engine import TorchOptions, torch_engine
-from actors.engine.turns.stop_strings import StopStrings
+from actors.engine.turns import StopStrings
 from configs.errors import EngineError
 from configs.settings import Settings
 

@@ -13,7 +13,7 @@ from heapq import nlargest
 from random import Random
 
 from configs.errors import SettingsError
-from learner.reporting.sample_lines import SampleLine
+from learner.reporting.samples import SampleLine
 
 Lines = Callable[[], Iterable[SampleLine]]
 """Begins to read the lines of a run, the oldest first."""

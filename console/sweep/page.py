@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs import durable
-from console.report.charts.drawing import Chart, Key, Shape, Spot, Tick, frame_of, short
+from console.report.drawing import Chart, Key, Shape, Spot, Tick, frame_of, short
 from console.report.write import page_templates
 
-from .grid import Axis
-from .outcome import Outcome, ranked
+from .grid import Axis, Outcome, ranked
 from .study import NUMBER
 
 PAGE = Path(__file__).parent / "page"

@@ -4,25 +4,91 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
+import typer
 from rich.console import Console
 
-from configs.errors import SettingsError
+from configs.errors import NyalaError, SettingsError
 from configs.settings import Settings
+from console.api import UpProcess
+from console.command_line import Overrides
 from console.display.display import print_line
 from console.live.stop import stop_limit_s
 from console.run.own_files import resolve
 from console.run.run_folder import RunFolder, RunState, changes_of_result, settings_of
 from console.verbs.tables import Facts, print_facts
 
-from .grid import Axis, Point
-from .outcome import outcome_of, ranked
+from .grid import Axis, Point, grid, outcome_of, parse_axis, ranked
 from .page import write_sweep
-from .schedule import Planned, run_all
+from .study import Study, range_of
+
+# --------------------------------------------------------------------------------------------------
+# The runs of a sweep, started in turn and watched: `--jobs` of them at a time.
+#
+# waiting -> running -> finished
+# -> failed: the others go on; the next sweep tries it again
+
+LOOK_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A run to be made."""
+
+    point: Point
+    arguments: Sequence[str]
+    """Of `nyala up`."""
+    log: Path
+    stop_s: float
+    """Longest time of an orderly end."""
+
+
+def run_all(
+    planned: Iterator[Planned],
+    *,
+    jobs: int,
+    on_end: Callable[[Planned, str | None], None],
+) -> None:
+    """Make all runs, some at a time; an interrupt stops those that run, in order.
+
+    Args:
+        planned: In the order in which they are started; each is asked for when its turn comes.
+        jobs: How many at a time.
+        on_end: Called with the reason if it failed.
+    """
+    running: dict[UpProcess, Planned] = {}
+    try:
+        while True:
+            while len(running) < jobs and (run := next(planned, None)) is not None:
+                process = UpProcess(run.arguments, log=run.log, stop_s=run.stop_s, detached=False)
+                running[process] = run
+            if not running:
+                return
+            for process in [each for each in running if not each.is_alive]:
+                on_end(running.pop(process), _failure(process))
+            time.sleep(LOOK_EVERY_S)
+    finally:
+        for process in running:
+            process.ask_to_stop()
+        for process in running:
+            process.stop()
+
+
+def _failure(process: UpProcess) -> str | None:
+    try:
+        process.check()
+    except NyalaError as error:
+        return str(error)
+    return None
+
+
+# --------------------------------------------------------------------------------------------------
+# One sweep: its runs prepared, made, and summed up in a table and a page.
 
 FAILED, STOPPED = 1, 130
 
@@ -150,3 +216,85 @@ class Sweep:
         print_facts(Facts("The best first:", rows), as_json=False, console=console)
         page = write_sweep(self.folder / "sweep.html", self.folder.name, self.axes, outcomes)
         print_line(console, f"{page}  table and curves, for a browser")
+
+
+# --------------------------------------------------------------------------------------------------
+# `nyala sweep`: runs of one settings file with several values.
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def sweep(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A settings file.")],
+    *,
+    over: Annotated[
+        list[str],
+        typer.Option(
+            metavar="TABLE.KEY=VALUE,VALUE,...",
+            help="A setting and its values; several make every combination. With --trials also a "
+            "range, as in learner.lr=1e-7..1e-4.",
+            show_default=False,
+        ),
+    ],
+    overrides: Overrides = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder of the sweep. Default: the run's name with -sweep.", show_default=False
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Search with optuna: so many runs in all, each with values that the scores so "
+            "far make promising.",
+            show_default=False,
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+) -> None:
+    """Make a run for each combination of values, or search.
+
+    One after the other, unless --jobs says more. The runs lie in one folder, with a table and
+    curves in sweep.html at the end. The same command again leaves out what has finished, goes on
+    with what has not, and may have further values.
+
+    Example: `nyala sweep mine.yaml --over learner.lr=1e-6,3e-6 --over run.seed=1,2`
+    """
+    axes = [parse_axis(text) for text in over]
+    base = settings_of(config, overrides or []).run
+    folder = base.directory.expanduser().resolve() / (name or f"{base.name}-sweep")
+    made = Sweep(config, overrides or [], axes, folder)
+    # Before anything is started or written: all points of a grid, the ends of all ranges.
+    points = grid(_ends(axes, may_be_ranges=trials is not None), base=base.name)
+    for point in points:
+        made.prepare(point)
+    source = (
+        Grid(points)
+        if trials is None
+        else Study(folder, axes, base=base.name, trials=trials, jobs=jobs)
+    )
+    raise typer.Exit(made.carry_out(source, Console(), jobs=jobs))
+
+
+def _ends(axes: Sequence[Axis], *, may_be_ranges: bool) -> list[Axis]:
+    """Replace ranges by lists of their two ends.
+
+    Raises:
+        SettingsError: There is a range in a grid.
+    """
+    found: list[Axis] = []
+    for axis in axes:
+        if range_of(axis) is None:
+            found.append(axis)
+        elif may_be_ranges:
+            low, _, high = axis.values[0].partition("..")
+            found.append(Axis(axis.path, (low, high)))
+        else:
+            raise SettingsError(
+                f"a range of {axis.path} must come with --trials, got {axis.values[0]} without; "
+                "add --trials 20, or list the values"
+            )
+    return found

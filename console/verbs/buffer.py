@@ -1,25 +1,254 @@
 """`nyala buffer`: views of the replay buffer, and decisions about dead letters.
 
-Owns the verbs and their help; `buffer_queries.py` asks the store, `tables.py` shows the answers.
+Owns the verbs, their help and the queries of the store; `tables.py` shows the answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from msgspec import structs
 from rich.console import Console
 
-from console.arguments import AsJson, Run
+from broker.protocol.codec import decode_spec
+from buffer import operations
+from buffer.operations.values import DeadLetter
+from buffer.record.codec import decode_completion, decode_episode, join_completions
+from buffer.record.episode import Completion, Episode
+from buffer.record.object_store import is_reference
+from buffer.store import Store
+from configs.errors import RecordError, SettingsError
+from configs.loader import load
+from configs.secrets import redis_url
+from configs.settings import Settings
+from console.command_line import AsJson, Run
 from console.display.display import print_line
 from console.run.run_folder import run_folder_of, settings_of
-from console.samples.view import print_json_lines, print_samples
-from learner.reporting.sample_lines import SampleLine
+from console.samples.command import print_json_lines, print_samples
+from learner.reporting.samples import Origin, SampleLine, sample_line
 
-from .buffer_queries import BufferOfRun, open_buffer
 from .tables import Facts, print_facts
+
+# --------------------------------------------------------------------------------------------------
+# Queries of `nyala buffer` to the store of a run, answered as plain rows.
+
+PAGE = 500  # dead letters of one call
+
+
+@contextmanager
+def open_buffer(path: Path) -> Iterator[BufferOfRun]:
+    """Connect to the store of a run; what is written there carries no lineage.
+
+    Raises:
+        NyalaError: There is no such run, or its Redis does not answer.
+    """
+    settings = load(run_folder_of(path).config)
+    with Store(redis_url(settings.run, settings.buffer), run=settings.run.name) as store:
+        store.ping()
+        yield BufferOfRun(store)
+
+
+class BufferOfRun:
+    """Queries of one run's store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def counts(self) -> Facts:
+        """Tasks by place, and memory."""
+        stats, memory = self._store.run(operations.stats()), self._store.run(operations.memory())
+        rows: list[dict[str, Any]] = [
+            {"place": name, "tasks": getattr(stats, name)}
+            for name in ("ready", "leased", "buffered", "claimed", "committed", "cancelled", "dead")
+        ]
+        rows += [
+            {"place": f"dropped: {why}", "tasks": count} for why, count in stats.dropped.items()
+        ]
+        lost = stats.created - stats.accounted
+        if lost:
+            rows.append({"place": "lost", "tasks": lost})
+        kept = stats.kept_units + stats.reused_units
+        reuse = f"; {kept} groups kept for reuse, {stats.reused_units} in a batch" if kept else ""
+        return Facts(
+            f"{stats.state}, lineage {stats.lineage}, {stats.version} batches trained, "
+            f"{stats.committed_step} committed; {stats.created} tasks created; "
+            f"{memory.used_bytes / 2**20:.1f} MiB used ({memory.share:.0%} of the limit){reuse}",
+            rows,
+            {**asdict(stats), "memory": memory._asdict()},
+        )
+
+    def waiting(self, n: int) -> Facts:
+        """The oldest complete units, with figures of their records."""
+        rows = []
+        for unit in self._store.run(operations.peek(n)):
+            records = self._store.run(operations.records(unit.task_ids))
+            episodes = _readable(records)
+            rows.append(
+                {
+                    "group": unit.group_id,
+                    "episodes": len(unit.task_ids),
+                    "bytes": unit.num_bytes,
+                    "tokens": [episode.completion.token_ids.size for episode in episodes],
+                    "rewards": [round(episode.reward, 4) for episode in episodes],
+                    "policy versions": sorted(
+                        {
+                            f"{span.version.lineage}.{span.version.step}"
+                            for episode in episodes
+                            for span in episode.completion.versions
+                        }
+                    ),
+                }
+            )
+        return Facts(f"{len(rows)} complete units wait, the oldest first", rows)
+
+    def texts(self, n: int, settings: Settings) -> list[SampleLine]:
+        """The episodes of the oldest complete units as text; their step is that of nothing yet."""
+        from actors.engine.tokenizer import ModelTokenizer  # noqa: PLC0415 - transformers
+
+        run = settings.run
+        decode, names, mixture = (
+            ModelTokenizer.of(run).decode,
+            list(run.by_environment),
+            run.mixture,
+        )
+        lines = []
+        for unit in self._store.run(operations.peek(n)):
+            records = self._store.run(operations.records(unit.task_ids))
+            environment = names[mixture.training(unit.group_id).environment]
+            origin = Origin(-1, -1, environment)
+            lines += [sample_line(origin, each, decode) for each in _readable(records)]
+        return lines
+
+    def resume(self) -> Facts:
+        """Lease again, to all."""
+        closed = self._store.run(operations.closed())
+        self._store.run(operations.resume())
+        rows = [{"what": "all leases", "was closed for": closed.paused}] if closed.paused else []
+        rows += [
+            {"what": f"key {tag}", "was closed for": key.why} for tag, key in closed.keys.items()
+        ]
+        return Facts("leasing goes on" if rows else "nothing was closed", rows)
+
+    def dead(self, offset: int, n: int) -> Facts:
+        """One page of dead letters."""
+        letters = self._store.run(operations.dead_letters(offset, n))
+        stats = self._store.run(operations.stats())
+        title = f"{stats.dead - stats.purged} dead letters, {stats.purged} more were purged"
+        return Facts(title, [_letter(letter) for letter in letters])
+
+    def dead_task(self, task_id: int) -> Facts:
+        """All that a dead letter keeps.
+
+        Raises:
+            SettingsError: The task is no dead letter.
+        """
+        found = self._store.run(operations.dead_letter(task_id))
+        if found is None:
+            raise SettingsError(
+                f"task must be a dead letter, got {task_id}; `nyala buffer dead list` names them"
+            )
+        facts = _letter(found.letter) | {"last holder": found.incarnation}
+        facts |= {f"spec {name}": value for name, value in _spec(found.spec).items()}
+        facts |= _completion(found.chunks)
+        facts |= _record(found.record)
+        rows = [{"of": name, "is": value} for name, value in facts.items() if name != "token_ids"]
+        return Facts(f"dead letter {task_id}", rows, facts)
+
+    def requeue(self, task_ids: Sequence[int], *, every: bool) -> Facts:
+        """Try these again."""
+        ids = self._chosen(task_ids, every=every)
+        return _verdicts("requeued", ids, self._store.run(operations.requeue_dead(ids)))
+
+    def purge(self, task_ids: Sequence[int], *, every: bool) -> Facts:
+        """Delete these."""
+        ids = self._chosen(task_ids, every=every)
+        return _verdicts("purged", ids, self._store.run(operations.purge_dead(ids)))
+
+    def _chosen(self, task_ids: Sequence[int], *, every: bool) -> list[int]:
+        if bool(task_ids) == every:
+            raise SettingsError(
+                f"dead letters must be named by their ids or by --all, got "
+                f"{'both' if every else 'neither'}; `nyala buffer dead list` names them"
+            )
+        if not every:
+            return list(task_ids)
+        ids: list[int] = []
+        while page := self._store.run(operations.dead_letters(len(ids), PAGE)):
+            ids += [letter.task_id for letter in page]
+        return ids
+
+
+def _readable(records: Sequence[bytes | None]) -> list[Episode]:
+    """Decode what can be: a record may be bad, or committed since it was looked for."""
+    episodes = []
+    for record in records:
+        with suppress(RecordError):
+            episodes += [decode_episode(record)] if record is not None else []
+    return episodes
+
+
+def _letter(letter: DeadLetter) -> dict[str, Any]:
+    died_at = datetime.fromtimestamp(letter.died_at_ms / 1000, UTC)
+    return {
+        "task": letter.task_id,
+        "why": letter.why,
+        "died": died_at.isoformat(timespec="seconds"),
+        "failures": letter.attempts,
+        "tokens": letter.length,
+    }
+
+
+def _spec(spec: bytes) -> dict[str, Any]:
+    try:
+        return structs.asdict(decode_spec(spec))
+    except RecordError as error:
+        return {"unreadable": str(error)}
+
+
+def _completion(chunks: Sequence[bytes]) -> dict[str, Any]:
+    """Describe the unfinished completion; it may itself be the cause of death."""
+    if not chunks:
+        return {}
+    try:
+        completion: Completion = join_completions([decode_completion(chunk) for chunk in chunks])
+    except RecordError as error:
+        return {"unfinished completion": f"unreadable: {error}"}
+    return {"token_ids": completion.token_ids.tolist()}
+
+
+def _record(record: bytes | None) -> dict[str, Any]:
+    if record is None:
+        return {}
+    if is_reference(record):
+        return {"record": f"in buffer.object_store: {record[1:].decode()}"}
+    try:
+        episode = decode_episode(record)
+    except RecordError as error:
+        return {"record": f"unreadable: {error}"}
+    return {
+        "reward": episode.reward,
+        "finish reason": episode.finish_reason,
+        "prompt tokens": episode.prompt_ids.size,
+        "completion tokens": episode.completion.token_ids.size,
+        "token_ids": episode.completion.token_ids.tolist(),
+        **{f"metadata {name}": value for name, value in episode.metadata.items()},
+    }
+
+
+def _verdicts(what: str, ids: Sequence[int], verdicts: Sequence[str]) -> Facts:
+    rows = [{"task": i, "verdict": verdict} for i, verdict in zip(ids, verdicts, strict=True)]
+    refused = ("GONE", "TRAINED", "ENDED")
+    return Facts(f"{sum(v not in refused for v in verdicts)} of {len(ids)} {what}", rows)
+
+
+# --------------------------------------------------------------------------------------------------
+# `nyala buffer`: views of the replay buffer, and decisions about dead letters.
 
 Tasks = Annotated[
     list[int] | None,

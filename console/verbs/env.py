@@ -24,7 +24,7 @@ from broker.protocol.messages import TaskSpec
 from configs.errors import RewardError, SettingsError
 from configs.loader import load
 from configs.settings import ActorSettings, RunSettings, Settings
-from console.arguments import AsJson, Config, ConfigOption, Overrides, one_of
+from console.command_line import AsJson, Config, ConfigOption, Overrides, one_of
 from console.display.display import print_line
 from console.run.run_folder import RunFolder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 from rich.console import Console
 
-from console.arguments import Config, ConfigOption, Overrides, one_of
+from console.command_line import Config, ConfigOption, Overrides, one_of
 from console.run.init_model import make_if_needed
 from console.run.own_files import resolve
 from console.run.run_folder import settings_of

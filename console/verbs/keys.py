@@ -12,9 +12,10 @@ from typer.core import TyperGroup
 from broker.transport.allow_list import Member, Role, read_allowed
 from broker.transport.allow_list import add as add_key
 from broker.transport.allow_list import revoke as revoke_key
-from broker.transport.enrolled import last_seen, path_of
-from broker.transport.key_rotation import (
+from broker.transport.enrolled import (
     announce_broker_key,
+    last_seen,
+    path_of,
     rotate_broker_key,
     rotate_client_key,
 )

@@ -29,7 +29,7 @@ def losses(
 
     Example: `nyala losses tis`
     """
-    from .loss_catalogue import show_losses  # noqa: PLC0415 - torch
+    from .catalogues import show_losses  # noqa: PLC0415 - torch
 
     show_losses(name, as_json=as_json, markdown=markdown)
 
@@ -45,7 +45,7 @@ def settings(
 
     Example: `nyala settings lag`
     """
-    from console.reference.settings_list import as_lines, as_markdown  # noqa: PLC0415 - 0.2 s
+    from .settings_list import as_lines, as_markdown  # noqa: PLC0415 - 0.2 s
 
     sys.stdout.write(as_markdown() if markdown else as_lines(name))
 
@@ -73,9 +73,9 @@ def metrics(
 
     Example: `nyala metrics | grep kl_`
     """
-    from console.display.metrics_list import as_lines, as_markdown  # noqa: PLC0415 - torch
+    from .catalogues import metrics_as_lines, metrics_as_markdown  # noqa: PLC0415 - torch
 
-    sys.stdout.write(as_markdown() if markdown else as_lines())
+    sys.stdout.write(metrics_as_markdown() if markdown else metrics_as_lines())
 
 
 @app.command()
@@ -89,6 +89,6 @@ def messages(
 
     Example: `nyala messages "no answer from the broker yet"`
     """
-    from console.reference.messages_list import as_lines, as_markdown  # noqa: PLC0415 - 0.5 s
+    from .messages import as_lines, as_markdown  # noqa: PLC0415 - 0.5 s
 
     sys.stdout.write(as_markdown() if markdown else as_lines(text))

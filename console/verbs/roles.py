@@ -3,20 +3,197 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
-from console.actor_group.group import run_group
-from console.actor_group.plan import actor_commands
-from console.arguments import Config, ConfigOption, Overrides, TrustCheckpoint, one_of
+from broker.weights.shared_memory import scratch
+from configs.errors import SettingsError
+from configs.machine import visible_gpus
+from configs.settings import Settings
+from console.command_line import Config, ConfigOption, Overrides, TrustCheckpoint, one_of
 from console.display.display import print_line
-from console.join_pack.pack import is_pack, open_pack
-from console.run.plan import keep_settings, role_command
-from console.run.run_folder import settings_of
+from console.display.progress import Stages
+from console.run.plan import environment_of, keep_settings, metrics_flags, role_command
+from console.run.process import Command, Process
+from console.run.process_guard import ProcessGuard
+from console.run.run_folder import RunFolder, settings_of
+from console.run.supervisor import (
+    SETTINGS_ERROR,
+    SUPERVISE_EVERY_S,
+    Outcome,
+    RestartPolicy,
+    Supervisor,
+    sigterm_as_interrupt,
+)
+
+from .join_pack import is_pack, open_pack
+
+# --------------------------------------------------------------------------------------------------
+# Plan of several actors on one machine: their cards, names and commands.
+
+ALL = "all"
+LONGEST_HOST = 32
+
+
+def cards_of_actors(
+    size: int, *, count: int | None, gpus: str | None, visible: Sequence[str]
+) -> list[tuple[str, ...]]:
+    """Choose the cards of each actor; none for actors on the CPU.
+
+    Args:
+        size: `actors.tensor_parallel_size`.
+        count: Actors; None = one for each card, or group of `size` cards.
+        gpus: `all`, or cards with commas between them; None = all that there are.
+        visible: Cards that we may use.
+
+    Raises:
+        SettingsError: There are no such cards, or too few.
+    """
+    if gpus is None and not visible:
+        return [()] * (count or 1)
+    cards = list(visible) if gpus in (None, ALL) else [card.strip() for card in gpus.split(",")]
+    unknown = [card for card in cards if card not in visible]
+    if unknown or not cards:
+        raise SettingsError(
+            f"--gpus must be cards that we may use here ({', '.join(visible) or 'none'}), got "
+            f"{gpus}; see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES, or leave it out for the CPU"
+        )
+    if len(set(cards)) < len(cards):
+        raise SettingsError(f"--gpus must have each card once, got {gpus}; leave out the second")
+    most = len(cards) // size
+    wanted = most if count is None else count
+    if not 0 < wanted <= most:
+        raise SettingsError(
+            f"--count must be at most {len(cards)} card(s) / actors.tensor_parallel_size {size} = "
+            f"{most}, got {max(wanted, 1)}; each actor has cards of its own"
+        )
+    return [tuple(cards[first : first + size]) for first in range(0, wanted * size, size)]
+
+
+def actor_commands(
+    alone: Command, settings: Settings, *, count: int | None, gpus: str | None
+) -> list[Command]:
+    """Return the commands of all actors.
+
+    Args:
+        alone: That of one actor by itself.
+        settings: Of the run.
+        count: As in `cards_of_actors`.
+        gpus: As in `cards_of_actors`.
+
+    Raises:
+        SettingsError: The cards do not suffice.
+    """
+    size = settings.actors.tensor_parallel_size
+    placed = cards_of_actors(size, count=count, gpus=gpus, visible=visible_gpus())
+    return [_command(alone, settings, number, cards) for number, cards in enumerate(placed)]
+
+
+def _command(alone: Command, settings: Settings, number: int, cards: tuple[str, ...]) -> Command:
+    # The log lies in a folder that machines may share; two groups of one machine have other cards.
+    # In a container the run's folder may be read-only.
+    host = socket.gethostname().partition(".")[0][:LONGEST_HOST]
+    name = f"actor-{host}-{'gpu' + '-'.join(cards) if cards else number}"
+    return replace(
+        alone,
+        name=name,
+        arguments=(*alone.arguments, "--name", name, *metrics_flags(settings, number)),
+        log=RunFolder(scratch(settings.run.folder)).log(name),
+        environment=environment_of("actor", settings, gpus=cards),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Several actors of one machine: started together, restarted on failure, drained together.
+#
+#     start all ──▶ watch ──▶ all have drained: the run has ended           exit code 0
+#                     │  └──▶ one cannot be kept up: the others drain       1, or 2 for settings
+#                     └─────▶ Ctrl-C, SIGTERM: all drain                    `actors.exit_when_told`
+#                               └──▶ once more: all end at once             130
+#
+# Waits for nothing but these. The processes are supervised as `nyala up` does it, without Redis:
+# the leases of an actor that dies go to others when the broker has missed it for long enough.
+
+FAILED = 1
+STOPPED = 130  # what shells give to Ctrl-C
+ENDING_S = 20.0
+"""Beyond `actors.drain_s`: taking leave, and the end of engine and rewards (docs/fleet.md)."""
+
+
+def run_group(commands: Sequence[Command], settings: Settings, say: Callable[[str], None]) -> int:
+    """Start, watch, drain; return the exit code."""
+    grace_s = settings.actors.drain_s + ENDING_S
+    guard = ProcessGuard(grace_s=grace_s)
+    processes = [Process(command, guard) for command in commands]
+    stages = Stages({command.name: command.log for command in commands})
+    supervisor = Supervisor(
+        processes,
+        RestartPolicy(settings.console.max_restarts, exit_when_told=settings.actors.exit_when_told),
+        is_finished=lambda: False,
+        log=say,
+        last_error=stages.take_error,
+    )
+    try:
+        with sigterm_as_interrupt():
+            return _watch(supervisor, commands, settings, say, grace_s)
+    finally:
+        guard.close()
+
+
+def _watch(
+    supervisor: Supervisor,
+    commands: Sequence[Command],
+    settings: Settings,
+    say: Callable[[str], None],
+    grace_s: float,
+) -> int:
+    code = settings.actors.exit_when_told
+    try:
+        supervisor.start()
+        for command in commands:
+            say(f"{_described(command)}; its log is {command.log}")
+        outcome = _until_the_end(supervisor)
+        if outcome is None:
+            say("all actors have drained: the run has ended")
+            return 0
+        say(f"{outcome.reason}: {outcome.error or 'it ended without a word'}")
+        code = SETTINGS_ERROR if outcome.code == SETTINGS_ERROR else FAILED
+    except KeyboardInterrupt:
+        say("the actors drain; once more ends them at once")
+    try:
+        killed = supervisor.stop(timeout_s=grace_s)
+    except KeyboardInterrupt:
+        supervisor.kill()
+        return STOPPED
+    if killed:
+        say(f"had to be killed: {', '.join(killed)}")
+    return code
+
+
+def _until_the_end(supervisor: Supervisor) -> Outcome | None:
+    """Return what failed; None once all have drained."""
+    while not supervisor.is_over:
+        outcome = supervisor.tick()
+        if outcome is not None:
+            return outcome
+        time.sleep(SUPERVISE_EVERY_S)
+    return None
+
+
+def _described(command: Command) -> str:
+    cards = command.environment.get("CUDA_VISIBLE_DEVICES")
+    return f"{command.name} on {'GPU ' + cards if cards else 'the CPU'}"
+
+
+# --------------------------------------------------------------------------------------------------
+# `nyala actor`, `learner`, `broker`: one process of a run, started by hand.
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -80,9 +257,9 @@ def learner(  # noqa: PLR0917 - typer calls it by name
     path = one_of(config, config_option)
     settings = settings_of(path, overrides or [])
     if trust_checkpoint is not None:
-        from learner.checkpointing import trust  # noqa: PLC0415 - torch
+        from learner.checkpointing import resume  # noqa: PLC0415 - torch
 
-        trust.trust_checkpoint(settings.run, trust_checkpoint)
+        resume.trust_checkpoint(settings.run, trust_checkpoint)
     if node_rank == 0:
         keep_settings(settings)
     flags: tuple[str, ...] = ()

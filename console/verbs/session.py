@@ -14,15 +14,13 @@ from rich.console import Console
 
 from configs.settings import Settings
 from console.display.display import Display, IdleTime, make_display, print_line
-from console.display.from_store import with_store
-from console.display.newest_sample import NewestSample
-from console.display.progress import Progress, RunProgress
-from console.display.result import print_result
-from console.display.reward_plot import draw_reward
+from console.display.json_lines import NewestSample
+from console.display.progress import Progress, RunProgress, Stages
+from console.display.result import draw_reward, print_result
 from console.display.snapshot import View
-from console.display.stages import Stages
+from console.live.top import with_store
 from console.report.model_card import write_card
-from console.report.record.versions import write_versions
+from console.report.record import write_versions
 from console.report.write import write_report
 from console.run.actor_watch import ActorWatch
 from console.run.init_model import make_if_needed
@@ -30,11 +28,12 @@ from console.run.plan import commands, prepare, redis_command
 from console.run.process import Forks, Process, Supervised
 from console.run.process_guard import ProcessGuard
 from console.run.redis_server import RedisServer, wait_until_ready
-from console.run.restart_policy import SETTINGS_ERROR, RestartPolicy
 from console.run.run_folder import RunFolder, RunState
 from console.run.supervisor import (
+    SETTINGS_ERROR,
     SUPERVISE_EVERY_S,
     Outcome,
+    RestartPolicy,
     Supervisor,
     sigterm_as_interrupt,
 )

@@ -19,17 +19,15 @@ from buffer.operations.run import brokers
 from buffer.operations.values import ActorSeen, Closed, Memory, Stats
 from buffer.sampling import closed_lines
 from buffer.store import Store
-from configs.errors import NyalaError
+from configs.errors import NyalaError, printable
 from configs.loader import load
-from configs.printable import printable
 from configs.settings import Settings
-from console.arguments import AsJson, Run
+from console.command_line import AsJson, Run
 from console.display.display import print_line
-from console.display.figures import duration, figures
 from console.display.json_lines import number, read_rows
 from console.display.progress import Progress, RunProgress
 from console.display.result import print_result
-from console.display.snapshot import View
+from console.display.snapshot import View, duration, figures
 from console.run.actor_watch import idle_reason
 from console.run.run_folder import RunFolder, RunState, run_folder_of
 

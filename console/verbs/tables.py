@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from configs.printable import printable
+from configs.errors import printable
 from console.display.display import print_line
 
 

@@ -23,17 +23,16 @@ from configs.errors import SettingsError
 from configs.loader import load
 from configs.settings import Settings
 from configs.weight_path import describe_weight_path
-from console.arguments import Config, ConfigOption, Overrides, TrustCheckpoint, one_of
+from console.command_line import Config, ConfigOption, Overrides, TrustCheckpoint, one_of, program
 from console.display.result import print_result
 from console.run.card_memory import GIB, smallest_card
-from console.run.checks.room import learner_memory
-from console.run.forks.checks import check_start
-from console.run.forks.fork_server import fork_server_of
+from console.run.checks.model import learner_memory
+from console.run.fork_server import fork_server_of
 from console.run.init_model import reuse
 from console.run.own_files import resolve, resolve_as_begun, with_value
 from console.run.plan import commands, given_redis
+from console.run.preflight import check_start
 from console.run.run_folder import RunFolder, RunState, refuse_changes, settings_of
-from console.typed import program
 from learner.algorithm.methods import overrides_of
 
 from .session import Session
@@ -215,7 +214,7 @@ def say_card_memory(
 
 
 def _trust(console: Console, settings: Settings, name: str) -> None:
-    from learner.checkpointing.trust import trust_checkpoint  # noqa: PLC0415 - torch
+    from learner.checkpointing.resume import trust_checkpoint  # noqa: PLC0415 - torch
 
     trust_checkpoint(settings.run, name)
     console.print(f"{name} is this run's own from now on", highlight=False)

@@ -16,7 +16,7 @@ from buffer.store import Store
 from configs.errors import WeightsError
 from configs.loader import load
 from configs.secrets import redis_url
-from console.arguments import AsJson, Run
+from console.command_line import AsJson, Run
 from console.run.run_folder import run_folder_of
 from learner.weights.log import read_weight_log
 

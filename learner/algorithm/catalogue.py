@@ -20,7 +20,7 @@ from configs.settings import AlgorithmSettings, CriticSettings
 from .advantages import ADVANTAGES
 from .aggregations import AGGREGATIONS
 from .corrections import CORRECTIONS
-from .proximal import PROXIMALS
+from .losses import PROXIMALS
 from .surrogates import SURROGATES
 
 SECTION = re.compile(r"^(Formula|Kind|Use|Source):$", re.MULTILINE)

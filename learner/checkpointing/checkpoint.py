@@ -18,13 +18,14 @@ before `then` runs, which COMMITs; whoever asks for the newest one waits for the
 
 A checkpoint is loaded only if this run wrote it (`manifest.py`), and after every byte has been
 compared with its manifest. One of another run stays where it is, is passed over, and does not count
-as kept; `trust.py` makes it the run's own.
+as kept; `resume.py` makes it the run's own.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import contextvars
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,28 +35,27 @@ import structlog
 from torch import Tensor
 
 from configs import durable
-from configs.errors import CheckpointError
+from configs.errors import CheckpointError, DeadlineError
 from configs.worker import Worker
+from learner.model.lora import Adapter
 from learner.model.policy import Policy
-from learner.model.ranks import Ranks
+from learner.model.ranks import BACKGROUND_TIMEOUT, Ranks
 from learner.reporting.journal import Journal
 from learner.training.critic import Critic
 from learner.training.optimizer import ScheduledOptimizer
 
-from .background_save import BackgroundSave
 from .bucket_copies import BucketCopies
-from .fit import check_adapter, check_critic
 from .folders import (
     UNFINISHED,
     complete_checkpoints,
     may_be_best,
     put_in_place,
+    refuse_if_taken_over,
     restore_replaced,
     set_aside,
     step_of,
 )
 from .learner_state import STATE, LearnerState
-from .lineages import refuse_if_taken_over
 from .manifest import (
     BLAKE3,
     MANIFEST,
@@ -66,11 +66,151 @@ from .manifest import (
     refuse_foreign,
     run_key,
 )
-from .tensors.earlier_format import EarlierShards, is_earlier_format
-from .tensors.named import HostCopies, make_moments, model_tensors, parts_of
-from .tensors.random_state import random_state, restore_random_state
-from .tensors.shards import PREFIX, SUFFIX, Shards, encode_shards
+from .tensors import (
+    PREFIX,
+    SUFFIX,
+    EarlierShards,
+    HostCopies,
+    Part,
+    Shards,
+    encode_shards,
+    is_earlier_format,
+    make_moments,
+    model_tensors,
+    parts_of,
+    random_state,
+    restore_random_state,
+)
 from .verification import Files, hash_on_all_ranks, verify, write_files, write_hashed
+
+# --------------------------------------------------------------------------------------------------
+# Checks that a checkpoint fits the settings: what it was trained with, and what is asked for.
+
+
+def adapter_of(path: Path) -> Adapter | None:
+    """Read the identity of a checkpoint's adapters; None = it has the weights themselves.
+
+    Raises:
+        CheckpointError: Its state cannot be read.
+    """
+    return LearnerState.decode((path / STATE).read_text(encoding="utf-8")).adapter
+
+
+def check_adapter(path: Path, wanted: Adapter | None) -> None:
+    """Refuse adapters of another rank, scale or base, and those of a run without any.
+
+    Args:
+        path: Of the checkpoint.
+        wanted: Of the policy.
+
+    Raises:
+        CheckpointError: They are.
+    """
+    found = adapter_of(path)
+    if found == wanted:
+        return
+    if found is not None and wanted is not None and found.base != wanted.base:
+        raise CheckpointError(
+            f"{path} must have adapters of the run's model, whose digest is {wanted.base[:12]}, "
+            f"got those of {found.base[:12]}; restore run.model and run.dtype, or begin again "
+            "with --fresh"
+        )
+    raise CheckpointError(
+        f"{path} must be of {_settings(wanted)}, got one of {_settings(found)}; restore the "
+        "settings, or begin again with --fresh"
+    )
+
+
+def check_critic(
+    path: Path,
+    part: Part,
+    tensors: Mapping[str, Tensor],
+    found: Mapping[str, object],
+    critic: Critic | None,
+) -> None:
+    """Refuse a checkpoint of a run that had no critic, or one of the other kind.
+
+    Args:
+        path: Of the checkpoint.
+        part: Of what is loaded.
+        tensors: Of that part.
+        found: Names in the checkpoint.
+        critic: Of the run, if it has one.
+
+    Raises:
+        CheckpointError: It is.
+    """
+    if critic is not None and part.name == "critic" and not tensors.keys() <= found.keys():
+        raise CheckpointError(
+            f"{path} must hold a critic of critic.kind = {critic.settings.kind}, got "
+            "none; restore the setting, or begin again with --fresh"
+        )
+
+
+def _settings(adapter: Adapter | None) -> str:
+    if adapter is None:
+        return "learner.lora_rank = 0"
+    return f"learner.lora_rank = {adapter.rank} and lora_alpha = {adapter.alpha:g}"
+
+
+# --------------------------------------------------------------------------------------------------
+# A save in the background: one at a time, in a thread of its own, waited for with a deadline.
+
+DEADLINE_S = 1.1 * BACKGROUND_TIMEOUT.total_seconds()
+"""A collective that hangs has raised its own error by then."""
+
+
+class BackgroundSave:
+    """Runs one save after the other."""
+
+    def __init__(self) -> None:
+        self._worker: Worker | None = None
+
+    def start(self, save: Callable[[], object]) -> None:
+        """Save in the background; the save before has been waited for."""
+        assert self._worker is None, "a save is under way, and its copies are being written"
+        context = contextvars.copy_context()  # its log lines carry the caller's fields
+        self._worker = Worker(lambda: context.run(save), name="checkpoint").start()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a save has not ended yet."""
+        return self._worker is not None and self._worker.is_alive
+
+    def check(self) -> None:
+        """Raise what ended the last save, if anything did.
+
+        Raises:
+            BaseException: As the save raised it.
+        """
+        if self._worker is not None:
+            self._worker.check()
+
+    def wait(self) -> None:
+        """Wait until the last save has ended.
+
+        Raises:
+            DeadlineError: It hangs.
+            BaseException: As `check`.
+        """
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return
+        worker.join(DEADLINE_S)
+        if worker.is_alive:
+            raise DeadlineError(
+                f"a checkpoint must be written within {DEADLINE_S:.0f} s, and was not; look at the "
+                "disk of the run's folder and at the other ranks' logs"
+            )
+
+    def close(self) -> None:
+        """Wait for the end of a save under way, whatever it is."""
+        with contextlib.suppress(Exception):  # the loop has ended, and with it the use of an error
+            self.wait()
+
+
+# --------------------------------------------------------------------------------------------------
+# Checkpoints: written whole, verified whole, never changed.
 
 log = structlog.get_logger()
 

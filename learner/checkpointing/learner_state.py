@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 import msgspec
 
 from configs.errors import CheckpointError
-from learner.model.lora.adapters import Adapter
+from learner.model.lora import Adapter
 from learner.reporting.metrics import Totals
 from learner.training.guards import GuardState
 

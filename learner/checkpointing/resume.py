@@ -16,19 +16,27 @@ import structlog
 
 from buffer import operations
 from buffer.operations.values import Stats
-from configs.errors import CheckpointError, LostLineage
+from configs import durable
+from configs.errors import CheckpointError, LostLineage, SettingsError
 from configs.hashes import settings_hash
 from configs.settings import BufferSettings, RunSettings
 from configs.validation.store import memory_shortage
 from learner.data.ledger import Facts, Ledger, from_ranges
 from learner.data.retrying_store import RetryingStore
+from learner.model.lora import reset_adapters
+from learner.model.policy import Policy
+from learner.model.saved_model import read_weights
 from learner.reporting.metrics import Totals
+from learner.training.critic import Critic
 from learner.training.guards import GuardState
+from learner.training.optimizer import ScheduledOptimizer
 
 from .checkpoint import Checkpoints
+from .folders import FOLDER, complete_checkpoints, read_lineages, write_lineages
 from .learner_state import LearnerState
-from .lineages import read_lineages, write_lineages
+from .manifest import MANIFEST, encode_manifest, read_manifest, run_key
 from .recovery import known_groups, recover, register_run
+from .verification import verify
 
 log = structlog.get_logger()
 
@@ -194,3 +202,81 @@ def check_same_run(run: RunSettings, state: LearnerState, path: Path) -> None:
             f"{path} must be of run {run.name!r} with the same `run:` settings, got one "
             f"of {state.run!r} with others; restore the settings, or begin again with --fresh"
         )
+
+
+# --------------------------------------------------------------------------------------------------
+# Rollback to the weights of a checkpoint, while batch numbers go on.
+#
+# The store takes no part: the next version is published under its own number, with older weights
+# inside. Batches since the checkpoint stay trained, in vain; a learner that resumes before the next
+# checkpoint replays them from their sealed claims, and rolls back at the same batch.
+
+
+def roll_back(
+    checkpoints: Checkpoints,
+    policy: Policy,
+    optimizer: ScheduledOptimizer,
+    *,
+    model_path: str,
+    before: int | None,
+    critic: Critic | None = None,
+) -> int:
+    """Load the newest checkpoint into policy, critic and optimizers; collective.
+
+    Args:
+        checkpoints: Of the run.
+        policy: Its weights are replaced.
+        optimizer: Its moments are replaced.
+        model_path: The initial model, loaded where there is no checkpoint.
+        before: Only checkpoints of earlier batches than this; None = any.
+        critic: Of the run, if it has one, as in `checkpoints`.
+
+    Returns:
+        Batches that the weights contain now.
+
+    Raises:
+        CheckpointError: None of these checkpoints is intact.
+    """
+    newest = checkpoints.newest(before=before)
+    if newest is not None:
+        path, state = newest
+        checkpoints.load(path, policy, optimizer)
+        return state.step
+    if policy.adapter is None:
+        read_weights(policy.causal_lm, model_path)
+    else:
+        reset_adapters(policy.causal_lm)
+    optimizer.forget()
+    if critic is not None:
+        critic.reset(model_path)
+    return 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Trust in a checkpoint that this run did not write: checked, then made the run's own.
+#
+#     --trust-checkpoint step-000050 -> digests of all files -> the same run -> MAC of this run
+#
+# Its weights decide what is trained, and one of an earlier release can run code of whoever wrote
+# it: so a person has to name it. It is done once, before the learner starts; nothing of it is a
+# setting.
+
+
+def trust_checkpoint(run: RunSettings, name: str) -> None:
+    """Make a checkpoint in the run's folder the run's own.
+
+    Raises:
+        SettingsError: There is none of this name.
+        CheckpointError: It is damaged, or of a run with other settings.
+    """
+    found = {path.name: path for path in complete_checkpoints(run.folder / FOLDER)}
+    if name not in found:
+        raise SettingsError(
+            f"--trust-checkpoint must name a checkpoint in {run.folder / FOLDER}, got {name!r}; "
+            f"there are: {', '.join(found) or 'none'}"
+        )
+    path = found[name]
+    check_same_run(run, verify(path), path)
+    manifest = read_manifest(path)
+    sealed = encode_manifest(manifest.digests, run_key(run.folder), algorithm=manifest.algorithm)
+    durable.replace_file(path / MANIFEST, sealed)

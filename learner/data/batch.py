@@ -21,15 +21,13 @@ import torch
 from buffer.record.episode import Episode
 from configs.errors import RecordError
 from configs.settings import AlgorithmSettings
-from learner.algorithm.advantages import estimate
+from learner.algorithm.advantages import Outcomes, estimate
 from learner.algorithm.aggregations import AGGREGATIONS, Counts
-from learner.algorithm.group_statistics import Outcomes
-from learner.algorithm.microbatch import Microbatch, empty_microbatch
-from learner.algorithm.sequences import Sequences
+from learner.algorithm.microbatch import Microbatch, Sequences, empty_microbatch
 from learner.model.sequence_cost import SequenceCost
 
 from .dealing import Size, deal_episodes
-from .policy_lag import token_lags
+from .group_filter import token_lags
 
 BY_LENGTH = SequenceCost()
 

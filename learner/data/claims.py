@@ -27,11 +27,10 @@ from configs.settings import (
     RewardSettings,
     RunSettings,
 )
-from configs.tracing.episodes import trace_dropped
-from learner.profiling.phases import phase
+from configs.traces import trace_dropped
+from learner.profiling import phase
 
-from .drop_counts import DropCounts, refuse_losses
-from .group_filter import IMPOSSIBLE, STALE, UNREADABLE, GroupFilter
+from .group_filter import IMPOSSIBLE, STALE, UNREADABLE, DropCounts, GroupFilter, refuse_losses
 from .ledger import Ledger
 from .records import Records, missing_parts
 from .retrying_store import RetryingStore

@@ -25,7 +25,7 @@ from buffer import operations
 from buffer.operations.keys import EVAL_BASE
 from buffer.operations.values import NewTask, Stats
 from configs.settings import BufferSettings, RunSettings
-from configs.tracing.episodes import trace_created
+from configs.traces import trace_created
 from configs.worker import Worker
 
 from .ledger import Ledger

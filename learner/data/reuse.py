@@ -2,7 +2,7 @@
 
     batch sealed, groups rated -> trained -> committed, kept -> drawn for a later batch -> ...
 
-Implements the settings table `replay`; the store keeps the sets (`buffer/operations/replay.py`). A
+Implements the settings table `replay`; the store keeps the sets (`buffer/operations/batches.py`). A
 reused group keeps its record, and with it the log-probs under which it was sampled: the learner's
 correction is as exact as for a new one, only the policies lie further apart.
 """
@@ -23,8 +23,8 @@ from buffer.record.episode import Episode
 from configs.settings import ReplaySettings, RunSettings
 from configs.validation.store import KEEP_AT_MEMORY
 
+from .group_filter import oldest_lag
 from .ledger import Ledger
-from .policy_lag import oldest_lag
 from .records import Records
 from .retrying_store import RetryingStore
 

@@ -27,7 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from configs.errors import SettingsError
-from learner.algorithm.sequences import Sequences
+from learner.algorithm.microbatch import Sequences
 
 from .sequence_parallel import ALONE, Cut
 

@@ -10,6 +10,8 @@ Shapes: T tokens of all sequences of a microbatch, N of these that are scored, D
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from typing import NamedTuple, cast
@@ -25,21 +27,103 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
-from learner.algorithm.sequences import Sequences
+from configs.errors import SettingsError
+from learner.algorithm.microbatch import Sequences
 
-from .activation_checkpointing import Kept, checkpoint_layers
-from .attention import pack_attention, run_trunk, take
-from .compilation import compile_layers
-from .cpu.products import choose_products
-from .logits.vocabulary import ALL_OF_IT
-from .lora.adapters import Adapter
+from .activations import Kept, checkpoint_layers
+from .attention import PACKED, attend_over_ranks, pack_attention, run_trunk, take
+from .cpu import choose_products
+from .logits import ALL_OF_IT
+from .lora import Adapter
+from .memory_rules import host_share, reduces_once
 from .output_layer import draw_tokens, output_layer, score_tokens, softmax_of
-from .parallel.tensor_group import UNDIVIDED, TensorGroup
-from .parallel.tensor_parallel import divide_tensors, local_parameters
+from .ranks import Ranks
 from .saved_model import layers_of
 from .sequence_parallel import ALONE, Cut
+from .tensor_parallel import UNDIVIDED, TensorGroup, divide_tensors, local_parameters
+
+# --------------------------------------------------------------------------------------------------
+# Layers compiled by `torch.compile`, for any number of tokens at once.
+#
+# Attention stays as it is, between two compiled halves of a layer: it cuts its tokens by the
+# lengths of the sequences, and each combination of lengths would be compiled anew. Layers alike
+# share what is compiled. Gathering by FSDP2 and activation checkpointing lie outside.
+
+
+def compile_layers(layers: Iterable[nn.Module], device_type: str) -> None:
+    """Let each layer be compiled when it is first run; before it is checkpointed and sharded.
+
+    Raises:
+        SettingsError: There is nothing to compile with.
+    """
+    _check_compiler(device_type)
+    AttentionInterface.register(PACKED, torch.compiler.disable(attend_over_ranks))
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
+def _check_compiler(device_type: str) -> None:
+    """Find what inductor calls: a C++ compiler on a CPU, and a C compiler for Triton on a GPU."""
+    names = [os.environ.get("CXX", "g++")]
+    if device_type == "cuda":
+        names = [os.environ.get("CC", "gcc"), "clang"]
+    if not any(shutil.which(name) for name in names):
+        raise SettingsError(
+            f"learner.compile must be false without a compiler, got true; none of {names} is "
+            "installed"
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# Reduction of gradients over the ranks: once for an optimizer step where memory allows.
+#
+# Each backward pass of FSDP reduces the gradients of every unit, which a step of several
+# microbatches needs only once. Until then each rank holds whole gradients, and keeps the
+# parameters gathered.
+
+
+def hold_gradients(module: nn.Module, *, holds: bool) -> None:
+    """Decide whether the next backward pass only adds gradients up, or reduces what was added up.
+
+    Args:
+        module: Sharded, or not: then there is nothing to reduce.
+        holds: Keep gradients and parameters whole: a further backward pass follows.
+    """
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(not holds)
+        module.set_reshard_after_backward(not holds)
+        _, *units = module.modules()  # the root stays gathered anyway
+        for unit in units:
+            if isinstance(unit, FSDPModule):
+                unit.set_reshard_after_forward(not holds, recurse=False)
+
+
+def has_room(modules: Iterable[nn.Module], ranks: Ranks) -> bool:
+    """Whether every rank has room for whole gradients and parameters; every rank must call it."""
+    parameters = [parameter for each in modules for parameter in each.parameters()]
+    number = sum(parameter.numel() for parameter in parameters)
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    is_offloaded = parameters[0].device.type != ranks.device.type
+    here = (
+        torch.cuda.get_device_properties(ranks.device).total_memory
+        if ranks.device.type == "cuda"
+        else host_share(ranks.size)  # as if all were on this machine
+    )
+    # Ranks that decided differently would wait for one another for ever.
+    least = -float(ranks.maximum(torch.tensor([-here], dtype=torch.float64)))
+    return reduces_once(
+        number // ranks.tensor.size,
+        trained=trained // ranks.tensor.size,
+        ranks=ranks.size // ranks.tensor.size,
+        memory=least,
+        is_offloaded=is_offloaded,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# The target policy: a Hugging Face causal language model, sharded with FSDP2, that scores tokens.
 
 LossOfPlaces = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Places of some of the N tokens, their log-probs and entropies -> their part of a loss."""

@@ -21,14 +21,14 @@ from torch._C._distributed_c10d import TCPStore  # re-exported, but not for type
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from configs.errors import SettingsError
-from configs.machine.gpus import gpu_left_out
+from configs.machine import gpu_left_out
 from configs.settings import ParallelSettings
-from configs.validation.parallel import Layout, layout_of
+from configs.validation.learner import Layout, layout_of
 
-from .cpu.memory import keep_freed_memory
-from .parallel.tensor_group import UNDIVIDED, TensorGroup
+from .cpu import keep_freed_memory
 from .rendezvous import RENDEZVOUS_ADDRESS, RENDEZVOUS_FILE, RENDEZVOUS_SOCKET
 from .sequence_parallel import ALONE, SequenceGroup
+from .tensor_parallel import UNDIVIDED, TensorGroup
 
 BACKGROUND_TIMEOUT = timedelta(hours=1)
 """Of the thread that saves checkpoints: the ranks' disks may differ, and nobody waits there."""

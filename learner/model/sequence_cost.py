@@ -6,7 +6,7 @@ pairs(L) counts, over all layers, the tokens that each of L tokens attends to: L
 layer, less where a sliding window is shorter; for L tokens that continue P others it is
 pairs(P + L) - pairs(P). The backward pass costs twice as much, and what is left out (norms,
 embeddings, copies) is small beside it. Ranks are balanced by it, and the model's use of a card is
-taken from it (`learner/profiling/utilization.py`).
+taken from it (`learner/profiling.py`).
 """
 
 from __future__ import annotations

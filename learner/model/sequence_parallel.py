@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from learner.algorithm.sequences import Sequences
+from learner.algorithm.microbatch import Sequences
 
 
 @dataclass(frozen=True, slots=True)

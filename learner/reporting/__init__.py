@@ -1,1 +1,15 @@
-"""Metrics of batches, and the files of a run that record them."""
+"""Metrics of batches, and the files of a run that record them.
+
+advice/        Advice: rules over the evidence of many batches
+batch_log      The log of trained batches: a line of `batches.jsonl` and one of `metrics.jsonl`
+               for each
+bulletin       A bulletin: what the live view shows of a run's batches and evaluations
+journal        The journal of a run: `metrics.jsonl`, `batches.jsonl`
+keys           Keys of `metrics.jsonl`, each with its unit and meaning
+metrics        Figures of a batch, its times, and the totals of the run
+metrics_page   The learner's page of `/metrics`: what rank 0 has trained
+sample_writer  The thread that keeps episodes: text, line, file, all beside training
+samples        Kept episodes: their lines in `samples.jsonl`
+trackers/      Experiment trackers: a process that sends what a run writes down to TensorBoard
+               and others
+"""

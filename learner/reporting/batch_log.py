@@ -5,6 +5,7 @@ Owns the totals of the run, and which alerts have been logged. Rank 0 alone has 
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -12,20 +13,41 @@ from typing import Any
 
 import structlog
 
+from buffer.record.episode import Episode
 from configs.errors import BudgetSpent
-from configs.fleet.cost import cost, overspent
+from configs.fleet import cost, overspent
 from configs.settings import FleetSettings
-from configs.tracing.episodes import trace_batch
+from configs.traces import trace_batch
 from learner.data.claims import ClaimedBatch
-from learner.data.drop_counts import DropCounts
+from learner.data.group_filter import DropCounts
 from learner.training.guards import Alert
 from learner.training.step import TrainedBatch
 
 from .advice.advisor_thread import AdvisorThread
-from .batch_digest import batch_digest
 from .journal import Journal
 from .metrics import BatchFigures, StepTimes, Totals, batch_figures, environment_figures
 from .trackers.tracking import Tracking
+
+# --------------------------------------------------------------------------------------------------
+# One number for all that a batch is trained on, to compare two runs by (`docs/same-again.md`).
+
+
+def batch_digest(episodes: Sequence[Episode]) -> str:
+    """Hash tasks, tokens, log-probs, masks and rewards, in the order in which they are trained."""
+    digest = hashlib.blake2b(digest_size=16)
+    for episode in episodes:
+        completion = episode.completion
+        length = len(completion.token_ids)
+        digest.update(f"{episode.task_id} {length} {episode.reward.hex()}\n".encode())
+        digest.update(episode.prompt_ids.tobytes())
+        digest.update(completion.token_ids.tobytes())
+        digest.update(completion.behaviour_logprobs.tobytes())
+        digest.update(completion.loss_mask.tobytes())
+    return digest.hexdigest()
+
+
+# --------------------------------------------------------------------------------------------------
+# The log of trained batches: a line of `batches.jsonl` and one of `metrics.jsonl` for each.
 
 log = structlog.get_logger()
 

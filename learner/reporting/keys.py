@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from learner.profiling.phase_names import PHASES
+from learner.phase_names import PHASES
 from learner.training.critic import CriticFigures
 from learner.training.divergence import Divergence
 from learner.training.step import BatchOutcome, TrainedBatch

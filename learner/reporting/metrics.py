@@ -13,11 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from buffer.record.episode import Episode
-from buffer.record.schema import MAX_ENTRIES
-from learner.data.drop_counts import by_length
-from learner.data.policy_lag import Int64, token_lags
-from learner.profiling.phases import Measured
-from learner.profiling.utilization import TRAINING
+from buffer.record.wire import MAX_ENTRIES
+from learner.data.group_filter import Int64, by_length, token_lags
+from learner.profiling import TRAINING, Measured
 
 Figure = float | int | bool | str | dict[str, float] | dict[str, int]
 

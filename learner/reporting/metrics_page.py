@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from configs.metrics import cards
-from configs.metrics.figures import SECONDS, Histogram, Metric, Value
-from configs.metrics.health import Health, Pulse
-from configs.metrics.serving import serving
+from configs import metrics
+from configs.metrics import SECONDS, Health, Histogram, Metric, Pulse, Value
+from configs.metrics_serving import serving
 from configs.settings import Settings
 from learner.data.evaluation import Evaluation
-from learner.profiling.phase_names import PHASES
+from learner.phase_names import PHASES
 from learner.weights.log import Sent
 
 OF_LAST_BATCH = {
@@ -145,7 +144,7 @@ PUBLISH = Metric(
 METRICS = (
     *OF_LAST_BATCH.values(),
     *COUNTED.values(),
-    *cards.METRICS,
+    *metrics.METRICS,
     *(BATCHES, STEP, PHASE, DROPPED, ALERTS, SAMPLING_ALARMS, ACCURACY, PUBLISHED, PUBLISH),
 )
 
@@ -161,7 +160,7 @@ class LearnerPage:
         self.pulse = Pulse(limit_s)
         """Beats from the first wait for a batch on."""
         self.health = Health(self.pulse, lambda: None if self.pulse.has_begun else "its start")
-        self._cards = cards.Cards()
+        self._cards = metrics.Cards()
         self._last: Mapping[str, Any] = {}
         self._counts = dict.fromkeys(COUNTED, 0)
         self._steps = Histogram(SECONDS)

@@ -10,19 +10,64 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from random import Random
+from typing import Any
 
 import structlog
+from transformers import AutoTokenizer
 
 from buffer.record.episode import Episode
+from configs.architecture import present_model
 from configs.settings import RunSettings
 from configs.worker import Worker
-from learner.data.answers import Answer
+from learner.data.evaluation import Answer
 from learner.training.guards import Alert
 
-from .run_tokenizer import run_tokenizer
-from .sample_files import SampleFiles, encoded
-from .sample_lines import Origin, SampleLine, sample_line
+from .advice.gathering import NO_VOCABULARY, Vocabulary
+from .samples import Origin, SampleFiles, SampleLine, encoded, sample_line
+
+# --------------------------------------------------------------------------------------------------
+# The tokenizer of the run's model, as rank 0 reads texts with it.
+
+
+def run_tokenizer(run: RunSettings) -> Any:
+    """Load it, once for a process.
+
+    Raises:
+        OSError: There is none.
+        ValueError: It cannot be read.
+    """
+    return _load(present_model(run))
+
+
+def run_vocabulary(run: RunSettings) -> Vocabulary:
+    """Return what the advisor looks for among tokens; nothing for a model without a tokenizer."""
+    try:
+        tokenizer = run_tokenizer(run)
+    except (OSError, ValueError):
+        return NO_VOCABULARY
+    added = tokenizer.added_tokens_decoder.items()
+    return Vocabulary(
+        special={token_id: token.content for token_id, token in added if token.special},
+        end=tokenizer.eos_token_id,
+        is_blank=lambda token_id: not tokenizer.decode([token_id]).strip(),
+        stop=run.stop,
+        decode=lambda token_ids: str(
+            tokenizer.decode(
+                token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        ),
+    )
+
+
+@cache
+def _load(path: str) -> Any:
+    return AutoTokenizer.from_pretrained(path, mistral_format=False)
+
+
+# --------------------------------------------------------------------------------------------------
+# The thread that keeps episodes: text, line, file, all beside training.
 
 log = structlog.get_logger()
 

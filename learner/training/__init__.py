@@ -1,1 +1,11 @@
-"""Training on one batch: preparation, optimizer steps, measurements, guards."""
+"""Training on one batch: preparation, optimizer steps, measurements, guards.
+
+adamw_8bit   AdamW for matrices whose moments take a byte for each element, in place of four
+critic       The critic: values of the states before tokens, their loss and their optimizer
+divergence   Figures of a batch's divergence of pi from mu, from sums over tokens and episodes
+guards       Guards against divergence: alerts, a lower learning rate, a rollback
+optimizer    AdamW or Muon with warm-up, decay and gradient clipping
+preparation  Preparation of a batch: proximal and reference log-probs, values, token advantages
+ratio_bins   The few bins in which `metrics.jsonl` counts log-ratios
+step         The optimizer steps of one batch: preparation, then forward, loss and backward
+"""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from learner.model.memory_rules import BLOCK
-from learner.model.tensor_files import local_of
+from learner.model.saved_model import local_of
 
 PIECE = 2**21
 """Elements that are in float32 at a time."""

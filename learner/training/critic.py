@@ -20,16 +20,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from configs.settings import CriticSettings, LearnerSettings
-from learner.algorithm.microbatch import Microbatch
-from learner.algorithm.sequences import Sequences
-from learner.model.activation_checkpointing import checkpoint_layers, choose
+from learner.algorithm.microbatch import Microbatch, Sequences
+from learner.model.activations import checkpoint_layers, choose
 from learner.model.attention import pack_attention
-from learner.model.compilation import compile_layers
-from learner.model.parallel.tensor_parallel import divide_tensors
-from learner.model.policy import Policy, release, shard_units, states_before
+from learner.model.policy import Policy, compile_layers, release, shard_units, states_before
 from learner.model.ranks import Ranks
 from learner.model.saved_model import allocate, empty_causal_lm, layers_of, read_weights
 from learner.model.sequence_parallel import ALONE, Cut
+from learner.model.tensor_parallel import divide_tensors
 
 from .optimizer import Schedule, ScheduledOptimizer, StepOutcome
 

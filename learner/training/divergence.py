@@ -1,6 +1,6 @@
 """Figures of a batch's divergence of pi from mu, from sums over tokens and episodes.
 
-Owns names and meanings of the figures; `divergence_meter.py` adds up the tokens.
+Owns names and meanings of the figures, and adds up the tokens.
 """
 
 from __future__ import annotations
@@ -9,9 +9,84 @@ import math
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
-from . import histogram
+from configs.settings import AlgorithmSettings
+from learner.algorithm.losses import PolicyLoss
+from learner.algorithm.microbatch import Microbatch
+from learner.algorithm.reference_kl import ESTIMATORS
+from learner.model.ranks import Ranks
+
+from . import ratio_bins
+
+# --------------------------------------------------------------------------------------------------
+# Percentiles and a short histogram of log-ratios from counts in fixed bins.
+#
+# Counts are integers, so they add up to the same over any cut into microbatches and ranks, in any
+# order: what is read from them is deterministic, and cost one small sum over ranks.
+#
+# Bins are equally wide in asinh(x / FINE): near zero as wide as FINE / 20, further out 5 % of x.
+# That resolves rounding noise of 1e-6 nats, drift of 0.1 and a token that mu never expected alike.
+#
+# Shapes: N tokens, K bins.
+
+FINE = 1e-4  # nats: where bins go from absolute to relative width
+WIDEST = 300.0  # nats: exp of twice as much is still a float64
+BINS_PER_UNIT = 20
+HALF = math.ceil(math.asinh(WIDEST / FINE) * BINS_PER_UNIT)
+NUM_BINS = 2 * HALF + 1
+
+
+def count(values_N: Tensor) -> Tensor:
+    """Count values into bins, the middle one around zero; shape [K], int64."""
+    scaled_N = torch.asinh(values_N.double() / FINE) * BINS_PER_UNIT
+    bins_N = scaled_N.round().nan_to_num(nan=HALF).clamp(-HALF, HALF).long() + HALF
+    counts_K = torch.zeros(NUM_BINS, dtype=torch.int64, device=values_N.device)
+    return counts_K.scatter_add_(0, bins_N, torch.ones_like(bins_N))
+
+
+def percentile(counts_K: Tensor, percent: float) -> float:
+    """Return the middle of the bin that holds the value of rank ceil(percent * n / 100).
+
+    Args:
+        counts_K: Sum of results of `count`. Shape [K].
+        percent: In [0, 100].
+
+    Returns:
+        The value in nats; 0 where nothing was counted.
+    """
+    total = int(counts_K.sum())
+    if not total:
+        return 0.0
+    rank = max(1, math.ceil(percent * total / 100))
+    index = int(torch.searchsorted(counts_K.cumsum(0), rank))
+    return _middle(index)
+
+
+def in_few_bins(counts_K: Tensor) -> dict[str, int]:
+    """Add up bins to those of `ratio_bins`, each by the value in its middle.
+
+    Args:
+        counts_K: Sum of results of `count`. Shape [K].
+
+    Returns:
+        Each name of `ratio_bins.NAMES` -> values. One that is within 2.5 % of an edge may be
+        counted on its other side.
+    """
+    few = dict.fromkeys(ratio_bins.NAMES, 0)
+    for index, counted in enumerate(counts_K.tolist()):
+        if counted:
+            few[ratio_bins.name_of(_middle(index))] += counted
+    return few
+
+
+def _middle(index: int) -> float:
+    return FINE * math.sinh((index - HALF) / BINS_PER_UNIT)
+
+
+# --------------------------------------------------------------------------------------------------
+# Figures of a batch's divergence of pi from mu, from sums over tokens and episodes.
 
 T = TypeVar("T")
 """`Tensor` for the terms of tokens, `float` for the sums over a batch."""
@@ -184,7 +259,7 @@ def sum_up(
         ratio_std=_std(mean.ratio, mean.ratio_squared),
         ratio_max=extremes.ratio,
         ratio_percentiles=_ratio_percentiles(counts_K),
-        log_ratio_histogram=histogram.in_few_bins(counts_K),
+        log_ratio_histogram=in_few_bins(counts_K),
         lag0_tokens=int(lag0),
         lag0_ratio_mean=_mean(sums.lag0_ratio, lag0, of_none=1.0),
         lag0_ratio_max=extremes.lag0_ratio if lag0 else 1.0,
@@ -220,7 +295,7 @@ def sum_up(
 
 
 def _ratio_percentiles(counts_K: Tensor) -> dict[str, float]:
-    return {str(p): math.exp(histogram.percentile(counts_K, p)) for p in PERCENTS}
+    return {str(p): math.exp(percentile(counts_K, p)) for p in PERCENTS}
 
 
 def _mean(total: float, count: float, *, of_none: float = 0.0) -> float:
@@ -233,3 +308,139 @@ def _std(mean: float, mean_square: float) -> float:
 
 def _effective_share(mean: float, mean_square: float) -> float:
     return mean**2 / mean_square if mean_square else 0.0
+
+
+# --------------------------------------------------------------------------------------------------
+# Measurement of a batch's divergence of the target policy from the behaviour policy.
+#
+# Each microbatch adds sums, extremes and counts; ranks are merged once, at the end of the batch.
+# Tokens weigh alike, so the figures do not depend on how the batch was cut: an episode is never
+# cut.
+#
+# All expectations are over tokens that mu sampled. Those under pi weigh a token with rho = pi/mu,
+# given its prefix, which is a sample of mu too: only the figures of whole episodes account for
+# that.
+#
+# Shapes: N scored tokens of a microbatch (flat), B its episodes.
+
+
+class DivergenceMeter:
+    """Accumulates a `Divergence` on the device, without synchronising with it."""
+
+    def __init__(self, settings: AlgorithmSettings, device: torch.device) -> None:
+        self._settings = settings
+        zeros = torch.zeros(len(Sums._fields), dtype=torch.float64, device=device)
+        self._sums = zeros
+        self._extremes = zeros.new_full((len(Extremes._fields),), -torch.inf)
+        self._episodes = zeros.new_zeros(len(EpisodeSums._fields))
+        self._counts_K = zeros.new_zeros(NUM_BINS, dtype=torch.int64)
+        self._has_moved = False
+
+    @torch.no_grad()
+    def add(
+        self,
+        log_rhos_N: Tensor,
+        entropies_N: Tensor,
+        microbatch: Microbatch,
+        found: PolicyLoss,
+        deltas_N: Tensor | None = None,
+    ) -> None:
+        """Count one microbatch.
+
+        Args:
+            log_rhos_N: log(pi/mu) of its tokens, nats. Shape [N].
+            entropies_N: Of pi, nats. Shape [N].
+            microbatch: The microbatch of these tokens.
+            found: The loss, with the tokens that bounds and masks acted on.
+            deltas_N: log(pi/ref), nats; None without a reference. Shape [N].
+        """
+        if not len(log_rhos_N):
+            return
+        # Beyond this bound a ratio is practically infinite, and its square would overflow.
+        log_rhos_N = log_rhos_N.double().clamp(-WIDEST, WIDEST)
+        terms = self._terms(log_rhos_N, entropies_N, microbatch, found, deltas_N)
+        self._sums += torch.stack([term_N.double().sum() for term_N in terms])
+        values = _values(log_rhos_N, microbatch, self._is_lag0(microbatch))
+        largest = torch.stack([values_N.double().max() for values_N in values])
+        self._extremes = torch.maximum(self._extremes, largest)
+        self._episodes += torch.stack(list(_episode_sums(log_rhos_N, microbatch)))
+        self._counts_K += count(log_rhos_N)
+
+    def policy_moved(self) -> None:
+        """Note an optimizer step: from now on pi = mu for no token of this batch."""
+        self._has_moved = True
+
+    def merge(self, ranks: Ranks) -> Divergence:
+        """Merge all ranks; every rank must call it."""
+        sums = Sums[float](*ranks.sum(self._sums).tolist())
+        extremes = Extremes[float](*ranks.maximum(self._extremes).tolist())
+        episodes = EpisodeSums[float](*ranks.sum(self._episodes).tolist())
+        return sum_up(
+            sums,
+            extremes,
+            episodes,
+            ranks.sum(self._counts_K),
+            has_reference=self._settings.kl_coefficient > 0,
+        )
+
+    def _is_lag0(self, microbatch: Microbatch) -> Tensor:
+        return (microbatch.lags_N == 0) & (not self._has_moved)
+
+    def _terms(
+        self,
+        log_rhos_N: Tensor,
+        entropies_N: Tensor,
+        microbatch: Microbatch,
+        found: PolicyLoss,
+        deltas_N: Tensor | None,
+    ) -> Sums[Tensor]:
+        advantages_N = microbatch.advantages_N.double()
+        rhos_N, diffs_N = log_rhos_N.exp(), log_rhos_N.abs()
+        refs_N = torch.zeros_like(rhos_N) if deltas_N is None else deltas_N.double()
+        lag0_N = self._is_lag0(microbatch)
+        return Sums(
+            tokens=torch.ones_like(rhos_N),
+            ratio=rhos_N,
+            ratio_squared=rhos_N.square(),
+            ratio_log=rhos_N * log_rhos_N,
+            ratio_log_squared=rhos_N * log_rhos_N.square(),
+            log=log_rhos_N,
+            log_squared=log_rhos_N.square(),
+            lag0=lag0_N,
+            lag0_ratio=rhos_N * lag0_N,
+            lag0_diff=diffs_N * lag0_N,
+            lagged_ratio=rhos_N * ~lag0_N,
+            lagged_diff=diffs_N * ~lag0_N,
+            low=found.low_N,
+            high=found.high_N,
+            masked_low=~found.kept_N & (log_rhos_N < 0),
+            masked_high=~found.kept_N & (log_rhos_N >= 0),
+            truncated=rhos_N > self._settings.rho_bar,
+            ref_k1=rhos_N * ESTIMATORS["k1"](refs_N),
+            ref_k2=rhos_N * ESTIMATORS["k2"](refs_N),
+            ref_k3=rhos_N * ESTIMATORS["k3"](refs_N),
+            entropy=entropies_N,
+            advantage=advantages_N,
+            advantage_squared=advantages_N.square(),
+        )
+
+
+def _values(log_rhos_N: Tensor, microbatch: Microbatch, lag0_N: Tensor) -> Extremes[Tensor]:
+    rhos_N, diffs_N = log_rhos_N.exp(), log_rhos_N.abs()
+    return Extremes(
+        ratio=rhos_N,
+        lag0_ratio=rhos_N * lag0_N,
+        lag0_diff=diffs_N * lag0_N,
+        lagged_diff=diffs_N * ~lag0_N,
+        advantage=microbatch.advantages_N,
+        minus_advantage=-microbatch.advantages_N,
+    )
+
+
+def _episode_sums(log_rhos_N: Tensor, microbatch: Microbatch) -> EpisodeSums[Tensor]:
+    """Sum the ratios of whole episodes; one without a trained token does not count."""
+    log_ratios_B = torch.zeros_like(microbatch.rewards_B, dtype=torch.float64)
+    log_ratios_B.index_add_(0, microbatch.episodes_N, log_rhos_N)
+    counts_B = torch.zeros_like(log_ratios_B).index_fill_(0, microbatch.episodes_N, 1.0)
+    ratios_B = log_ratios_B.clamp(-WIDEST, WIDEST).exp() * counts_B
+    return EpisodeSums(counts_B.sum(), ratios_B.sum(), ratios_B.square().sum())

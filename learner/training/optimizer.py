@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from configs.settings import LearnerSettings, Settings
-from learner.profiling.phases import phase
+from learner.profiling import phase
 
 from .adamw_8bit import AdamW8bit
 

@@ -27,17 +27,14 @@ import torch
 from configs.settings import AlgorithmSettings
 from learner.algorithm.losses import is_sum_over_tokens, policy_loss
 from learner.algorithm.microbatch import Microbatch, Prepared
-from learner.model.gradient_reduction import has_room, hold_gradients
-from learner.model.policy import Policy
+from learner.model.policy import Policy, has_room, hold_gradients
 from learner.model.ranks import Ranks
-from learner.profiling.phases import phase
+from learner.profiling import phase
 
 from .critic import Critic, CriticFigures
-from .divergence import Divergence
-from .divergence_meter import DivergenceMeter
-from .m2po_bound import bound_ratios
+from .divergence import Divergence, DivergenceMeter
 from .optimizer import ScheduledOptimizer, StepOutcome
-from .preparation import prepare
+from .preparation import bound_ratios, prepare
 
 
 @dataclass(frozen=True, slots=True)

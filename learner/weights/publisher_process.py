@@ -26,10 +26,9 @@ import zmq
 import zmq.asyncio
 from msgspec import Struct
 
-from broker.transport.addresses import advertised, host_and_port, reachable
 from broker.transport.allow_list import Role
 from broker.transport.keys import load_pair
-from broker.transport.sockets import bound_endpoint
+from broker.transport.sockets import advertised, bound_endpoint, host_and_port, reachable
 from broker.transport.zap import ZapAuthenticator
 from broker.weights.object_store import WeightStore
 from broker.weights.port import open_router

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from configs.settings import Settings
-from console.fleet.render import render
 from console.run.redis_server import free_port
+from console.verbs.fleet import render
 from tests.broker.support.keys import keys_with_actor
 
 ROOT = Path(__file__).parents[2]

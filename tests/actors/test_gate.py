@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from actors.episodes.swap_gate import SwapGate
+from actors.episodes.held_leases import SwapGate
 
 
 def test_a_swap_waits_for_the_last_evaluation_episode():

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from actors.environments.calls import drive
-from actors.episodes.held_leases import MAX_CHUNK_BYTES, HeldLease, HeldLeases, portions
+from actors.episodes.held_leases import MAX_CHUNK_BYTES, HeldLease, HeldLeases, SwapGate, portions
 from actors.episodes.rollout import Maker, Rollout, State
-from actors.episodes.swap_gate import SwapGate
 from broker.protocol.messages import Beat, Lease, TaskSpec, TaskVerdict, Verdict
 from buffer.record.codec import decode_completion, join_completions
 from buffer.record.episode import PolicyVersion

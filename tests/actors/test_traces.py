@@ -11,7 +11,7 @@ from broker.server.store_cache import PUBLICATION_S
 from broker.transport.allow_list import TAG
 from broker.transport.keys import make_keys
 from buffer import operations
-from configs.tracing.span import lease_of, root_of
+from configs.traces import lease_of, root_of
 from tests.actors.support.fake_actor import Actor, solve
 from tests.actors.support.fake_engine import FakeEngine, hang_after
 from tests.broker.support.ring import FIRST, GROUP, begin, pair_of, ring

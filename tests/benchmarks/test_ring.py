@@ -23,7 +23,7 @@ from benchmarks.ring.watched_run import Trace, time_to_accuracy
 from benchmarks.ring.watching import own_percent, percent_of_a_batch
 from benchmarks.support.machine import REPOSITORY, ProcessTree, pinned
 from buffer.record.episode import Completion, Episode
-from learner.profiling.phase_names import PHASES
+from learner.phase_names import PHASES
 
 
 def episode(started_at, finished_at, *, tokens):

@@ -13,7 +13,7 @@ from benchmarks.staleness.lagged_run import LaggedRun
 from benchmarks.staleness.report import Point, area, draw, ratios, summarise, table
 from benchmarks.support.workload import Workload
 from buffer.record.episode import Episode
-from learner.algorithm.sequences import Sequences
+from learner.algorithm.microbatch import Sequences
 from learner.model.policy import Scores
 from tests.learner.support.tiny_policy import save_tiny_model
 

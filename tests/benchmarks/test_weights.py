@@ -5,7 +5,7 @@ import pytest
 from benchmarks.weights.__main__ import MIB, ratios
 from benchmarks.weights.ring import WeightRing, parameters_of
 from benchmarks.weights.transport import raw_broadcast
-from console.chaos.faults.network_namespace import SecondNetwork
+from lab.faults.network import SecondNetwork
 from tests.needs import skip_without
 
 pytestmark = pytest.mark.slow

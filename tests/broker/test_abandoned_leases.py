@@ -10,9 +10,8 @@ from typing import ClassVar
 
 import pytest
 
-from broker.client import client as client_module
-from broker.client.abandoned_leases import AbandonedLeases
-from broker.client.client import BrokerClient
+from broker import client as client_module
+from broker.client import AbandonedLeases, BrokerClient
 from broker.protocol.messages import (
     Lease,
     LeaseReply,

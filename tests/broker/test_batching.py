@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from broker.server.batching import Batch
+from broker.server.service import Batch
 from buffer import operations
 from buffer.operations.operation import SLICE, Operation
 from buffer.store import AsyncStore

@@ -13,7 +13,7 @@ import pytest
 import zmq.asyncio
 from structlog.testing import capture_logs
 
-from broker.client import connection
+from broker import connection
 from broker.protocol.codec import decode, encode
 from broker.protocol.messages import (
     Beat,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import redis
 
-from broker.client.client import BrokerClient
+from broker.client import BrokerClient
 from broker.protocol.codec import decode, encode
 from broker.protocol.messages import (
     Beat,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from broker.client.client import BrokerClient
+from broker.client import BrokerClient
 from broker.protocol.messages import (
     Beat,
     BeatRequest,

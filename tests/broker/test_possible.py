@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from broker.client.client import BrokerClient
+from broker.client import BrokerClient
 from broker.protocol.codec import decode, encode
 from broker.protocol.messages import (
     Beat,

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import zmq
 
-from broker.transport.router import Router
+from broker.transport.sockets import Router
 
 PATIENCE_S = 5.0
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from broker.client.client import BrokerClient
+from broker.client import BrokerClient
 from broker.protocol.messages import (
     Beat,
     BeatRequest,

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from broker.client.client import BrokerClient
+from broker.client import BrokerClient
 from broker.protocol.messages import BeatRequest, Enrol, LeaseRequest, Verdict
 from broker.transport.allow_list import revoke
 from broker.transport.keys import load_pair, new_pair

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.client.client import BrokerClient
+from broker.client import BrokerClient
 from broker.protocol.codec import decode, encode
 from broker.protocol.messages import (
     Beat,

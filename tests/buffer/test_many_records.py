@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffer.record import checked, wire
+from buffer.record import summaries, wire
 from buffer.record.codec import (
     decode_completion,
     decode_episode,
@@ -249,7 +249,7 @@ def test_a_refused_record_and_those_beside_it_are_read_once(
     bad: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[bytes] = []
-    monkeypatch.setattr(checked, "EPISODE", _Counting(wire.EPISODE, reads))
+    monkeypatch.setattr(summaries, "EPISODE", _Counting(wire.EPISODE, reads))
     records = [_with_numbers(), _with_numbers(), bad]
 
     with pytest.raises(RecordError):
@@ -267,7 +267,7 @@ def test_a_refused_chunk_is_read_once_and_unpacked_once(monkeypatch: pytest.Monk
         unpacked.append(options["max_buffer_size"])
         return unpacker(**options)
 
-    monkeypatch.setattr(checked, "COMPLETION", _Counting(wire.COMPLETION, reads))
+    monkeypatch.setattr(summaries, "COMPLETION", _Counting(wire.COMPLETION, reads))
     monkeypatch.setattr(msgpack, "Unpacker", counted)
     good = bytes(msgpack.packb(msgpack.unpackb(_with_numbers())["completion"]))
     bad = bytes(msgpack.packb({**msgpack.unpackb(good), "mask": 1}))

@@ -198,7 +198,7 @@ def test_what_is_too_much_for_one_call_goes_in_several(
 ) -> None:
     for k in (1, 2):
         keep(run, k)
-    monkeypatch.setattr("buffer.operations.replay.UNITS_PER_CALL", 1)
+    monkeypatch.setattr("buffer.operations.batches.UNITS_PER_CALL", 1)
 
     assert trim(run, units=2) == 2 * UNITS_PER_BATCH - 2
     assert run.store.run(operations.clear_replay(run.lineage)) == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.aliases import owner_of
+from configs.error_text import owner_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "coming-from.md"
 

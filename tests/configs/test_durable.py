@@ -8,7 +8,7 @@ import pytest
 
 from configs import durable
 from configs.secrets import write_secret
-from learner.checkpointing.lineages import write_lineages
+from learner.checkpointing.folders import write_lineages
 
 
 class RecordingDisk(durable.Disk):

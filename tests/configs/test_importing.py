@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from configs.importing import without_collection
+from configs.machine import without_collection
 
 
 def failing_import(seen: list[bool]) -> None:

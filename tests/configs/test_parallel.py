@@ -8,7 +8,7 @@ import pytest
 
 from configs.errors import SettingsError
 from configs.settings import ParallelSettings
-from configs.validation.parallel import Layout, check_heads, layout_of
+from configs.validation.learner import Layout, check_heads, layout_of
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 import yaml
 
-from configs.aliases import ALIASES, owner_of
+from configs.error_text import ALIASES, owner_of
 from configs.loader import json_schema, load
 from configs.settings import Settings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from configs.errors import SettingsError
-from console.bare_settings import refuse_bare_settings
+from console.command_line import refuse_bare_settings
 
 FLAGS = {"--set": True, "--method": True, "--dry-run": False, "--plain": False}
 

@@ -8,9 +8,8 @@ import time
 
 import pytest
 
-from console.chaos.arms import Arm, Harm
-from console.chaos.kill_run import compare
-from console.chaos.proc_stat import CpuTime, cpu_s
+from lab.actor_fleet import CpuTime, cpu_s
+from lab.kill_run import Arm, Harm, compare
 
 SUMMARY = {
     "tasks_created": 110,

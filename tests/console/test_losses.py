@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import SettingsError
-from console.verbs.loss_catalogue import as_markdown, show_losses
+from console.verbs.catalogues import as_markdown, show_losses
 from learner.algorithm.catalogue import entries
 from learner.algorithm.methods import METHODS
 

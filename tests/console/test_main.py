@@ -18,10 +18,10 @@ from buffer.store import Store
 from configs.loader import json_schema, save
 from configs.secrets import write_secret
 from configs.settings import RunSettings, Settings
+from console.command_line import VERBS
 from console.display.display import LiveDisplay
 from console.main import app
 from console.run.run_folder import RunFolder
-from console.verb_table import VERBS
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "vllm", "transformers", "rich.console", "pydantic", "redis", "zmq", "matplotlib")

@@ -3,12 +3,7 @@
 import pytest
 
 from configs.settings import RunSettings, Settings
-from console.run.placement import (
-    actor_gpus,
-    environment_of,
-    learner_gpus,
-    shared_card_warning,
-)
+from console.run.plan import actor_gpus, environment_of, learner_gpus, shared_card_warning
 
 
 def settings(*, ranks=1, size=1, device="auto"):

@@ -19,8 +19,7 @@ from configs.loader import load
 from configs.own_code import PACKAGES
 from configs.settings import Settings
 from console.run.own_files import resolve
-from console.run.placement import environment_of
-from console.run.plan import commands, prepare
+from console.run.plan import commands, environment_of, prepare
 from console.run.run_folder import RunFolder
 from console.verbs.up import say_weight_path
 

@@ -15,8 +15,7 @@ from configs.settings import ActorSettings, ParallelSettings, RunSettings, Setti
 from console.run import preflight
 from console.run.checks import model as model_checks
 from console.run.checks import reward as reward_checks
-from console.run.checks.addresses import check_addresses
-from console.run.checks.key_files import check_keys
+from console.run.checks.machine import check_addresses, check_keys
 from console.run.checks.store import check_redis
 from console.run.redis_server import free_port
 from tests.buffer.support.servers import watched_pair

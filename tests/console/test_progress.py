@@ -10,12 +10,10 @@ import pytest
 from rich.console import Console
 
 from console.display.display import IdleTime, LiveDisplay, PlainDisplay, make_display
-from console.display.figures import duration, figures
 from console.display.json_lines import JsonLines
-from console.display.progress import Progress, RunProgress, summarise
-from console.display.reward_plot import draw_reward, smooth
-from console.display.snapshot import View
-from console.display.stages import Stages
+from console.display.progress import Progress, RunProgress, Stages, summarise
+from console.display.result import draw_reward, smooth
+from console.display.snapshot import View, duration, figures
 from console.run.run_folder import RunFolder
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from console.run.restart_policy import Action, RestartPolicy
+from console.run.supervisor import Action, RestartPolicy
 
 
 class FakeClock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from console.display.advice import advice_in
+from console.display.progress import advice_in
 from console.display.result import rows_of
 
 

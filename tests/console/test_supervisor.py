@@ -2,8 +2,7 @@
 
 import pytest
 
-from console.run.restart_policy import RestartPolicy
-from console.run.supervisor import Supervisor
+from console.run.supervisor import RestartPolicy, Supervisor
 
 
 class FakeProcess:

@@ -12,7 +12,7 @@ from rich.console import Console
 from configs.errors import SettingsError
 from configs.settings import RunSettings
 from console.verbs import up
-from learner.checkpointing import trust
+from learner.checkpointing import resume
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_it_is_done_before_the_session_and_is_no_part_of_what_the_session_is_giv
 
     monkeypatch.setattr(up, "check_start", lambda *_, **__: [])
     monkeypatch.setattr(up, "Session", Session)
-    monkeypatch.setattr(trust, "trust_checkpoint", trusts)
+    monkeypatch.setattr(resume, "trust_checkpoint", trusts)
 
     assert up.start(launch, Console()) == 0
 

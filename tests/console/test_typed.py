@@ -9,33 +9,33 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from console import typed
+from console import command_line
+from console.command_line import VERBS
 from console.main import app
 from console.run import run_folder
-from console.verb_table import VERBS
 from console.verbs.up import Launch
 
 
 def test_hints_name_the_program_as_it_was_typed(monkeypatch):
     text = "end it, or: nyala status runs/x; `nyala up` began nyala"
     monkeypatch.setattr(sys, "argv", ["python -c"])
-    assert typed.as_typed(text) == text
+    assert command_line.as_typed(text) == text
 
     monkeypatch.setattr(sys, "argv", ["../checkout/.venv/bin/nyala"])
-    assert typed.program() == "../checkout/.venv/bin/nyala"
+    assert command_line.program() == "../checkout/.venv/bin/nyala"
 
-    monkeypatch.setenv(typed.VARIABLE, "../checkout/run")
-    assert typed.as_typed(text) == (
+    monkeypatch.setenv(command_line.VARIABLE, "../checkout/run")
+    assert command_line.as_typed(text) == (
         "end it, or: ../checkout/run status runs/x; `../checkout/run up` began nyala"
     )
 
 
 def test_hints_of_every_verb_can_be_pasted(monkeypatch):
-    monkeypatch.setenv(typed.VARIABLE, "./run")
+    monkeypatch.setenv(command_line.VARIABLE, "./run")
 
     for verb in VERBS:
-        assert typed.as_typed(f"try `nyala {verb}`") == f"try `./run {verb}`"
-    assert typed.as_typed("nyala trains") == "nyala trains"
+        assert command_line.as_typed(f"try `nyala {verb}`") == f"try `./run {verb}`"
+    assert command_line.as_typed("nyala trains") == "nyala trains"
 
 
 def test_nyala_on_the_path_is_called_so(monkeypatch, tmp_path):
@@ -43,14 +43,14 @@ def test_nyala_on_the_path_is_called_so(monkeypatch, tmp_path):
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "argv", [str(program)])
-    assert typed.program() == str(program)
+    assert command_line.program() == str(program)
 
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert typed.program() == "nyala"
+    assert command_line.program() == "nyala"
 
 
 def test_a_launch_repeats_its_flags_but_what_holds_once(monkeypatch):
-    monkeypatch.setenv(typed.VARIABLE, "./run")
+    monkeypatch.setenv(command_line.VARIABLE, "./run")
     launch = Launch(
         Path("my runs/a.yaml"),
         ["run.steps=3"],

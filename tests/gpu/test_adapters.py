@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from broker.weights.low_rank import add_low_rank
-from learner.model.lora.adapted_linear import AdaptedLinear
+from learner.model.lora import AdaptedLinear
 from learner.model.ranks import Ranks
 from learner.weights.wire.gather import whole_of
 from tests.gpu.support.training_on_cards import SMALL, Load, Training, settings_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from learner.algorithm.sequences import Sequences
+from learner.algorithm.microbatch import Sequences
 from learner.model.attention import attend
 
 pytestmark = pytest.mark.gpu

@@ -12,7 +12,7 @@ import torch
 from console.run.card_memory import card_memory
 from learner.model.ranks import Ranks
 from learner.model.sequence_cost import SequenceCost
-from learner.profiling.utilization import PER_MULTIPLY_ADD
+from learner.profiling import PER_MULTIPLY_ADD
 from tests.gpu.support.training_on_cards import (
     QWEN3_600M,
     SMALL,

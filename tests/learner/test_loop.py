@@ -26,8 +26,8 @@ from learner.checkpointing.checkpoint import Checkpoints
 from learner.data import batch
 from learner.data.curriculum import Feeder
 from learner.model.ranks import Ranks
-from learner.profiling.phase_names import PHASES
-from learner.reporting.sample_files import read_samples
+from learner.phase_names import PHASES
+from learner.reporting.samples import read_samples
 from learner.training import step
 from tests.learner.support.ring_in_process import ActorThread, LifeEnded, RingInProcess
 from tests.learner.support.tiny_run import tiny_settings

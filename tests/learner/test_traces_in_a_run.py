@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.tracing.span import root_of, training_of
+from configs.traces import root_of, training_of
 from learner.data.curriculum import eval_task_id
 from learner.model.ranks import Ranks
 from tests.configs.support.recording import IDS, recording

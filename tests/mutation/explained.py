@@ -216,13 +216,13 @@ EXPLAINED = (
         "number and fence of a request are written together",
     ),
     Explained(
-        "actors/capacity/batch_size.py",
+        "actors/capacity.py",
         "is_known = self._other is not None and self._fewer() <= self._other.number < self.number",
         "is_known = self._other is not None and self._fewer() <= self._other.number <= self.number",
         "the other number is never the present one",
     ),
     Explained(
-        "actors/capacity/batch_size.py",
+        "actors/capacity.py",
         "tokens_per_s: float = 0.0",
         "tokens_per_s: float = 1.0",
         "the first window takes its place",

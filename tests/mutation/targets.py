@@ -74,7 +74,7 @@ TARGETS = (
             "configs/durable.py",
             "learner/checkpointing/checkpoint.py",
             "learner/checkpointing/manifest.py",
-            "learner/checkpointing/tensors/shards.py",
+            "learner/checkpointing/tensors.py",
             "learner/checkpointing/verification.py",
             "learner/checkpointing/re[cs]*.py",
         ),
@@ -85,7 +85,7 @@ TARGETS = (
         (("tests/weights/test_sparse.py", *NOT_LIVE), ("tests/weights", *FAST)),
     ),
     Target(
-        ("actors/capacity/batch_size.py", "actors/capacity/work.py", "actors/capacity/room.py"),
+        ("actors/capacity.py",),
         (("tests/actors/capacity",), ("tests/actors/test_loop.py", *FAST)),
     ),
     Target(

@@ -10,8 +10,8 @@ from itertools import pairwise
 import pytest
 
 from configs.settings import Settings
+from console.command_line import VERBS
 from console.main import _load
-from console.verb_table import VERBS
 from tests.newcomer.pages import PAGES, ROOT
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

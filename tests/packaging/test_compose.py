@@ -15,9 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from configs.loader import load
-from configs.metrics.endpoint import host_and_port
-from configs.metrics.health import Health, Pulse
-from configs.metrics.serving import serving
+from configs.metrics import Health, Pulse, host_and_port
+from configs.metrics_serving import serving
 from configs.settings import RunSettings
 from console.run.run_folder import RunFolder
 from tests.packaging.support.compose_file import ROOT, load_compose, mounts_of

@@ -12,7 +12,7 @@ from configs.loader import load
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-ROOMS = ("configs", "buffer", "broker", "actors", "learner", "console", "benchmarks")
+ROOMS = ("configs", "buffer", "broker", "actors", "learner", "console", "lab", "benchmarks")
 LEAVES = ("tests", "docs", "requirements")  # whose inside the tree does not draw
 LINE = re.compile(r"^(?P<branch>[├└]── )?(?P<name>[a-z_]+)/ +\S")
 

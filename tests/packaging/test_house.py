@@ -1,8 +1,10 @@
-"""The shape of the source: folders that fit on a screen, no import circles, titles that name."""
+"""The shape of the source: chapters and no crumbs, no import circles, titles that name."""
 
 from __future__ import annotations
 
 import ast
+import re
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -12,19 +14,39 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("configs", "buffer", "broker", "actors", "learner", "console")
+ROOMS = ("configs", "buffer", "broker", "actors", "learner", "console", "lab")
 
-MAX_MODULES = 15
-MAX_TEST_MODULES = 20
 MAX_FUNCTION_LINES = 60
-MAX_FILE_LINES = 320
+MAX_FILE_LINES = 600  # an alarm: two chapters have grown into one file
+MIN_MODULES = 4  # fewer are one file, not a folder
+MIN_LINES = 80  # below it, a module with one importer beside it is a part of that importer
+
+WEIGHT_PLANE = "the weight plane gets its layout as a whole"
+THIN = {
+    "actors/engine/dma": WEIGHT_PLANE,
+    "actors/weights/checks": WEIGHT_PLANE,
+    "actors/weights/saved": WEIGHT_PLANE,
+    "configs/deploy": "deployment files, and the program that a container runs beside its role",
+    "console/new_project": "the files that `nyala new` copies",
+    "learner/weights/paths": WEIGHT_PLANE,
+    "learner/weights/updates": WEIGHT_PLANE,
+    "learner/weights/wire": WEIGHT_PLANE,
+}
+"""Folders that may have fewer modules, each with its reason. The list may only shrink."""
+CRUMBS = {
+    "actors/environments/hosted/program.py": "a program of its own, in a Python of the user",
+    "actors/weights/pace.py": WEIGHT_PLANE,
+    "learner/weights/pauses.py": WEIGHT_PLANE,
+    "learner/weights/paths/pull_tree.py": WEIGHT_PLANE,
+}
+"""Small modules that may stand beside their importer, each with its reason; it may only shrink."""
 
 QUESTIONS = {"What", "Who", "Whose", "Whether", "Why", "How", "Where", "When", "Which"}
 
 
-def sources(*folders: str) -> list[Path]:
+def sources(*folders: str, root: Path = ROOT) -> list[Path]:
     """Python files below these folders, sorted."""
-    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return sorted(path for folder in folders for path in (root / folder).rglob("*.py"))
 
 
 @cache
@@ -32,25 +54,102 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def shown(path: Path) -> str:
-    return str(path.relative_to(ROOT))
+def shown(path: Path, root: Path = ROOT) -> str:
+    return str(path.relative_to(root))
 
 
-def modules_by_folder(*folders: str) -> Mapping[str, int]:
+def modules_by_folder(root: Path) -> Mapping[str, int]:
     """Count modules beside each other; a package's `__init__` is not one of them."""
-    return Counter(shown(p.parent) for p in sources(*folders) if p.name != "__init__.py")
+    return Counter(shown(p.parent, root) for p in sources(*ROOMS, root=root) if not is_package(p))
 
 
-def test_no_source_folder_holds_more_modules_than_fit_on_a_screen():
-    counts = modules_by_folder(*ROOMS, "benchmarks")
+def thin_folders(root: Path = ROOT) -> dict[str, int]:
+    """Folders inside the rooms that have a module, but fewer than make a folder."""
+    counts = modules_by_folder(root)
+    return {f: n for f, n in counts.items() if n < MIN_MODULES and f not in ROOMS}
 
-    assert {f: n for f, n in counts.items() if n > MAX_MODULES} == {}
+
+def crumbs(root: Path = ROOT) -> dict[str, str]:
+    """Small modules that only one module imports, which stands beside them; and that module."""
+    modules = {module_name(path, root): path for path in sources(*ROOMS, root=root)}
+    importers: dict[str, set[str]] = {name: set() for name in modules}
+    for name, path in modules.items():
+        for target in {*imports_of(path, root)} & {*modules} - {name}:
+            importers[target].add(name)
+    return {
+        shown(path, root): shown(modules[importer], root)
+        for name, path in modules.items()
+        if not is_package(path) and num_lines(path) < MIN_LINES and len(importers[name]) == 1
+        for importer in importers[name]
+        if modules[importer].parent == path.parent
+    }
 
 
-def test_no_test_folder_holds_more_than_twenty_modules():
-    counts = modules_by_folder("tests")
+def num_lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
 
-    assert {f: n for f, n in counts.items() if n > MAX_TEST_MODULES} == {}
+
+def test_a_folder_holds_four_modules_or_is_a_file():
+    assert set(thin_folders()) == set(THIN)
+
+
+def test_a_small_module_has_a_reason_to_stand_beside_its_only_importer():
+    assert set(crumbs()) == set(CRUMBS)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """The sources of a room, to plant things in."""
+    shutil.copytree(ROOT / "buffer", tmp_path / "buffer")
+    return tmp_path
+
+
+def test_a_thin_folder_is_found(copy):
+    planted = copy / "buffer" / "planted"
+    planted.mkdir()
+    for name in ("__init__", "one", "two", "three"):
+        (planted / f"{name}.py").write_text('"""A module."""\n')
+
+    assert thin_folders(copy) == {"buffer/planted": 3}
+
+    (planted / "four.py").write_text('"""A module."""\n')
+
+    assert thin_folders(copy) == {}
+
+
+def test_a_crumb_is_found(copy):
+    record = copy / "buffer" / "record"
+    (record / "crumb.py").write_text('"""Half an idea."""\n\nHALF = 0.5\n')
+
+    assert crumbs(copy) == {}  # nobody imports it: a program
+
+    with (record / "rules.py").open("a") as rules:
+        rules.write("\nfrom .crumb import HALF\n")
+    parsed.cache_clear()
+
+    assert crumbs(copy) == {"buffer/record/crumb.py": "buffer/record/rules.py"}
+
+    with (copy / "buffer" / "store.py").open("a") as store:
+        store.write("\nfrom buffer.record.crumb import HALF\n")
+    parsed.cache_clear()
+
+    assert crumbs(copy) == {}  # two modules share it
+
+
+def test_each_folder_lists_its_chapters():
+    missing = {}
+    for path in sources(*ROOMS):
+        if not is_package(path):
+            continue
+        listed = set(
+            re.findall(r"^ *(\w+)/?  +\S", ast.get_docstring(parsed(path)) or "", re.MULTILINE)
+        )
+        files = {p.stem for p in path.parent.glob("*.py")} - {"__init__"}
+        folders = {p.parent.name for p in path.parent.glob("*/__init__.py")}
+        if listed != files | folders:
+            missing[shown(path)] = (files | folders) ^ listed
+
+    assert missing == {}
 
 
 def test_what_several_tests_use_lies_in_their_support():
@@ -75,8 +174,8 @@ def test_no_function_is_longer_than_a_page():
     assert {name: n for name, n in lengths.items() if n > MAX_FUNCTION_LINES} == {}
 
 
-def test_no_file_is_longer_than_its_one_idea_needs():
-    lengths = {shown(p): len(p.read_text(encoding="utf-8").splitlines()) for p in sources(*ROOMS)}
+def test_no_file_is_longer_than_a_chapter():
+    lengths = {shown(path): num_lines(path) for path in sources(*ROOMS)}
 
     assert {name: n for name, n in lengths.items() if n > MAX_FILE_LINES} == {}
 
@@ -92,13 +191,13 @@ def first_word(title: str) -> str:
     return title.split(maxsplit=1)[0].rstrip(",:;") if title else ""
 
 
-def module_name(path: Path) -> str:
-    return shown(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+def module_name(path: Path, root: Path = ROOT) -> str:
+    return shown(path, root).removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 
 
-def imports_of(path: Path) -> Iterator[str]:
+def imports_of(path: Path, root: Path = ROOT) -> Iterator[str]:
     """Name what a module imports anywhere in it, under TYPE_CHECKING and in functions too."""
-    name = module_name(path)
+    name = module_name(path, root)
     package = name if is_package(path) else name.rpartition(".")[0]
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):

@@ -16,8 +16,8 @@ from broker.transport.keys import load_pair
 from configs.errors import SettingsError
 from configs.loader import load
 from configs.settings import Settings
-from console.fleet.render import render
 from console.run.redis_server import free_port
+from console.verbs.fleet import render
 from tests.packaging.support.kubernetes_changes import (
     Change,
     container,

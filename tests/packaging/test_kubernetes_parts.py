@@ -17,8 +17,8 @@ from broker.transport.keys import load_pair, load_public
 from configs.errors import SettingsError
 from configs.loader import load
 from configs.settings import Settings
-from console.fleet.render import render
-from learner.launch.nodes import check_nodes
+from console.verbs.fleet import render
+from learner.launch import check_nodes
 from tests.packaging.support.kubernetes_changes import (
     Change,
     container,

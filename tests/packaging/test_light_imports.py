@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from console.verb_table import VERBS
+from console.command_line import VERBS
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,9 +68,9 @@ def test_no_role_loads_the_export_of_traces_before_it_traces():
 
     found = all_loaded_by(*roles, "learner.data.claims")
 
-    assert "configs.tracing.tracing" in found
+    assert "configs.tracing" in found
     # redis-py loads parts of OpenTelemetry where it is installed.
-    assert not found & {"configs.tracing.otlp", "opentelemetry.exporter", "opentelemetry.sdk.trace"}
+    assert not found & {"configs.otlp", "opentelemetry.exporter", "opentelemetry.sdk.trace"}
 
 
 def test_asking_for_help_loads_no_heavy_library():

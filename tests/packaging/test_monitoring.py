@@ -10,8 +10,8 @@ import subprocess
 import pytest
 import yaml
 
-from configs.metrics.endpoint import host_and_port
-from console.display.metrics_list import PAGES
+from configs.metrics import host_and_port
+from console.verbs.catalogues import PAGES
 from tests.needs import needs
 from tests.packaging.support.compose_file import ROOT, load_compose
 from tests.packaging.support.series import FAULTS, HEALTHY, MINUTES

@@ -25,11 +25,11 @@ import uvloop
 
 from actors.environments.hosted.process import HostProcess
 from console.run.process import Command, Process
-from learner.launch.rank_processes import RankProcesses, Share
+from learner.launch import RankProcesses, Share
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("configs", "buffer", "broker", "actors", "learner", "console")
-FORK_SERVER = "console/run/forks/server.py"
+ROOMS = ("configs", "buffer", "broker", "actors", "learner", "console", "lab")
+FORK_SERVER = "console/run/fork_process.py"
 SLEEP = (sys.executable, "-c", "import time; time.sleep(60)")
 
 HARMLESS = {"multiprocessing.process", "multiprocessing.connection"}

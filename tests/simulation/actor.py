@@ -11,13 +11,11 @@ from typing import Any
 from actors.engine.engine import Delta, Request, StagedWeights
 from actors.environments.base import Environment
 from actors.environments.calls import EnvironmentSource, drive
-from actors.episodes.environment_job import Job
-from actors.episodes.environment_workers import EnvironmentWorkers
-from actors.episodes.held_leases import HeldLease
+from actors.episodes.environment_workers import EnvironmentWorkers, Job
+from actors.episodes.held_leases import HeldLease, SwapGate
 from actors.episodes.maker import EpisodeMaker
-from actors.episodes.swap_gate import SwapGate
 from actors.loop import ActorLoop, EpisodeTools
-from broker.client.client import BrokerClient
+from broker.client import BrokerClient
 from broker.protocol.messages import (
     Hello,
     LeaseReply,

@@ -1,4 +1,4 @@
-"""A simulated actor with a key that lies, by the table of `console/chaos/endurance/lies.py`.
+"""A simulated actor with a key that lies, by the table of `lab/endurance/lies.py`.
 
 The checker (`history.py`) knows what it was granted: that is all that it may spoil.
 """
@@ -9,13 +9,13 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
-from broker.client.client import BrokerClient
+from broker.client import BrokerClient
 from broker.protocol.messages import Hello, LeaseReply
 from broker.transport.keys import KeyPair
 from configs.errors import DeadlineError, RecordError, RefusedError
 from configs.hashes import run_hashes
 from configs.settings import Settings
-from console.chaos.endurance.lies import PATIENCE_S, Lies, ask, targets_of
+from lab.endurance.lies import PATIENCE_S, Lies, ask, targets_of
 from tests.actors.support.fake_engine import CharacterTokenizer
 from tests.simulation.made_up import PROMPT_TOKENS
 

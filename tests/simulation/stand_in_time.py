@@ -40,7 +40,7 @@ def stand_in(loop: asyncio.AbstractEventLoop, network: Network, seed: int) -> It
             (secrets, "token_hex", lambda n=32: f"{names.getrandbits(8 * n):0{2 * n}x}"),
         ):
             stack.enter_context(mock.patch.object(target, name, replacement))
-        stack.enter_context(mock.patch("broker.client.connection.connect_dealer", network.dial))
+        stack.enter_context(mock.patch("broker.connection.connect_dealer", network.dial))
         stack.enter_context(mock.patch("actors.loop.EnvironmentWorkers", InlineEnvironment))
         random.seed(seed)
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))

@@ -21,8 +21,7 @@ from broker.server.service import Service
 from configs import durable
 from configs.errors import CheckpointError
 from learner.checkpointing import resume
-from learner.checkpointing.folders import UNFINISHED
-from learner.checkpointing.lineages import LINEAGES
+from learner.checkpointing.folders import LINEAGES, UNFINISHED
 from tests.simulation.disk import FaultyDisk
 from tests.simulation.nemesis import Rates
 from tests.simulation.scenario import Scenario, brief

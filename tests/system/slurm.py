@@ -24,10 +24,9 @@ import pytest
 
 from configs.loader import load
 from configs.settings import Settings
-from console.fleet.follow import SlurmFleet
-from console.fleet.render import render
 from console.run.redis_server import free_port
 from console.run.run_folder import RunFolder
+from console.verbs.fleet import SlurmFleet, render
 from tests.console.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -14,16 +14,14 @@ import pytest
 
 from buffer.operations.values import TaskSeen
 from configs.errors import SettingsError
-from console.chaos import matrix
-from console.chaos.command import chosen
-from console.chaos.fault import Fault, FaultResult, markdown
-from console.chaos.fault_case import FaultCase
-from console.chaos.faults.proxy import Proxy
-from console.chaos.invariants import history_violations, oldest_lag
-from console.chaos.live_run import Stuck
-from console.chaos.matrix import FAULTS, Plan, run_matrix
-from console.chaos.pairs import draw_pairs
-from console.chaos.task_trace import Observer, TaskTrace
+from lab import matrix
+from lab.command import chosen
+from lab.fault_case import Fault, FaultCase, FaultResult, markdown
+from lab.faults.proxy import Proxy
+from lab.live_run import Stuck
+from lab.matrix import FAULTS, Plan, history_violations, oldest_lag, run_matrix
+from lab.pair_case import draw_pairs
+from lab.task_trace import Observer, TaskTrace
 
 SHORT = ("actor-kill", "broker-kill", "redis-rewind")
 """And a pair of two of them at once."""

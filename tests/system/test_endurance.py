@@ -21,8 +21,8 @@ import pytest
 
 from buffer.operations.values import DeadLetter
 from configs.errors import StoreError
-from console.chaos.endurance.endurance import Endured, resume_if_paused, spoilt_by_others
-from console.chaos.endurance.growth import (
+from lab.endurance.endurance import Endured, resume_if_paused, spoilt_by_others
+from lab.endurance.growth import (
     SHARED,
     WARM_UP_S,
     Growth,

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from configs.worker import Worker
-from console.chaos.fault import Fault
-from console.chaos.fault_case import FaultCase
-from console.chaos.live_run import Stuck
-from console.chaos.pair_case import inject_both
-from console.chaos.pairs import KINDS, NUM_PAIRS, draw_pairs
+from lab.fault_case import Fault, FaultCase
+from lab.live_run import Stuck
+from lab.pair_case import KINDS, NUM_PAIRS, draw_pairs, inject_both
 
 
 class StandIn:

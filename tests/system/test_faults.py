@@ -13,7 +13,7 @@ import pytest
 
 from broker.transport.allow_list import Role, add
 from configs.loader import load
-from console.live.remote_run import Address, RemoteRun
+from console.live.top import Address, RemoteRun
 from tests.system.support import paced_reward
 from tests.system.support.hostile_actor import attack
 from tests.system.support.live_run import TORCH, LiveRun, assert_nothing_lost_or_repeated, end

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from console.run.redis_server import free_port
-from learner.reporting.trackers.bookmark import read_bookmark
+from learner.reporting.trackers.delivery import read_bookmark
 from tests.system.support.live_run import LiveRun
 from tests.system.support.real_trackers import EVENTS, WANDB, ask, make_venv, read_by, server
 

@@ -24,7 +24,7 @@ from buffer.store import Store
 from configs.errors import StoreError
 from configs.loader import save
 from configs.settings import Settings
-from console.chaos.faults.network_namespace import SecondNetwork, obstacle
+from lab.faults.network import SecondNetwork, obstacle
 from tests.learner.support.listening import listening
 from tests.learner.support.made_episodes import answers_at
 from tests.learner.support.tiny_policy import save_tiny_model

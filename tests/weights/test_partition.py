@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from console.chaos.faults.network_namespace import SecondNetwork
+from lab.faults.network import SecondNetwork
 from tests.needs import skip_without
 from tests.weights.support.plane import JOIN_AND_SEND_S, MAX_PUBLISH_S, SLACK_S, Plane
 

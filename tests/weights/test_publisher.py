@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from msgspec import ValidationError
 
-from broker.transport.addresses import advertised, host_and_port, reachable
 from broker.transport.keys import make_keys
+from broker.transport.sockets import advertised, host_and_port, reachable
 from configs.errors import LostLineage, WeightsError
 from learner.weights import sidecar
 from learner.weights.publisher_process import PublisherSettings, parse

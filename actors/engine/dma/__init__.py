@@ -1,1 +1,4 @@
-"""Weights that a card copies out of shared memory by itself."""
+"""Weights that a card copies out of shared memory by itself.
+
+pinned_files  Files of weights that a worker of vLLM keeps mapped
+"""

@@ -18,8 +18,7 @@ from typing import Any
 from actors.environments.base import Environment
 from configs.errors import SettingsError
 
-from .game_environment import GameEnvironment
-from .games import ArenaGame, GymGame, is_arena
+from .games import ArenaGame, GameEnvironment, GymGame, is_arena
 from .row_environment import NoRows, RowGameEnvironment, ToolEnvironment
 
 FORMS = (

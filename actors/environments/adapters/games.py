@@ -12,13 +12,97 @@ They are recognised by their methods; none of these packages is imported here.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple, Protocol
 
 from actors.chat import GivenPrompt
+from actors.environments.base import Score, Segment, Step
 from configs.errors import SettingsError
+
+# --------------------------------------------------------------------------------------------------
+# The generators that a process shares, `random`'s and numpy's, as one episode sees them.
+#
+# Many a game draws its secret with `random.choice`. Here each episode has a state of these
+# generators of its own, which begins with the seed of its item: the item is the same on every
+# actor, and so is what follows the same texts, although episodes take turns and threads share the
+# process.
+
+NUMPY: Any = import_module("numpy.random") if find_spec("numpy") else None
+"""An environment host may have none."""
+
+LOCK = threading.RLock()  # they are shared by all threads
+
+
+class _State(NamedTuple):
+    python: Any
+    numpy: Any
+
+    @classmethod
+    def now(cls) -> _State:
+        return cls(random.getstate(), NUMPY and NUMPY.get_state())
+
+    def restore(self) -> None:
+        random.setstate(self.python)
+        if NUMPY:
+            NUMPY.set_state(self.numpy)
+
+    def equals(self, other: _State) -> bool:
+        if self.python != other.python or not NUMPY:
+            return bool(self.python == other.python)
+        _, keys, *place = self.numpy
+        _, other_keys, *other_place = other.numpy
+        return place == other_place and bool((keys == other_keys).all())
+
+
+class SharedGenerators:
+    """Their state for one episode.
+
+    An episode whose first call draws nothing from them is left alone afterwards: its calls need not
+    wait for those of others.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._state: _State | None = None
+        self._is_used = True
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Carry out a call of the episode with its own state."""
+        if not self._is_used:
+            yield
+            return
+        with LOCK:
+            outside = _State.now()
+            before = self._begin()
+            try:
+                yield
+            finally:
+                after = _State.now()
+                outside.restore()
+                self._is_used = self._state is not None or not after.equals(before)
+                self._state = after
+
+    def _begin(self) -> _State:
+        if self._state is None:
+            random.seed(self._seed)
+            if NUMPY:
+                NUMPY.seed(self._seed)
+        else:
+            self._state.restore()
+        return _State.now()
+
+
+# --------------------------------------------------------------------------------------------------
+# Text environments of other projects behind one interface: begin with a seed, play a turn.
 
 SUCCESS = ("is_success", "success")
 """Keys of `info` that say whether the episode was won, as stable-baselines names them."""
@@ -164,3 +248,99 @@ def _text(observation: Any, method: str) -> str:
             f"describe it in words, in {method} itself or in a wrapper"
         )
     return str(observation)
+
+
+# --------------------------------------------------------------------------------------------------
+# Games of other projects as an environment: the seed of an item makes its episode.
+#
+# The reward of an episode is the sum of the rewards of its turns. Where `info` says `is_success`,
+# that is what evaluations report as accuracy, otherwise the reward itself.
+
+NUMPY_BOOLS = ("bool_", "bool")  # before numpy 2, and since
+SEEDS = 1 << 30  # on each side of the split
+
+
+class GameConversation:
+    """One episode of a game."""
+
+    answer: str | None = None
+    demonstration: tuple[Segment, ...] = ()
+
+    def __init__(self, game: Game, seed: int, *, leave: Callable[[Game], object]) -> None:
+        """Begin.
+
+        Args:
+            game: Plays nothing else meanwhile.
+            seed: Of the item.
+            leave: Takes the game back when the episode is over.
+        """
+        self._game = game
+        self._leave = leave
+        self._generators = SharedGenerators(seed)
+        with self._generators.kept():
+            self.prompt, info = game.start(seed)
+        if not self.prompt:
+            raise SettingsError(
+                "the first observation must be what the policy is asked, got an empty text; "
+                "let reset return it"
+            )
+        self.columns = {key: value for key, value in info.items() if _is_plain(value)}
+        self._reward = 0.0
+        self._success: float | None = None
+
+    def step(self, text: str) -> Step:
+        """Play a turn."""
+        with self._generators.kept():
+            turn = self._game.play(text)
+        self._reward += turn.reward
+        for key in SUCCESS:
+            won: Any = turn.info.get(key)
+            if isinstance(won, int | float) or type(won).__name__ in NUMPY_BOOLS:
+                self._success = float(won)
+        return Step(turn.observation, turn.done)
+
+    def score(self) -> Score:
+        """Return the sum of the rewards."""
+        self._leave(self._game)
+        parts = {} if self._success is None else {"exact": self._success}
+        return Score(self._reward, parts)
+
+
+class GameEnvironment:
+    """Items by the seed that their number gives; held-out items have seeds of their own."""
+
+    def __init__(self, name: str, make: Callable[[], Game], *, is_reusable: bool) -> None:
+        """Prepare.
+
+        Args:
+            name: Of the environment.
+            make: Makes a game: each episode under way has its own.
+            is_reusable: A game can play another episode after one.
+        """
+        self._name = name
+        self._make = make
+        self._is_reusable = is_reusable
+        self._free: list[Game] = []
+
+    def begin(self, index: int, seed: int, *, held_out: bool) -> GameConversation:  # noqa: ARG002 - an item is its index
+        """Begin the episode of an item; members of a group play the same, whatever their seeds."""
+        game = self._free.pop() if self._free else self._make()
+        return GameConversation(game, item_seed(index, held_out=held_out), leave=self._leave)
+
+    def describe(self) -> str:
+        """Return its name; the hash of a run has its code and settings."""
+        return f"games of {self._name}"
+
+    def _leave(self, game: Game) -> None:
+        if self._is_reusable:
+            self._free.append(game)
+
+
+def item_seed(index: int, *, held_out: bool) -> int:
+    """Return the seed of an item; those of training are even, held-out ones odd."""
+    digest = hashlib.blake2b(f"{index} {held_out}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % SEEDS * 2 + held_out
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool)

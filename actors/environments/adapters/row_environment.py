@@ -19,8 +19,7 @@ from actors.chat import GivenPrompt, read_prompt, text_of
 from actors.environments.base import Conversation, Environment, Score, Segment, Step, columns_of
 from configs.errors import SettingsError
 
-from .game_environment import GameConversation, item_seed
-from .games import Game, RowGame
+from .games import Game, GameConversation, RowGame, item_seed
 from .tools import AsyncToolConversation, ToolConversation, Tools
 
 

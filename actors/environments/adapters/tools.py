@@ -5,7 +5,7 @@
         def write(self, text: str) -> str        a tool: type hints, and a docstring with `Args:`
         def get_reward(self) -> float            optional
 
-The policy writes calls (`actors/tool_calls.py`), each is answered by a message of the role `tool`,
+The policy writes calls (`actors/chat.py`), each is answered by a message of the role `tool`,
 and a turn without a call ends the episode. A tool that fails tells the policy why.
 """
 
@@ -17,13 +17,12 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from actors.chat import GivenPrompt
+from actors.chat import GivenPrompt, ToolCall, read_calls
 from actors.environments.base import Conversation, Score, Segment, Step, columns_of
 from actors.environments.calls import drive
-from actors.tool_calls import ToolCall, read_calls
 from configs.errors import SettingsError
 
-from .shared_generators import SharedGenerators
+from .games import SharedGenerators
 
 NO_TOOLS = ("reset", "get_reward")
 

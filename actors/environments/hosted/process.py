@@ -3,7 +3,7 @@
     submit --a thread--> standard input ... standard output --a thread--> the call's future
 
 Independent of event loops: checks call it from several. It has ended for good when its process has;
-`host.py` starts the next. All its calls then fail, and those that come later.
+`environment.py` starts the next. All its calls then fail, and those that come later.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import structlog
 from configs.worker import Worker
 
 from .frames import MalformedFrame, pack_frame, read_frame
-from .lanes import HUNG
 from .program import OLD_PYTHON
+from .serving import HUNG
 
 log = structlog.get_logger()
 

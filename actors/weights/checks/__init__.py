@@ -1,1 +1,5 @@
-"""Checks of the weights that an engine serves."""
+"""Checks of the weights that an engine serves.
+
+probe      Judgement of the probe: whether engine and learner compute the same policy. Pure
+read_back  Reading back of what an engine has stored
+"""

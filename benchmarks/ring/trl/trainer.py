@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from actors.environments.partial_credit import position_share
+from actors.environments.final_answer import position_share
 
 WARM_UP_STEPS = 2  # the first steps compile kernels and fill caches
 

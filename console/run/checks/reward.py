@@ -7,7 +7,7 @@ from itertools import chain
 
 from actors.chat import read_prompt
 from actors.engine.tokenizer import ModelTokenizer
-from actors.engine.turns.stop_strings import before
+from actors.engine.turns import before
 from actors.environments.base import Conversation, tools_of
 from actors.environments.registry import (
     check_environment,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from buffer.client.address import SCHEMES, without_password
 from buffer.client.cluster import url_of_node
-from buffer.client.known_holes import warning_about
+from buffer.client.server_identity import warning_about
 from buffer.client.server_state import LEAST_VERSION, ServerState, read_server_state
 from buffer.store import Store
 from configs.errors import NyalaError, SettingsError

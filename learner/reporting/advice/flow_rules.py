@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from statistics import median
 
-from configs.fleet.wanted import actors_to_feed
+from configs.fleet import actors_to_feed
 from configs.settings import Settings
 
-from .evidence import StoreFigures
-from .window import Window, total
+from .evidence import StoreFigures, Window, total
 
 IDLE, IDLE_NO_MORE = 0.25, 0.15
 WORKLESS, WORKLESS_NO_MORE = 0.9, 0.7

@@ -6,7 +6,7 @@ import math
 
 from configs.settings import Settings
 
-from .window import Window, total
+from .evidence import Window, total
 
 FAILING, FAILING_NO_MORE = 0.05, 0.02  # retries hide a rare failure; one in twenty is a fault
 UNREAD, UNREAD_NO_MORE = 0.5, 0.3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from configs.settings import Settings
 from configs.tables.algorithm import CLIP_BOUNDS
 
-from .window import Window, middle, total
+from .evidence import Window, middle, total
 
 FAR, FAR_NO_MORE = 0.3, 0.15  # nats per token in a batch; the demo's most: 0.03
 USUAL = 0.05

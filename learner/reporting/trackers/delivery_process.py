@@ -20,12 +20,36 @@ import structlog
 
 from configs import durable
 from configs.logging import configure_logging
-from configs.settings import Settings
+from configs.settings import RunSettings, Settings, TrackerSettings
 
-from .bookmark import FOLDER
-from .choice import trackers_of
-from .delivery import Delivery
-from .parameters import parameters_of
+from .delivery import FOLDER, Delivery
+from .mlflow_run import MlflowRun
+from .names import parameters_of
+from .tensorboard_events import TensorboardEvents
+from .tracker import Tracker
+from .trackio_run import TrackioRun
+from .wandb_run import WandbRun
+
+# --------------------------------------------------------------------------------------------------
+# The trackers that the settings name.
+
+
+def trackers_of(chosen: TrackerSettings, run: RunSettings) -> dict[str, Tracker]:
+    """Make them, by their keys in `trackers`; none has begun."""
+    trackers: dict[str, Tracker] = {}
+    if chosen.tensorboard:
+        trackers["tensorboard"] = TensorboardEvents(run.folder)
+    if chosen.wandb is not None:
+        trackers["wandb"] = WandbRun(chosen.wandb, run)
+    if chosen.mlflow is not None:
+        trackers["mlflow"] = MlflowRun(chosen.mlflow, run)
+    if chosen.trackio is not None:
+        trackers["trackio"] = TrackioRun(chosen.trackio, run)
+    return trackers
+
+
+# --------------------------------------------------------------------------------------------------
+# The process that delivers a run to its trackers, beside learner rank 0.
 
 log = structlog.get_logger()
 

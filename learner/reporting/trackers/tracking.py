@@ -19,8 +19,7 @@ import structlog
 from configs.settings import Settings
 from learner.training.guards import Alert
 
-from .choice import trackers_of
-from .delivery_process import END_S, FINISHED
+from .delivery_process import END_S, FINISHED, trackers_of
 
 log = structlog.get_logger()
 

@@ -1,1 +1,6 @@
-"""The wire form of a model: order and layout of its tensors, and their bytes."""
+"""The wire form of a model: order and layout of its tensors, and their bytes.
+
+gather  The bytes of a model in its wire form: tensors whole, in one fixed order
+layout  Names, order and places of the tensors of a model in its wire form
+probe   The probe: tokens that the policy itself samples, its log-probs of them
+"""

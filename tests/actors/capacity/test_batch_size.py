@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from actors.capacity.batch_size import HELD_S, LATEST, WINDOW_S, BatchSize, Memory
+from actors.capacity import HELD_S, LATEST, WINDOW_S, BatchSize, Memory
 from tests.actors.capacity.support.stand_in_engine import StandInEngine, on_a_cpu, on_a_gpu
 
 

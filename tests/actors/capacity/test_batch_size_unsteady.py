@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from actors.capacity.batch_size import BatchSize
+from actors.capacity import BatchSize
 from tests.actors.capacity.support.stand_in_engine import (
     Machine,
     StandInEngine,

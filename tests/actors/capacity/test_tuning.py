@@ -4,10 +4,7 @@ import asyncio
 
 import pytest
 
-from actors.capacity.batch_size import WINDOW_S
-from actors.capacity.cache_meter import CacheMeter
-from actors.capacity.room import Room, leases_for
-from actors.capacity.tuning import Seen, Tuner
+from actors.capacity import WINDOW_S, CacheMeter, Room, Seen, Tuner, leases_for
 from configs.settings import ActorSettings
 
 BOUNDS = ActorSettings(

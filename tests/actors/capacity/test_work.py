@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.capacity.work import ENOUGH_S, Work
+from actors.capacity import ENOUGH_S, Work
 
 
 def play(

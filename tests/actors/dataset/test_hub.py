@@ -19,7 +19,7 @@ from configs.errors import SettingsError
 from configs.own_code import ROOT
 from tests.actors.support.hub_server import HubServer
 
-NAME = "lab/sums-1.5"
+NAME = "someone/sums-1.5"
 CARD = """---
 configs:
 - config_name: main
@@ -70,7 +70,7 @@ def test_a_dataset_is_loaded_by_its_name_subset_and_splits(hub: HubServer, tmp_p
         {"path": NAME, "subset": "main", "held_out_split": "test"},
         {"path": NAME},
         {"path": NAME, "subset": "main", "split": "dev"},
-        {"path": "lab/nothing"},
+        {"path": "someone/nothing"},
     ]
 
     (counts, rows), *refused = _ask(asked, hub.url, tmp_path)
@@ -81,7 +81,7 @@ def test_a_dataset_is_loaded_by_its_name_subset_and_splits(hub: HubServer, tmp_p
     assert "pick one among the available configs: ['main', 'other']" in several
     assert several.endswith("name one of them as subset")
     assert "must be one of train, test, got 'dev'" in no_split
-    assert "'lab/nothing' doesn't exist on the Hub or cannot be accessed; check" in no_dataset
+    assert "'someone/nothing' doesn't exist on the Hub or cannot be accessed; check" in no_dataset
 
 
 def test_a_hub_that_cannot_be_reached_is_one_sentence_with_the_next_step(

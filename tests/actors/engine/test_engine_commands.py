@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Future
 
-from actors.engine.waits.answers import Answers
+from actors.engine.waits import Answers
 
 
 def test_a_command_that_is_cancelled_as_its_answer_comes_is_cancelled() -> None:

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from actors.engine import waits
 from actors.engine.engine import Delta, Request, Sampled, StagedWeights
 from actors.engine.engine_thread import not_started
 from actors.engine.threaded import ThreadedEngine
-from actors.engine.waits import stall
-from actors.engine.waits.stall import FIRST_S, SILENT_S, StallWatch
+from actors.engine.waits import FIRST_S, SILENT_S, StallWatch
 from configs.errors import DeadlineError, EngineDied, EngineNotStarted, EngineUnfit
 from tests.actors.support.lost_core import CoreStepper
 
@@ -156,7 +156,7 @@ def test_a_command_that_is_not_answered_ends_the_core(tmp_path) -> None:
 def looks(watch: StallWatch, clock: Clock, seconds: float, **requests: object) -> int:
     """Look once a second; return at which look the engine was given up, 0 = never."""
     for n in range(1, int(seconds) + 1):
-        clock.now += stall.LOOK_S
+        clock.now += waits.LOOK_S
         if watch.look(**requests):  # type: ignore[arg-type]
             return n
     return 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.capacity.cache_meter import CacheMeter
+from actors.capacity import CacheMeter
 from actors.engine.engine import Request
 from tests.actors.support.engine_probe import tiny_folder
 from tests.needs import needs

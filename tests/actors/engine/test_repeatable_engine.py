@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from actors.engine.engine import Request
-from actors.engine.rows.draws import TokenPlace, draws_of_places
-from actors.engine.torch_engine import TorchOptions, TorchStepper
+from actors.engine.torch_engine import TokenPlace, TorchOptions, TorchStepper, draws_of_places
 from buffer.record.episode import PolicyVersion
 from tests.actors.support.engine_probe import tiny_folder
 from tests.actors.support.tiny_model import stage

@@ -13,17 +13,18 @@ from typing import Any
 
 import pytest
 
-from actors.environments.arithmetic import ArithmeticSyntaxError, evaluate
-from actors.environments.base import Environment, columns_of
-from actors.environments.calculator import Calculator
-from actors.environments.compact import STYLES, compact_style
-from actors.environments.deadline import call_within
-from actors.environments.held_out import is_held_out, probe
-from actors.environments.partial_credit import position_share
-from actors.environments.reasoning_gym import ReasoningGym
-from actors.environments.reasoning_gym_modules import dataset_names, import_dataset
-from actors.environments.registry import check_environment, make_environment
-from actors.export import export
+from actors.__main__ import export
+from actors.environments.base import Environment, columns_of, is_held_out, probe
+from actors.environments.calculator import ArithmeticSyntaxError, Calculator, evaluate
+from actors.environments.final_answer import position_share
+from actors.environments.reasoning_gym import (
+    STYLES,
+    ReasoningGym,
+    compact_style,
+    dataset_names,
+    import_dataset,
+)
+from actors.environments.registry import call_within, check_environment, make_environment
 from configs.errors import DeadlineError, SettingsError
 from configs.settings import RunSettings
 
@@ -208,8 +209,8 @@ def test_a_full_question_tells_how_to_answer():
 
 ELSEWHERE = """
 import json
-from actors.environments.deadline import call_within
-from actors.environments.reasoning_gym_modules import dataset_names, import_dataset
+from actors.environments.registry import call_within
+from actors.environments.reasoning_gym import dataset_names, import_dataset
 from actors.environments.registry import check_environment, make_environment
 from configs.errors import DeadlineError
 from configs.settings import RunSettings

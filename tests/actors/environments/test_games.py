@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from actors.environments.adapters.shared_generators import SharedGenerators
+from actors.__main__ import export
+from actors.environments.adapters.games import SharedGenerators
 from actors.environments.base import Environment, columns_of
 from actors.environments.registry import make_environment, try_environment
-from actors.export import export
 from configs.errors import SettingsError
 from configs.settings import RunSettings
-from learner.initial_model.warm_start import read_pairs
+from learner.initial_model import read_pairs
 
 GYMNASIUM = '''
 import random

@@ -19,7 +19,7 @@ import pytest
 
 from actors.environments.base import Score, Step
 from actors.environments.calls import call
-from actors.environments.hosted import host as hosts
+from actors.environments.hosted import environment as hosts
 from actors.environments.hosted.environment import HostedEnvironment
 from actors.environments.hosted.process import HostError, HostProcess
 from actors.environments.registry import make_environment, try_environment

@@ -19,7 +19,7 @@ NAMES = [
 
 ALONE = """
 import json, random, sys, types
-from actors.environments.reasoning_gym_modules import import_dataset
+from actors.environments.reasoning_gym import import_dataset
 
 for name in ("cellpylib", "pycosat", "zss"):  # imported by the package, and maybe not installed
     sys.modules[name] = types.ModuleType(name)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from actors.chat import ToolCall, read_calls
 from actors.environments import registry
 from actors.environments.base import columns_of, tools_of
 from actors.environments.calls import finish
-from actors.tool_calls import ToolCall, read_calls
 from configs.errors import SettingsError
 from configs.settings import RunSettings
 

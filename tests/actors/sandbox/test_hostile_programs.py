@@ -15,7 +15,7 @@ import pytest
 
 from actors.environments.dataset.programs import CodeScorer
 from actors.sandbox import entry
-from actors.sandbox.file_view import VIEWS
+from actors.sandbox.kernel import VIEWS
 from actors.sandbox.sandbox import Limits, Sandbox
 from tests.actors.support.hostile_programs import hostile_programs, programs_that_reach_out
 from tests.actors.support.sandboxes import sandbox_of

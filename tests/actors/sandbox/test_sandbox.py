@@ -13,7 +13,7 @@ import pytest
 
 from actors.environments.registry import check_environment
 from actors.sandbox import sandbox as module
-from actors.sandbox.file_view import VIEWS
+from actors.sandbox.kernel import VIEWS
 from actors.sandbox.sandbox import Limits, Sandbox
 from configs.errors import RewardError, SettingsError
 from configs.settings import RunSettings

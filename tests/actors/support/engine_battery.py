@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from actors.engine.engine import Delta, StagedWeights
-from actors.engine.turns.stop_strings import StopStrings
+from actors.engine.turns import StopStrings
 from buffer.record.episode import VersionSpan
 from configs.errors import SettingsError, WeightsError, WeightsOverwritten
 from tests.actors.support.engine_probe import Bench, Transcript

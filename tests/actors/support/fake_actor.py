@@ -7,11 +7,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from actors.environments.arithmetic import evaluate
-from actors.environments.calculator import Calculator
+from actors.environments.calculator import Calculator, evaluate
 from actors.environments.calls import EnvironmentSource
+from actors.episodes.held_leases import SwapGate
 from actors.episodes.maker import EpisodeMaker
-from actors.episodes.swap_gate import SwapGate
 from actors.loop import ActorLoop, EpisodeTools
 from actors.rewards.pool import RewardPool
 from broker.protocol.messages import Publication

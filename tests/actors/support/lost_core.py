@@ -19,8 +19,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from actors.engine.engine import Request, Sampled, StagedWeights
+from actors.engine.vllm_engine import CoreWatch
 from actors.engine.vllm_private import CoreClient
-from actors.engine.waits.core_end import CoreWatch
 
 
 class Process:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.engine.tokenizer import ModelTokenizer
-from actors.engine.turns.stop_strings import StopStrings, TurnWatch
+from actors.engine.turns import StopStrings, TurnWatch
 from actors.environments.calls import drive
 from actors.episodes.maker import EpisodeMaker
 from actors.episodes.rollout import Rollout, State

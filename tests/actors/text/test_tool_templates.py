@@ -11,7 +11,7 @@ import pytest
 from actors.chat import Message
 from actors.engine.tokenizer import ModelTokenizer
 from configs.errors import SettingsError
-from learner.initial_model.character_model import EOS, make_tokenizer
+from learner.initial_model import EOS, make_tokenizer
 
 PLAIN = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}" + EOS + "{% endfor %}"

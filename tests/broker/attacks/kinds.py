@@ -11,7 +11,7 @@ import msgpack
 import numpy as np
 
 from benchmarks.delivery.records import NEWEST
-from broker.client.client import BrokerClient
+from broker.client import BrokerClient
 from broker.protocol.codec import decode, encode
 from broker.protocol.messages import (
     BeatRequest,

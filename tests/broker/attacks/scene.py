@@ -15,7 +15,7 @@ import zmq.asyncio
 
 from benchmarks.delivery.records import NEWEST
 from benchmarks.delivery.ring import Ring, ring
-from broker.client.client import BrokerClient
+from broker.client import BrokerClient
 from broker.protocol.messages import (
     Beat,
     BeatRequest,

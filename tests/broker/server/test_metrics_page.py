@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.metrics_page import METRICS, BrokerPage
-from broker.server.components import assemble
+from broker.server.dispatch import assemble
 from buffer import operations
 from buffer.store import AsyncStore, Store
 from configs.settings import Settings

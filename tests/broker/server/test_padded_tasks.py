@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from broker.client.client import BrokerClient
+from broker.client import BrokerClient
 from broker.protocol.messages import (
     Beat,
     BeatRequest,

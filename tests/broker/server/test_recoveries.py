@@ -7,7 +7,7 @@ from typing import Any
 
 from broker.protocol.codec import WIRE_VERSION, Envelope
 from broker.protocol.messages import Bye, LeaseReply, LeaseRequest, ReleaseRequest
-from broker.server.components import assemble
+from broker.server.dispatch import assemble
 from broker.server.liveness import MAX_TASKS, Liveness, Recoveries
 from buffer.store import AsyncStore
 from tests.broker.support.fake_clock import FakeClock

@@ -11,13 +11,13 @@ import zmq
 
 from broker.protocol.codec import encode
 from broker.protocol.messages import BeatRequest
-from broker.server import components
+from broker.server import dispatch
 from broker.server.dispatch import Dispatcher
 from broker.server.lanes import ReadingClock
 from broker.server.leasing import Leasing
 from broker.server.liveness import Liveness
 from broker.server.server import Broker
-from broker.transport.router import Router
+from broker.transport.sockets import Router
 from tests.broker.support.fake_clock import FakeClock
 from tests.broker.support.ring import FIRST, RUN, begin, hello, ring
 
@@ -46,7 +46,7 @@ class Held:
         def pause(_leasing: Leasing) -> None:
             self.pauses += 1
 
-        monkeypatch.setattr(components, "ReadingClock", lambda _: ReadingClock(self.clock))
+        monkeypatch.setattr(dispatch, "ReadingClock", lambda _: ReadingClock(self.clock))
         monkeypatch.setattr(Broker, "_dispatcher", dispatcher)
         monkeypatch.setattr(Router, "receive", held)
         monkeypatch.setattr(Leasing, "pause_reaping", pause)

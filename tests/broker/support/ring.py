@@ -14,7 +14,7 @@ import redis
 import zmq
 import zmq.asyncio
 
-from broker.client.client import BrokerClient
+from broker.client import BrokerClient
 from broker.protocol.codec import encode, encode_spec
 from broker.protocol.messages import Hello, TaskSpec
 from broker.server.server import Broker

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.client.client import BrokerClient
+from broker.client import BrokerClient
 from broker.protocol.codec import decode, encode
 from broker.protocol.messages import (
     Enrol,
@@ -24,7 +24,7 @@ from broker.protocol.messages import (
 from broker.server.flow_control import MAX_REQUESTS_PER_PEER, MOST_FAILURES
 from broker.server.service import Service
 from broker.transport.allow_list import Role, add, read_allowed, revoke
-from broker.transport.key_rotation import rotate_client_key
+from broker.transport.enrolled import rotate_client_key
 from broker.transport.keys import KeyPair, load_pair, make_keys, new_pair, place_public
 from buffer import operations
 from configs.errors import RefusedError

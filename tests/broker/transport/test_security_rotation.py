@@ -10,7 +10,7 @@ import zmq
 
 from broker.protocol.messages import BeatRequest, LeaseRequest, Verdict
 from broker.transport.allow_list import Role, read_allowed, revoke
-from broker.transport.key_rotation import (
+from broker.transport.enrolled import (
     announce_broker_key,
     broker_public_keys,
     rotate_broker_key,

@@ -6,7 +6,7 @@ import structlog
 
 from buffer import operations
 from buffer.client import server_identity
-from buffer.client.known_holes import (
+from buffer.client.server_identity import (
     HOLES,
     Server,
     holes_of,

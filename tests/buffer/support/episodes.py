@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from buffer.record.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
-from buffer.record.schema import MAX_NUMBER, FinishReason, Purpose
+from buffer.record.wire import MAX_NUMBER, FinishReason, Purpose
 
 numbers = st.integers(0, MAX_NUMBER)
 finite = st.floats(allow_nan=False, allow_infinity=False)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs.fleet.meter import Meter
+from configs.fleet import Meter
 
 
 def test_nothing_is_measured_before_two_looks_and_a_batch():

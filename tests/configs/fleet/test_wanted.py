@@ -3,14 +3,15 @@
 import pytest
 
 from configs.errors import SettingsError
-from configs.fleet.cost import cost, overspent
-from configs.fleet.wanted import (
+from configs.fleet import (
     Measured,
     Wanted,
     actors_to_feed,
     affordable_actors,
+    cost,
     first_wanted,
     next_wanted,
+    overspent,
 )
 from configs.loader import load
 from configs.settings import FleetSettings, Settings

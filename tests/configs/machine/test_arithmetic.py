@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from configs import machine
 from configs.hashes import run_hashes
-from configs.machine import arithmetic
-from configs.machine.arithmetic import arithmetic_hash
+from configs.machine import arithmetic_hash
 from configs.settings import RunSettings
 
 X86 = "processor : 0\nmodel name : AMD EPYC\nflags : fpu avx2 avx512f fma\nprocessor : 1\n"
@@ -20,7 +20,7 @@ ARM = "processor : 0\nFeatures : fp asimd sve\n"
 def cpuinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place = tmp_path / "cpuinfo"
     place.write_text(X86)
-    monkeypatch.setattr(arithmetic, "CPUINFO", place)
+    monkeypatch.setattr(machine, "CPUINFO", place)
     return place
 
 
@@ -52,7 +52,7 @@ def test_another_release_of_a_library_has_another_hash(
 ) -> None:
     known = arithmetic_hash()
     other = {library: "0.0.1"}
-    monkeypatch.setattr(arithmetic, "version", lambda name: other.get(name) or version(name))
+    monkeypatch.setattr(machine, "version", lambda name: other.get(name) or version(name))
 
     assert arithmetic_hash() != known
 
@@ -61,7 +61,7 @@ def test_a_machine_without_cpuinfo_has_a_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = arithmetic_hash()
-    monkeypatch.setattr(arithmetic, "CPUINFO", tmp_path / "nothing")
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "nothing")
 
     assert arithmetic_hash() != known
 

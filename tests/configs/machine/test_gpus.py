@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.machine.gpus import LEAST_DRIVERS, gpu_left_out, query_gpus, visible_gpus
+from configs.machine import LEAST_DRIVERS, gpu_left_out, query_gpus, visible_gpus
 from tests.configs.support.fake_smi import hide_driver, install_smi
 
 ROOT = Path(__file__).parents[3]

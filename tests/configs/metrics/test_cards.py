@@ -1,6 +1,6 @@
 """Figures of cards, from an `nvidia-smi` that stands for a machine with some."""
 
-from configs.metrics.cards import MEMORY, USE, Cards
+from configs.metrics import MEMORY, USE, Cards
 from tests.configs.support.fake_smi import hide_driver, install_smi
 
 

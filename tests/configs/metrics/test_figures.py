@@ -1,6 +1,6 @@
 """What a role counts for its page."""
 
-from configs.metrics.figures import BusyTime, Histogram
+from configs.metrics import BusyTime, Histogram
 
 
 class Clock:

@@ -16,10 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from configs.errors import SettingsError
-from configs.metrics.figures import Histogram, Metric
-from configs.metrics.health import Health, Pulse
-from configs.metrics.server import MAX_CALLERS, MetricsServer
-from configs.metrics.serving import serving
+from configs.metrics import Health, Histogram, Metric, Pulse
+from configs.metrics_server import MAX_CALLERS, MetricsServer
+from configs.metrics_serving import serving
 from configs.settings import RunSettings
 
 METRICS = (
@@ -215,7 +214,7 @@ def test_callers_that_say_nothing_keep_no_more_than_their_places(role):
 
 def test_without_an_endpoint_nothing_is_imported(tmp_path):
     program = (
-        "import sys; from configs.metrics.serving import serving\n"
+        "import sys; from configs.metrics_serving import serving\n"
         "with serving(None, (), dict, None, run=None, role='broker', name='b'): pass\n"
         "sys.exit('prometheus_client' in sys.modules or 'http.server' in sys.modules)"
     )

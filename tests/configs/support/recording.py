@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from configs.tracing.span import Span, TraceIds
-from configs.tracing.traces import MAX_WAITING, TRACES
+from configs.traces import MAX_WAITING, TRACES, Span, TraceIds
 
 IDS = TraceIds("a run", b"its key")
 

@@ -4,10 +4,14 @@ import asyncio
 from collections import defaultdict
 from types import SimpleNamespace
 
-from configs.tracing.episodes import (
+from configs.traces import (
     MAX_LINKS,
+    MAX_WAITING,
+    TRACES,
     UNTRACED,
     Phase,
+    lease_of,
+    root_of,
     trace_batch,
     trace_created,
     trace_dropped,
@@ -15,9 +19,8 @@ from configs.tracing.episodes import (
     trace_leased,
     trace_life,
     tracing_stores,
+    training_of,
 )
-from configs.tracing.span import lease_of, root_of, training_of
-from configs.tracing.traces import MAX_WAITING, TRACES
 from tests.configs.support.recording import IDS, recording
 
 
@@ -87,7 +90,7 @@ def test_a_clock_that_is_set_back_makes_no_span_that_ends_before_it_begins(monke
     with recording() as recorded:
         life = trace_life(7, 5)
         life.enter(Phase.SAMPLE)
-        monkeypatch.setattr("configs.tracing.episodes.time", SimpleNamespace(time_ns=lambda: 1000))
+        monkeypatch.setattr("configs.traces.time", SimpleNamespace(time_ns=lambda: 1000))
         life.end("OK")
         trace_created([7], began_ns=2000)
 

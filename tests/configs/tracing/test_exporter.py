@@ -7,11 +7,20 @@ import pytest
 from structlog.testing import capture_logs
 
 from configs.settings import RunSettings
-from configs.tracing.episodes import Phase, trace_batch, trace_created, trace_expired, trace_life
-from configs.tracing.exporter import CLOSE_S, Exporter
-from configs.tracing.span import Span, TraceIds, root_of
-from configs.tracing.traces import MAX_WAITING, TRACES, Traces
-from configs.tracing.tracing import tracing
+from configs.traces import (
+    MAX_WAITING,
+    TRACES,
+    Phase,
+    Span,
+    TraceIds,
+    Traces,
+    root_of,
+    trace_batch,
+    trace_created,
+    trace_expired,
+    trace_life,
+)
+from configs.tracing import CLOSE_S, Exporter, tracing
 from tests.configs.support.collector import Collector
 
 IDS = TraceIds("r", b"key")
@@ -34,7 +43,7 @@ def collector():
 @pytest.fixture
 def quick(monkeypatch):
     """A second between looks is for machines."""
-    monkeypatch.setattr("configs.tracing.exporter.EVERY_S", 0.02)
+    monkeypatch.setattr("configs.tracing.EVERY_S", 0.02)
 
 
 def until(holds, within_s=30.0):

@@ -2,7 +2,7 @@
 
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 
-from configs.tracing.span import TraceIds, is_sampled, lease_of, root_of
+from configs.traces import TraceIds, is_sampled, lease_of, root_of
 
 IDS = TraceIds("demo", b"key")
 

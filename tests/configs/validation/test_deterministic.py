@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from configs.settings import Settings
-from configs.validation.deterministic import RULES
+from configs.validation.learner import RULES
 
 REPEATABLE: dict[str, dict[str, Any]] = {
     "run": {

@@ -8,8 +8,8 @@ import pytest
 
 from configs.errors import SettingsError
 from configs.settings import ActorSettings, RunSettings, Settings
-from console.actor_group.plan import actor_commands, cards_of_actors
 from console.run.process import Command
+from console.verbs.roles import actor_commands, cards_of_actors
 from tests.configs.support.fake_smi import hide_driver, install_smi
 
 EIGHT = tuple("01234567")

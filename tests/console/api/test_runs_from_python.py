@@ -10,7 +10,7 @@ import pytest
 
 import nyala
 from configs.errors import DeadlineError
-from console.api import up_process
+from console import api
 from console.run.run_folder import RunFolder
 from tests.console.support.stand_in_up import MODULE
 from tests.console.support.waiting import wait_until
@@ -30,7 +30,7 @@ LONG = 2000  # batches of a run that does not end within a test
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     monkeypatch.delenv("NYALA_REDIS_URL", raising=False)
-    monkeypatch.setattr(up_process, "UP", (*MODULE, "{}"))
+    monkeypatch.setattr(api, "UP", (*MODULE, "{}"))
     monkeypatch.chdir(ROOT)
     path = tmp_path / "mine.yaml"
     path.write_text(SETTINGS.format(directory=tmp_path / "runs", steps=6))
@@ -62,7 +62,7 @@ def script(config, *lines, **flags):
 
 
 def test_a_run_of_which_a_process_needs_other_settings_raises_what_it_wrote(config, monkeypatch):
-    monkeypatch.setattr(up_process, "UP", (*MODULE, '{"broker": "refuses"}'))
+    monkeypatch.setattr(api, "UP", (*MODULE, '{"broker": "refuses"}'))
 
     with pytest.raises(nyala.SettingsError, match=r"must be good, got bad(.|\n)*needs other"):
         nyala.create_run(config).wait(quiet=True)
@@ -168,7 +168,7 @@ def test_wrong_settings_are_refused_before_anything_starts(config, tmp_path):
 
 
 def test_a_run_that_fails_says_why(config, monkeypatch):
-    monkeypatch.setattr(up_process, "UP", (*MODULE, '{"learner": "refuses"}'))
+    monkeypatch.setattr(api, "UP", (*MODULE, '{"learner": "refuses"}'))
 
     run = nyala.create_run(config)
 

@@ -8,7 +8,7 @@ import pytest
 
 from configs.errors import SettingsError
 from configs.settings import RunSettings, Settings
-from console.run.checks.addresses import check_addresses
+from console.run.checks.machine import check_addresses
 
 FREE = "tcp://127.0.0.1:0"
 

@@ -10,14 +10,14 @@ import pytest
 
 from configs.errors import SettingsError
 from configs.settings import LearnerSettings
-from console.run.checks import devices
-from console.run.checks.devices import check_devices
+from console.run.checks import machine
+from console.run.checks.machine import check_devices
 from tests.configs.support.fake_smi import hide_driver, install_smi
 
 
 def torch_says(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """A torch as it answers on a machine with cards: the one installed here has no CUDA."""
-    monkeypatch.setattr(devices, "ASK_TORCH", f"print({text!r})")
+    monkeypatch.setattr(machine, "ASK_TORCH", f"print({text!r})")
 
 
 def test_more_ranks_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from broker.transport.keys import make_client, make_keys
 from configs.errors import SettingsError
 from configs.settings import BrokerSettings
-from console.run.checks.key_files import check_keys
+from console.run.checks.machine import check_keys
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from broker.weights.shared_memory import SHARED_MEMORY
 from configs.errors import SettingsError
 from configs.settings import Settings
-from console.run.checks import room
+from console.run.checks import model
 from console.run.checks.check import GIB, Doubt
 
 QWEN3 = {  # of Qwen3-0.6B: 596,049,920 parameters
@@ -52,61 +52,61 @@ def free(monkeypatch):
 
 
 def test_sizes_are_those_of_the_model(settings):
-    assert room.sizes_of(settings) == (2 * PARAMETERS, 12 * PARAMETERS)
+    assert model.sizes_of(settings) == (2 * PARAMETERS, 12 * PARAMETERS)
 
 
 def test_three_copies_of_the_weights_must_fit_shared_memory_or_the_disk(settings, free):
     free(shared=4 * GIB, disk=100 * GIB)
-    assert "3 copies of the weights take 3.7 GiB, 4.0 GiB" in room.check_shared_memory(settings)
+    assert "3 copies of the weights take 3.7 GiB, 4.0 GiB" in model.check_shared_memory(settings)
 
     free(shared=64 * 2**20, disk=100 * GIB)
-    found = room.check_shared_memory(settings)
+    found = model.check_shared_memory(settings)
     assert isinstance(found, Doubt)
     assert "should have 3.7 GiB free" in found.text
     assert "--shm-size" in found.text
 
     free(shared=64 * 2**20, disk=GIB)
     with pytest.raises(SettingsError, match=r"must have 3.7 GiB free .*got 64.0 MiB, and 1.0 GiB"):
-        room.check_shared_memory(settings)
+        model.check_shared_memory(settings)
 
 
 def test_checkpoints_must_fit_the_disk_beside_those_that_are_there(settings, free):
     wanted = (3 + 1) * 12 * PARAMETERS + 2 * PARAMETERS + GIB
     free(shared=0, disk=wanted)
-    assert room.check_disk(settings).startswith("4 checkpoints of 6.7 GiB")
+    assert model.check_disk(settings).startswith("4 checkpoints of 6.7 GiB")
 
     free(shared=0, disk=wanted - 2**20)
     with pytest.raises(SettingsError, match=r"4 checkpoints of 6.7 GiB.*lower learner.keep_checkp"):
-        room.check_disk(settings)
+        model.check_disk(settings)
 
     held = settings.run.folder / "checkpoints" / "step-000001" / "shard"
     held.parent.mkdir(parents=True)
     held.write_bytes(bytes(2**20))
-    assert room.check_disk(settings)
+    assert model.check_disk(settings)
 
 
 def test_a_learner_larger_than_this_machine_is_warned_of(settings, monkeypatch):
-    monkeypatch.setattr(room, "smallest_card", lambda: None)
+    monkeypatch.setattr(model, "smallest_card", lambda: None)
     monkeypatch.setattr(os, "sysconf", lambda _name: 2**14)
 
-    found = room.check_learner_memory(settings)
+    found = model.check_learner_memory(settings)
 
     assert isinstance(found, Doubt)
     assert "this machine's memory of 256.0 MiB" in found.text
 
 
 def test_a_learner_larger_than_the_card_fails(settings, monkeypatch):
-    monkeypatch.setattr(room, "smallest_card", lambda: 8 * GIB)
+    monkeypatch.setattr(model, "smallest_card", lambda: 8 * GIB)
     with pytest.raises(SettingsError, match=r"must fit 8\.0 GiB on each card"):
-        room.check_learner_memory(settings)
+        model.check_learner_memory(settings)
 
-    monkeypatch.setattr(room, "smallest_card", lambda: 80 * GIB)
-    assert "of 80.0 GiB on each card, computed" in room.check_learner_memory(settings)
+    monkeypatch.setattr(model, "smallest_card", lambda: 80 * GIB)
+    assert "of 80.0 GiB on each card, computed" in model.check_learner_memory(settings)
 
 
 def test_a_model_of_unknown_size_is_one_failure(settings):
-    assert room.check_size(settings) == "1.1 GiB as it is published"
+    assert model.check_size(settings) == "1.1 GiB as it is published"
     (settings.run.folder.parent / "model" / "config.json").write_text("{}")
 
     with pytest.raises(SettingsError, match=r"its sizes in config\.json, got none of"):
-        room.check_size(settings)
+        model.check_size(settings)

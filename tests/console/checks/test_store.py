@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from buffer.client import server_state
-from buffer.client.known_holes import Server
+from buffer.client.server_identity import Server
 from buffer.client.server_state import read_server_state
 from configs.errors import NyalaError, SettingsError
 from configs.settings import BufferSettings, RunSettings

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from configs.errors import SettingsError
 from configs.loader import load
 from configs.settings import Settings
-from console.run.checks.trackers import check_trackers
+from console.run.checks.machine import check_trackers
 from console.run.redis_server import free_port
 
 

@@ -8,9 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from configs.errors import SettingsError
-from console.compare.bootstrap import paired_interval
-from console.compare.comparison import compare
 from console.main import app
+from console.verbs.compare import compare, paired_interval
 from tests.console.support.made_run import answers, made_run
 
 

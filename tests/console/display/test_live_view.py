@@ -8,10 +8,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from buffer.operations.values import ActorSeen
+from console.display.live_view import live_view
 from console.display.progress import Progress
 from console.display.snapshot import View
-from console.display.view.live_view import live_view
-from learner.profiling.phase_names import PHASES
+from learner.phase_names import PHASES
 from tests.console.support.recorded_run import recorded_view, rows
 
 WIDTHS = [60, 80, 140]

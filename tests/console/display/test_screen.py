@@ -6,7 +6,7 @@ import re
 from rich.console import Console
 from rich.text import Text
 
-from console.display.view.screen import Screen
+from console.display.display import Screen
 
 
 class Terminal(io.StringIO):

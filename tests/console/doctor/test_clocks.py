@@ -15,8 +15,8 @@ from buffer.record.codec import encode_episode
 from buffer.record.episode import FenceRun
 from buffer.store import Store
 from configs.errors import SettingsError
-from console.doctor import clocks
-from console.doctor.clocks import check_actor_clocks, check_machine_clock, clock_bounds
+from console.doctor import live_run
+from console.doctor.live_run import check_actor_clocks, check_machine_clock, clock_bounds
 from tests.buffer.support.episodes import example_episode
 from tests.buffer.support.run_in_store import GROUP_SIZE, RunInStore
 
@@ -66,7 +66,7 @@ def test_this_machines_clock_is_compared_with_redis(redis_url, monkeypatch):
     real = time.time
     read = read_server_state
     monkeypatch.setattr(
-        clocks, "read_server_state", lambda url: read(url, clock=lambda: real() - 120)
+        live_run, "read_server_state", lambda url: read(url, clock=lambda: real() - 120)
     )
 
     with pytest.raises(SettingsError, match=r"within 2 s of this machine's, got \+1.*by NTP"):

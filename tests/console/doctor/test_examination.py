@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from configs.errors import SettingsError
-from console.doctor.examination import Finding, Grade, examine
+from console.doctor.command import Finding, Grade, examine
 from console.run.checks.check import Check, Doubt
 
 

@@ -22,7 +22,7 @@ from console.doctor.live_run import (
     check_refusals,
     check_versions,
 )
-from console.report.record.versions import write_versions
+from console.report.record import write_versions
 from console.run.checks.check import Doubt
 from console.run.run_folder import RunFolder
 

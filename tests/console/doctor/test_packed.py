@@ -8,11 +8,11 @@ import pytest
 
 from configs.errors import SettingsError
 from configs.settings import BrokerSettings, LearnerSettings, RunSettings, Settings
-from console.doctor.examination import Grade, examine
-from console.doctor.packed import check_reached, pack_checks
-from console.join_pack.pack import write_pack
+from console.doctor.command import Grade, examine
+from console.doctor.implied import check_reached, pack_checks
 from console.run.plan import prepare
 from console.run.run_folder import RunFolder
+from console.verbs.join_pack import write_pack
 
 
 @pytest.fixture

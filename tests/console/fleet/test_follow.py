@@ -14,8 +14,8 @@ import pytest
 from configs.errors import SettingsError
 from configs.loader import save
 from configs.settings import Settings
-from console.fleet.follow import LOOK_S, MOST_AT_ONCE, MOST_FAILURES, SlurmFleet
 from console.run.run_folder import RunFolder
+from console.verbs.fleet import LOOK_S, MOST_AT_ONCE, MOST_FAILURES, SlurmFleet
 
 COMMANDS = {
     "sbatch": 'echo "$@" >>asked; n=$(($(cat last) + 1)); echo $n >last; echo $n >>queue',

@@ -13,7 +13,7 @@ import pytest
 
 from configs.errors import SettingsError
 from configs.settings import Settings
-from console.fleet.render import render
+from console.verbs.fleet import render
 from tests.console.support.skypilot_group import Document, Group, problems, rendered, started
 
 Change = Callable[[Group], object]
@@ -168,7 +168,7 @@ def test_what_machines_of_skypilot_cannot_have_is_refused(
         SettingsError, match=r"run\.model must be .* on SkyPilot, got init; .*init-m"
     ):
         render(made, "skypilot", tmp_path / "out")
-    monkeypatch.setattr("console.fleet.render.CHECKOUT", tmp_path)
+    monkeypatch.setattr("console.verbs.fleet.CHECKOUT", tmp_path)
     with pytest.raises(SettingsError, match="must be given a checkout of Nyala, got an installed"):
         render(settings(), "skypilot", tmp_path / "out")
     assert not (tmp_path / "out").exists()

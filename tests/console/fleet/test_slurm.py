@@ -14,7 +14,7 @@ import pytest
 
 from configs.loader import load
 from configs.settings import Settings
-from console.fleet.render import render
+from console.verbs.fleet import render
 
 NODE = "node7.example.org"
 STOPPED = 130

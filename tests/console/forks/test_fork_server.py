@@ -12,14 +12,13 @@ from rich.console import Console
 from broker.transport.keys import make_client, make_keys
 from configs.errors import NyalaError, SettingsError
 from configs.loader import load
-from console.run import init_model
-from console.run.forks import checks
-from console.run.forks.checks import check_start
-from console.run.forks.fork_server import ForkServer, fork_server_of
-from console.run.placement import environment_of
+from console.run import init_model, preflight
+from console.run.fork_server import ForkServer, fork_server_of
+from console.run.plan import environment_of
+from console.run.preflight import check_start
 from console.run.process import PYTHON, Command, Process
 from console.run.redis_server import free_port
-from learner.initial_model import character_model
+from learner import initial_model
 from tests.console.support.recorded_groups import Groups
 from tests.console.support.waiting import is_alive, wait_until
 
@@ -150,7 +149,7 @@ def test_what_was_not_imported_as_a_process_needs_it_is_no_fork(
 def test_the_server_ends_when_nyala_up_has_gone(environment, tmp_path):
     program = (
         "import json, os, sys, time\n"
-        "from console.run.forks.fork_server import ForkServer\n"
+        "from console.run.fork_server import ForkServer\n"
         "print(ForkServer('torch', json.loads(sys.argv[1])).pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
@@ -173,7 +172,7 @@ def test_a_server_that_stands_still_ends_with_a_killed_nyala_up(config, environm
     program = (
         "import os, signal, sys\n"
         "from configs.loader import load\n"
-        "from console.run.forks.fork_server import fork_server_of\n"
+        "from console.run.fork_server import fork_server_of\n"
         "with fork_server_of(load(sys.argv[1])) as server:\n"
         "    os.kill(server.pid, signal.SIGSTOP)\n"
         "    print(server.pid, flush=True)\n"
@@ -202,12 +201,12 @@ def only_in_forks(monkeypatch):
     def found(*_):
         raise AssertionError("this process did the checks")
 
-    monkeypatch.setattr(checks, "_found", found)
+    monkeypatch.setattr(preflight, "_found", found)
 
 
 def made_model(folder):
-    tokenizer = character_model.make_tokenizer(["0123456789+-*/()=?"])
-    model = character_model.make_model(tokenizer, layers=1, width=64, tied=True, seed=0)
+    tokenizer = initial_model.make_tokenizer(["0123456789+-*/()=?"])
+    model = initial_model.make_model(tokenizer, layers=1, width=64, tied=True, seed=0)
     for part in (tokenizer, model):
         part.save_pretrained(folder / "model")
     return folder / "model"
@@ -237,7 +236,7 @@ def test_checks_that_stand_still_end_at_their_limit(
         f"import os, time\nopen('{pids}', 'a').write(f'{{os.getppid()}}\\n')\ntime.sleep(600)\n"
     )
     flags = (f"run.model={made_model(tmp_path)}", f"run.reward={reward}:f")
-    monkeypatch.setattr(checks, "_limit_s", lambda *_: 4.0)
+    monkeypatch.setattr(preflight, "_limit_s", lambda *_: 4.0)
 
     with pytest.raises(SettingsError, match=r"checks of a start must end within 4 s.*nyala doctor"):
         check_start(load(config, flags), redis_url=None, forks=server)
@@ -246,10 +245,10 @@ def test_checks_that_stand_still_end_at_their_limit(
 
 
 def test_the_limit_of_all_checks_is_that_of_each(config):
-    alone = checks._limit_s(load(config), None)
+    alone = preflight._limit_s(load(config), None)
 
     assert alone > 300
-    assert checks._limit_s(load(config), "redis://x") > alone
+    assert preflight._limit_s(load(config), "redis://x") > alone
 
 
 def test_checks_that_need_no_library_wait_for_none(config, environment):

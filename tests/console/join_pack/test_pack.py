@@ -17,10 +17,10 @@ from broker.transport.keys import load_pair, load_public
 from configs.errors import SettingsError
 from configs.loader import load, save
 from configs.settings import BrokerSettings, LearnerSettings, RunSettings, Settings
-from console.join_pack.pack import is_pack, open_pack, write_pack
 from console.main import app
 from console.run.plan import prepare
 from console.run.run_folder import RunFolder, settings_of
+from console.verbs.join_pack import is_pack, open_pack, write_pack
 
 REWARD = "def score(completion, answer):\n    return float(completion == answer)\n"
 OPEN = "tcp://0.0.0.0:5757"

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from configs.loader import save
 from configs.settings import RunSettings, Settings
-from console.live.log_lines import FIRST_READ_BYTES, Log, merged
+from console.live.logs import FIRST_READ_BYTES, Log, merged
 from console.main import app
 
 

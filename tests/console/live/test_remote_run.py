@@ -14,8 +14,8 @@ from broker.protocol.messages import BeatRequest, Figures
 from broker.transport.allow_list import Role, add, revoke
 from buffer import operations
 from configs.errors import RefusedError, SettingsError
-from console.display.view.live_view import live_view
-from console.live.remote_run import Address, RemoteRun
+from console.display.live_view import live_view
+from console.live.top import Address, RemoteRun
 from console.main import app
 from learner.reporting.bulletin import Bulletin
 from tests.broker.support.keys import keys_with_actor

@@ -17,8 +17,8 @@ from buffer import operations
 from buffer.store import Store
 from configs.loader import save
 from configs.settings import Settings
-from console.display.stages import TAIL_BYTES, newest_stage
-from console.live.local_run import LocalRun
+from console.display.progress import TAIL_BYTES, newest_stage
+from console.live.top import LocalRun
 from console.main import app
 from console.run.run_folder import RunFolder
 from tests.console.support.recorded_run import FOLDER, rows

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 from configs import errors
 from configs.settings import Settings
 from console.main import app
-from console.reference import message_shapes
-from console.reference.messages_list import as_markdown, explained, messages
+from console.verbs import messages as message_shapes
+from console.verbs.messages import as_markdown, explained, messages
 from learner.data import group_filter
 
 PAGE = Path(__file__).parents[3] / "docs" / "messages.md"
-ADD = "add or remove it in console/reference/causes.yaml"
+ADD = "add or remove it in console/verbs/causes.yaml"
 
 
 def test_the_page_is_written_from_the_source() -> None:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from configs.settings import Settings
 from console.main import app
-from console.reference.settings_list import as_markdown, settings
+from console.verbs.settings_list import as_markdown, settings
 
 PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
 

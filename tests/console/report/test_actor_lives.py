@@ -3,10 +3,9 @@
 import re
 from datetime import UTC, datetime
 
-from console.report.charts.actor_chart import MAX_ROWS, actor_chart
-from console.report.record.actor_lives import End, actor_lives
-from console.report.record.curves import read_curves
-from console.report.record.runs import read_run
+from console.report.curves import read_curves
+from console.report.record import End, actor_lives, read_run
+from console.report.run_charts import MAX_ROWS, actor_chart
 from tests.console.support.made_run import BATCH_S, BEGAN, made_run, write_lines
 
 

@@ -10,9 +10,8 @@ import pytest
 from huggingface_hub import ModelCard
 
 from configs.settings import Settings
-from console.report.base_model import declarations
-from console.report.model_card import CARD, write_card
-from console.report.record.versions import NAME as VERSIONS
+from console.report.model_card import CARD, declarations, write_card
+from console.report.record import NAME as VERSIONS
 
 SECRETS: dict[str, Any] = {
     "model": "/home/ann/base-7b",
@@ -80,7 +79,7 @@ def test_a_base_and_data_of_the_hub_are_named(
 ) -> None:
     base = tmp_path / "base.md"
     base.write_text("---\nlicense: other\nlicense_name: lab\nlanguage: en\n---\n# Base")
-    monkeypatch.setattr("console.report.base_model._card_on_the_hub", lambda name: base)
+    monkeypatch.setattr("console.report.model_card._card_on_the_hub", lambda name: base)
     data = {"path": "lab/sums-1.5", "prompt": "q", "answer": "a"}
 
     card = _card(tmp_path, model="lab/base-7b", environment="dataset", environment_settings=data)

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from configs.errors import SettingsError
 from console.main import app
-from console.report.charts.curve_charts import curve_chart
-from console.report.charts.run_charts import ZERO, ratio_histogram
-from console.report.charts.thinning import MOST
-from console.report.record.figures import OFF_POLICY
-from console.report.record.runs import read_run
+from console.report.curve_charts import curve_chart
+from console.report.curves import OFF_POLICY
+from console.report.drawing import MOST
+from console.report.record import read_run
+from console.report.run_charts import ZERO, ratio_histogram
 from console.report.write import write_report
 from tests.console.support.made_run import answers, made_run, metrics_row, write_lines
 

@@ -13,10 +13,9 @@ from configs.errors import SettingsError
 from configs.loader import save
 from configs.settings import RunSettings, Settings
 from console.main import app
+from console.samples.command import print_samples, print_side_by_side
 from console.samples.query import Pick, Query, Steps, choose, follow, parse_steps
-from console.samples.view import print_samples, print_side_by_side
-from learner.reporting.sample_files import SampleFiles, encoded
-from learner.reporting.sample_lines import SampleLine, Turn
+from learner.reporting.samples import SampleFiles, SampleLine, Turn, encoded
 
 
 def sample(step=1, task=0, *, reward=0.0, question="aa", text="cba", **fields):

@@ -4,8 +4,7 @@ import json
 
 from configs.loader import save
 from configs.settings import Settings
-from learner.reporting.sample_files import SampleFiles, encoded
-from learner.reporting.sample_lines import SampleLine, Turn
+from learner.reporting.samples import SampleFiles, SampleLine, Turn, encoded
 
 BEGAN = 1_800_000_000.0
 BATCH_S = 2.0

@@ -22,7 +22,7 @@ from broker.transport.keys import load_pair, load_public
 from configs.errors import NyalaError
 from configs.loader import load
 from configs.settings import Settings
-from console.fleet.render import render
+from console.verbs.fleet import render
 from learner.checkpointing.manifest import KEY, run_key
 
 Document = dict[str, Any]

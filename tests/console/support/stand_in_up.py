@@ -2,10 +2,10 @@
 
 import sys
 
-from console.api import up_process
+from console import api
 
 MODULE = (sys.executable, "-m", "tests.console.support.up_with_stand_ins")
 
 
 def use_stand_ins(behaviours="{}"):
-    up_process.UP = (*MODULE, behaviours)
+    api.UP = (*MODULE, behaviours)

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from console.api import up_process
+from console import api
 from console.main import app
 from console.run.run_folder import RunFolder
 from console.sweep.grid import grid as grid_of
-from console.sweep.grid import parse_axis
-from console.sweep.outcome import outcome_of, ranked
+from console.sweep.grid import outcome_of, parse_axis, ranked
 from console.sweep.page import write_sweep
 from tests.console.support.made_run import answers, made_run
 from tests.console.support.stand_in_up import MODULE
@@ -39,7 +38,7 @@ app(sys.argv[1:])
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     monkeypatch.delenv("NYALA_REDIS_URL", raising=False)
-    monkeypatch.setattr(up_process, "UP", (*MODULE, "{}"))
+    monkeypatch.setattr(api, "UP", (*MODULE, "{}"))
     monkeypatch.chdir(ROOT)
     path = tmp_path / "mine.yaml"
     path.write_text(SETTINGS.format(directory=tmp_path))
@@ -80,7 +79,7 @@ def test_runs_are_made_once_and_more_values_make_more_runs(config, tmp_path):
 
 @pytest.mark.live
 def test_a_run_that_fails_does_not_end_the_others(config, monkeypatch):
-    monkeypatch.setattr(up_process, "UP", (*MODULE, '{"learner": "refuses"}'))
+    monkeypatch.setattr(api, "UP", (*MODULE, '{"learner": "refuses"}'))
 
     done = sweep(config, "--over", "run.seed=1,2")
 

@@ -20,7 +20,7 @@ from configs.secrets import write_secret
 from configs.settings import RunSettings, Settings
 from console.main import app
 from console.verbs.status import print_status
-from learner.initial_model.character_model import make_tokenizer
+from learner.initial_model import make_tokenizer
 from tests.buffer.support.episodes import example_episode
 
 SPEC = TaskSpec(group_id=0, index=7, seed=1, purpose="train", temperature=1.0)

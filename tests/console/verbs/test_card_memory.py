@@ -16,10 +16,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from configs.errors import SettingsError
 from configs.settings import LearnerSettings, RunSettings, Settings
-from console.run.card_memory import GIB, CardMemory, card_memory
-from console.run.model_shape import ModelShape
+from console.run.card_memory import GIB, CardMemory, ModelShape, card_memory
 from console.verbs import up
-from learner.model.activation_checkpointing import Kept
+from learner.model.activations import Kept
 from learner.model.ranks import Ranks
 from tests.learner.support.random_models import ARCHITECTURES, SIZE
 from tests.learner.support.ranks.measured_step import MIDDLE, peak_bytes, settings_of

@@ -38,8 +38,8 @@ from buffer.record.summaries import summaries_of_chunks, summaries_of_records
 from configs.errors import CheckpointError, NyalaError, RecordError, SettingsError
 from configs.loader import load
 from console.display.json_lines import read_rows
+from learner.checkpointing.folders import read_lineages
 from learner.checkpointing.learner_state import LearnerState
-from learner.checkpointing.lineages import read_lineages
 from learner.checkpointing.manifest import MANIFEST
 from learner.checkpointing.verification import verify
 from learner.reporting.journal import Journal

@@ -14,8 +14,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from configs.settings import AlgorithmSettings, LearnerSettings, RunSettings, Settings
 from learner.data.batch import BatchPlan, pack, plan_batch
-from learner.model.activation_checkpointing import choose
-from learner.model.lora.adapters import adapt, reset_adapters
+from learner.model.activations import choose
+from learner.model.lora import adapt, reset_adapters
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
 from learner.training.optimizer import ScheduledOptimizer

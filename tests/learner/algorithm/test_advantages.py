@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from configs.settings import AlgorithmSettings
-from learner.algorithm.advantages import ADVANTAGES, WHITENED_BY, estimate
-from learner.algorithm.group_statistics import STD_FLOOR, Outcomes
+from learner.algorithm.advantages import ADVANTAGES, STD_FLOOR, WHITENED_BY, Outcomes, estimate
 
 REWARDS = [[0.0, 1.0, 0.25, 1.0, 0.5], [1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 0.0]]
 LENGTHS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 0, 7]]

@@ -18,9 +18,8 @@ from configs.settings import AlgorithmSettings, Settings
 from configs.validation.algorithm import SEQUENCE_WEIGHTS
 from learner.algorithm.aggregations import AGGREGATIONS, Counts
 from learner.algorithm.corrections import CORRECTIONS
-from learner.algorithm.losses import PolicyLoss, policy_loss
+from learner.algorithm.losses import PROXIMALS, PolicyLoss, policy_loss
 from learner.algorithm.microbatch import Prepared
-from learner.algorithm.proximal import PROXIMALS
 from learner.algorithm.surrogates import SURROGATES
 from tests.learner.support import loss_formulas
 from tests.learner.support.loss_formulas import Tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from learner.algorithm.returns import discounted_returns, gae
+from learner.algorithm.token_advantages import discounted_returns, gae
 from learner.algorithm.vtrace import vtrace
 from tests.learner.support.trajectories import (
     LENGTHS,

@@ -12,8 +12,8 @@ from configs.errors import CheckpointError
 from configs.settings import LearnerSettings, RunSettings
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.export import export_model
-from learner.checkpointing.rollback import roll_back
-from learner.checkpointing.tensors.shards import Shards
+from learner.checkpointing.resume import roll_back
+from learner.checkpointing.tensors import Shards
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
 from learner.training.optimizer import ScheduledOptimizer

@@ -18,9 +18,9 @@ from configs.errors import CheckpointError, LostLineage
 from configs.settings import AlgorithmSettings, LearnerSettings
 from learner.checkpointing import checkpoint as checkpoint_module
 from learner.checkpointing.checkpoint import Checkpoints
+from learner.checkpointing.folders import write_lineages
 from learner.checkpointing.learner_state import STATE as STATE_FILE
 from learner.checkpointing.learner_state import LearnerState
-from learner.checkpointing.lineages import write_lineages
 from learner.checkpointing.manifest import MANIFEST, encode_manifest, read_manifest, run_key
 from learner.checkpointing.verification import verify
 from learner.data.batch import pack, plan_batch

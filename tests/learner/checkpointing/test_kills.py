@@ -12,7 +12,7 @@ from configs.settings import LearnerSettings
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
-from learner.model.tensor_files import local_of
+from learner.model.saved_model import local_of
 from learner.training.optimizer import ScheduledOptimizer
 from tests.learner.support.forks import run_in_fork
 from tests.learner.support.lives.killed_save import CASES, kill_all, name_of, train

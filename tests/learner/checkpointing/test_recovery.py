@@ -16,8 +16,8 @@ from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from configs.errors import CheckpointError, LostLineage
 from configs.settings import Settings
+from learner.checkpointing.folders import read_lineages, write_lineages
 from learner.checkpointing.learner_state import LearnerState
-from learner.checkpointing.lineages import read_lineages, write_lineages
 from learner.checkpointing.recovery import recover, register_run
 from learner.checkpointing.resume import _begin_lineage, _warn_of_gaps
 from learner.data.curriculum import training_tasks

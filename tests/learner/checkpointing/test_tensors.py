@@ -19,12 +19,17 @@ from configs.settings import LearnerSettings
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.manifest import MANIFEST, encode_manifest, read_manifest, run_key
-from learner.checkpointing.tensors.random_state import random_state, restore_random_state
-from learner.checkpointing.tensors.shards import Piece, Shards, encode_shards
+from learner.checkpointing.tensors import (
+    Piece,
+    Shards,
+    encode_shards,
+    random_state,
+    restore_random_state,
+)
 from learner.checkpointing.verification import verify
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
-from learner.model.tensor_files import Box
+from learner.model.saved_model import Box
 from learner.reporting.metrics import Totals
 from learner.training.optimizer import ScheduledOptimizer
 from tests.learner.support.tiny_policy import constant_rate

@@ -13,7 +13,7 @@ from configs.hashes import settings_hash
 from configs.settings import RunSettings
 from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.manifest import MANIFEST
-from learner.checkpointing.trust import trust_checkpoint
+from learner.checkpointing.resume import trust_checkpoint
 from learner.reporting.metrics import Totals
 from tests.learner.support.stored_bytes import StoredBytes
 

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from learner.data.answers import Answer, environment_figures, figures_of, pass_at_k
+from learner.data.evaluation import Answer, environment_figures, figures_of, pass_at_k
 from tests.learner.support.made_episodes import make_episode
 
 

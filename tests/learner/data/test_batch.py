@@ -11,7 +11,7 @@ from configs.settings import AlgorithmSettings
 from learner.algorithm.microbatch import Microbatch, Prepared, empty_microbatch
 from learner.data.batch import BatchPlan, pack, plan_batch
 from learner.model.ranks import Ranks
-from learner.training.divergence_meter import DivergenceMeter
+from learner.training.divergence import DivergenceMeter
 from learner.training.step import accumulate
 from tests.learner.support.made_episodes import make_episode, num_tokens, random_group_episodes
 from tests.learner.support.tiny_policy import tiny_policy

@@ -12,7 +12,7 @@ from buffer import operations
 from buffer.operations.values import SubmitLine
 from buffer.store import Store
 from configs.settings import BufferSettings
-from learner.data.commit_pressure import CommitPressure
+from learner.data.alarms import CommitPressure
 from learner.data.retrying_store import RetryingStore
 from tests.buffer.support.run_in_store import GROUP_SIZE, RunInStore
 

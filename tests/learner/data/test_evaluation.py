@@ -13,8 +13,7 @@ from broker.protocol.messages import TaskSpec
 from buffer import operations
 from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
-from learner.data.answers import exactness
-from learner.data.evaluation import Evaluation, Evaluations, is_due, round_tasks
+from learner.data.evaluation import Evaluation, Evaluations, exactness, is_due, round_tasks
 from learner.data.retrying_store import RetryingStore
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import answer_leases, begin_run, new_ledger, tiny_settings

@@ -14,9 +14,9 @@ from buffer.operations.values import ActorSeen, Closed, Memory, SuspendedKey
 from buffer.sampling import why_nobody_samples
 from buffer.store import Store
 from configs.settings import Settings
+from learner.data.alarms import SamplingAlarm
 from learner.data.curriculum import training_tasks
 from learner.data.retrying_store import RetryingStore
-from learner.data.sampling_alarm import SamplingAlarm
 from tests.broker.support.fake_clock import FakeClock
 from tests.learner.support.tiny_run import begin_run, tiny_settings
 

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from configs.errors import SettingsError
-from learner.initial_model.character_model import make_model, make_tokenizer
+from learner.initial_model import make_model, make_tokenizer
 
 TEXTS = ["abc>", "a b  c", "  two\nlines\n", "3+4=7", 'quote " and \\', "Ünïcødé €", ""]
 

@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from configs.errors import SettingsError
 from configs.loader import save
 from learner.__main__ import main
-from learner.initial_model.character_model import make_tokenizer
-from learner.initial_model.warm_start import Pair, echo, read_pairs, tokenize
+from learner.initial_model import Pair, echo, make_tokenizer, read_pairs, tokenize
 from tests.learner.support.tiny_run import tiny_settings
 
 

@@ -19,11 +19,12 @@ import pytest
 
 from configs.errors import DeadlineError, SettingsError, exit_code
 from configs.settings import RunSettings
-from learner.launch import lines, node_zero, other_node, several_machines
-from learner.launch.lines import Lines, Lost
-from learner.launch.nodes import Meeting, Nodes, check_nodes
-from learner.launch.rank_processes import RankProcesses
-from learner.launch.several_machines import interface_of, launch_node
+from learner import several_machines
+from learner import several_machines as lines
+from learner import several_machines as node_zero
+from learner import several_machines as other_node
+from learner.launch import Meeting, Nodes, RankProcesses, check_nodes
+from learner.several_machines import Lines, Lost, interface_of, launch_node
 
 PATIENCE_S = 30
 

@@ -8,8 +8,8 @@ import pytest
 
 from configs.errors import SettingsError
 from configs.settings import LearnerSettings, ParallelSettings, RunSettings, Settings
-from learner.launch import usable_ranks as counting
-from learner.launch.usable_ranks import fits_of, usable_ranks
+from learner import launch as counting
+from learner.launch import fits_of, usable_ranks
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from configs.settings import LearnerSettings
-from learner.algorithm.sequences import Sequences
-from learner.model import activation_offload
-from learner.model.activation_checkpointing import Kept, checkpoint_layers, choose
+from learner.algorithm.microbatch import Sequences
+from learner.model import activations
+from learner.model.activations import Kept, checkpoint_layers, choose
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
 from learner.model.saved_model import layers_of
@@ -116,8 +116,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         order.append("back")
         return host.to_device(device)
 
-    monkeypatch.setattr(activation_offload, "to_host", to_host)
-    monkeypatch.setattr(activation_offload, "to_device", to_device)
+    monkeypatch.setattr(activations, "to_host", to_host)
+    monkeypatch.setattr(activations, "to_device", to_device)
     return order
 
 

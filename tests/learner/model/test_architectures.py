@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from configs.architecture import LogitChange, attention_of
 from configs.errors import SettingsError
 from configs.settings import RunSettings, Settings
-from learner.algorithm.sequences import Sequences
+from learner.algorithm.microbatch import Sequences
 from learner.assembly import load_policy
-from learner.model.logits.softmax import Softmax
+from learner.model.logits import Softmax
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
 from learner.model.saved_model import load_causal_lm

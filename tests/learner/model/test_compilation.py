@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 
 from configs.errors import SettingsError
 from learner.model.attention import PACKED, attend_over_ranks
-from learner.model.compilation import compile_layers
+from learner.model.policy import compile_layers
 from learner.model.ranks import Ranks
 from tests.learner.support.compiled_layers import gradients, policies
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from configs.settings import CriticSettings, LearnerSettings
 from learner.checkpointing.checkpoint import Checkpoints
-from learner.checkpointing.tensors.shards import Shards
+from learner.checkpointing.tensors import Shards
 from learner.model.policy import Policy, probe_scores
 from learner.model.ranks import Ranks
 from learner.training.optimizer import ScheduledOptimizer

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from configs.architecture import LogitChange
 from learner.model import output_layer
-from learner.model.logits import two_passes
-from learner.model.logits.softmax import Softmax
-from learner.model.logits.vocabulary import ALL_OF_IT
+from learner.model import output_layer as two_passes
+from learner.model.logits import ALL_OF_IT, Softmax
 from learner.model.memory_rules import CHUNK_SIZES, ChunkSize
 from learner.model.output_layer import score_tokens
 

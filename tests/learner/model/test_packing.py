@@ -15,8 +15,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, MambaConfig
 
 from buffer.record.episode import Episode
 from configs.errors import SettingsError
-from learner.algorithm.microbatch import Microbatch
-from learner.algorithm.sequences import Sequences
+from learner.algorithm.microbatch import Microbatch, Sequences
 from learner.model import attention, policy
 from learner.model.attention import check_packing
 from learner.model.policy import Policy

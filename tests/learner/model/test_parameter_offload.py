@@ -11,8 +11,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 
 from configs.settings import CriticSettings, LearnerSettings
 from learner.checkpointing.checkpoint import Checkpoints
-from learner.model.gradient_reduction import has_room
-from learner.model.policy import Policy, probe_logprobs, shard
+from learner.model.policy import Policy, has_room, probe_logprobs, shard
 from learner.model.ranks import Ranks
 from learner.model.saved_model import allocate
 from learner.training.critic import make_critic

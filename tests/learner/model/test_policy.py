@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from transformers import OPTConfig, OPTForCausalLM
 
 from configs.errors import SettingsError
-from learner.algorithm.sequences import Sequences
+from learner.algorithm.microbatch import Sequences
 from learner.model.memory_rules import CHUNK_SIZES, ChunkSize
 from learner.model.policy import Policy, probe_logprobs, shard
 from learner.model.ranks import Ranks

@@ -14,7 +14,7 @@ from configs.errors import SettingsError
 from configs.settings import LearnerSettings
 from learner.checkpointing.bucket_copies import COMMITTED
 from learner.checkpointing.checkpoint import Checkpoints
-from learner.checkpointing.tensors.shards import PREFIX
+from learner.checkpointing.tensors import PREFIX
 from learner.model.policy import probe_logprobs, shard
 from learner.model.ranks import Ranks, join
 from learner.training.optimizer import ScheduledOptimizer

@@ -16,8 +16,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from configs.errors import SettingsError
 from learner.model import saved_model
 from learner.model.ranks import Ranks
-from learner.model.saved_model import check_first_layers, empty_causal_lm, load_causal_lm
-from learner.model.tensor_files import TensorFiles
+from learner.model.saved_model import (
+    TensorFiles,
+    check_first_layers,
+    empty_causal_lm,
+    load_causal_lm,
+)
 from tests.learner.support.random_models import (
     FAMILIES,
     differences,

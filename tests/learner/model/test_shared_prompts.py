@@ -13,8 +13,7 @@ from torch import Tensor
 
 from buffer.record.episode import Episode
 from configs.errors import SettingsError
-from learner.algorithm.microbatch import Microbatch
-from learner.algorithm.sequences import Run, Seen, Sequences
+from learner.algorithm.microbatch import Microbatch, Run, Seen, Sequences
 from learner.data import batch
 from learner.model import attention, policy
 from learner.model.attention import check_packing

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from configs.errors import SettingsError
-from learner.model.parallel.tensor_group import TensorGroup
-from learner.model.parallel.tensor_parallel import divide_tensors
 from learner.model.ranks import Ranks
+from learner.model.tensor_parallel import TensorGroup, divide_tensors
 from tests.learner.support.random_models import make_random_model, save_in_files
 from tests.learner.support.ranks.divided import train_critics
 from tests.learner.support.ranks.several_ranks import run_ranks

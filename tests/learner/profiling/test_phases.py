@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from learner.profiling.phase_names import PHASES
-from learner.profiling.phases import GIB, Recorder
+from learner.phase_names import PHASES
+from learner.profiling import GIB, Recorder
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from learner.model.sequence_cost import SequenceCost
-from learner.profiling.utilization import stated_peak, utilization
+from learner.profiling import stated_peak, utilization
 
 CUDA = torch.device("cuda")
 SECONDS = {"wait": 9.0, "prepare": 5.0, "forward": 1.0, "backward": 2.0, "clip": 0.5}

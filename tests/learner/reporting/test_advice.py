@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 
-from learner.reporting.advice.advisor import Advisor
-from learner.reporting.advice.catalogue import RULES
-from learner.reporting.advice.evidence import ActorShare, EndShare, Evidence, StoreFigures
-from learner.reporting.advice.rule import Rule
-from learner.reporting.advice.window import Window
+from learner.reporting.advice.advisor import RULES, Advisor
+from learner.reporting.advice.evidence import (
+    ActorShare,
+    EndShare,
+    Evidence,
+    Rule,
+    StoreFigures,
+    Window,
+)
 from tests.learner.support.advice.demo_evidence import (
     ROOT,
     Fault,

@@ -21,8 +21,8 @@ from learner.data.retrying_store import RetryingStore
 from learner.model.ranks import Ranks
 from learner.reporting.advice import advisor_thread
 from learner.reporting.advice.advisor_thread import AdvisorThread
+from learner.reporting.advice.evidence import Advice
 from learner.reporting.advice.gathering import NO_VOCABULARY
-from learner.reporting.advice.rule import Advice
 from tests.learner.support import ring_in_process
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.ring_in_process import RingInProcess

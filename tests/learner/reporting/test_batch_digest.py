@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from buffer.record.episode import Episode
-from learner.reporting.batch_digest import batch_digest
+from learner.reporting.batch_log import batch_digest
 from tests.learner.support.made_episodes import make_episode
 
 LAST_BIT = -1.0000001

@@ -2,7 +2,7 @@
 
 import pytest
 
-from learner.reporting.curve import MAX_POINTS, Curve, sparkline
+from learner.reporting.bulletin import MAX_POINTS, Curve, sparkline
 
 
 def curve_of(values):

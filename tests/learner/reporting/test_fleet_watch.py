@@ -11,7 +11,7 @@ import pytest
 from buffer.operations.values import ActorSeen
 from configs.errors import BudgetSpent, exit_code
 from learner.model.ranks import Ranks
-from learner.reporting.fleet_watch import FleetWatch
+from learner.reporting.advice.advisor_thread import FleetWatch
 from tests.learner.support.ring_in_process import RingInProcess
 from tests.learner.support.tiny_run import tiny_settings
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from learner.initial_model.character_model import make_tokenizer
+from learner.initial_model import make_tokenizer
 from learner.reporting.advice.evidence import ActorShare, EndShare
 from learner.reporting.advice.gathering import NO_VOCABULARY, Vocabulary, episode_figures
-from learner.reporting.run_tokenizer import run_vocabulary
+from learner.reporting.sample_writer import run_vocabulary
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import tiny_settings
 

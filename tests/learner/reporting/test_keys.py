@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from buffer.record.episode import PolicyVersion
-from configs.metrics import cards
-from configs.metrics.figures import Histogram
-from console.display.metrics_list import as_markdown
+from configs import metrics
+from configs.metrics import Histogram
+from console.verbs.catalogues import metrics_as_markdown as as_markdown
 from learner.model.ranks import Ranks
 from learner.reporting.keys import keys
 from learner.reporting.metrics_page import METRICS, LearnerPage
@@ -39,7 +39,7 @@ def test_a_real_run_writes_what_is_described_and_shows_it(
     ]
     assert {key for line in lines for key in line} == described - OF_CRITIC
     values = ring.page.values()
-    of_cards = {metric.name for metric in cards.METRICS}
+    of_cards = {metric.name for metric in metrics.METRICS}
     assert set(values) - of_cards == {metric.name for metric in METRICS} - of_cards
     trained = sum(line["trained_tokens"] for line in lines)
     assert values["nyala_learner_trained_tokens_total"] == trained

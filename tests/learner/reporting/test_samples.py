@@ -14,11 +14,19 @@ import pytest
 from buffer.record.episode import PolicyVersion
 from configs.settings import RunSettings
 from configs.tables.run import SampleSettings
-from learner.data.answers import Answer
+from learner.data.evaluation import Answer
 from learner.reporting import sample_writer
-from learner.reporting.sample_files import SampleFiles, encoded, read_samples, sample_paths
-from learner.reporting.sample_lines import Origin, SampleLine, logprobs_of, sample_line
 from learner.reporting.sample_writer import Decode, SampleWriter
+from learner.reporting.samples import (
+    Origin,
+    SampleFiles,
+    SampleLine,
+    encoded,
+    logprobs_of,
+    read_samples,
+    sample_line,
+    sample_paths,
+)
 from tests.learner.support.made_episodes import make_episode
 
 MIB = 2**20

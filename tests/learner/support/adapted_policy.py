@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from configs.settings import LearnerSettings
-from learner.model.activation_checkpointing import Kept
-from learner.model.lora.adapters import adapt, begin_adapters
+from learner.model.activations import Kept
+from learner.model.lora import adapt, begin_adapters
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
-from learner.model.tensor_files import local_of
+from learner.model.saved_model import local_of
 from learner.training.optimizer import ScheduledOptimizer
 from learner.weights.wire.gather import NONE_ADAPTED, adapted_weights, gather
 from learner.weights.wire.layout import layout

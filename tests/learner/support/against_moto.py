@@ -32,7 +32,7 @@ from broker.weights.object_store import (
 from buffer.record.episode import PolicyVersion
 from buffer.record.object_store import ObjectStore
 from configs.errors import CheckpointError
-from console.chaos.faults.proxy import Proxy
+from lab.faults.proxy import Proxy
 from learner.checkpointing.bucket_copies import COMMITTED, BucketCopies
 from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.manifest import KEY

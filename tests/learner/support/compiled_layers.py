@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from learner.algorithm.sequences import Sequences
-from learner.model.activation_checkpointing import Kept
+from learner.algorithm.microbatch import Sequences
+from learner.model.activations import Kept
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks, join
 from tests.learner.support.random_models import make_random_model

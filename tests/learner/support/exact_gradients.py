@@ -14,7 +14,7 @@ from configs.settings import AlgorithmSettings
 from learner.algorithm.microbatch import Microbatch, Prepared
 from learner.data.batch import pack, plan_batch
 from learner.model.policy import Policy
-from learner.training.divergence_meter import DivergenceMeter
+from learner.training.divergence import DivergenceMeter
 from learner.training.step import accumulate
 from tests.learner.support.padded import PaddedPolicy, StayWide
 from tests.learner.support.random_models import make_random_model

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from learner.algorithm.microbatch import Microbatch, Prepared
-from learner.algorithm.sequences import Sequences
+from learner.algorithm.microbatch import Microbatch, Prepared, Sequences
 
 
 def make_prepared(

@@ -17,11 +17,10 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from learner.model.parallel.tensor_group import UNDIVIDED, TensorGroup
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
-from learner.model.saved_model import allocate, empty_causal_lm, read_weights
-from learner.model.tensor_files import Box
+from learner.model.saved_model import Box, allocate, empty_causal_lm, read_weights
+from learner.model.tensor_parallel import UNDIVIDED, TensorGroup
 
 SIZE: dict[str, Any] = {
     "vocab_size": 48,

@@ -25,7 +25,7 @@ from configs.settings import Settings
 from learner.assembly import load_policy, load_reference, recover_from
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.resume import take_over
-from learner.components import Components
+from learner.coordinator import Components
 from learner.data.retrying_store import RetryingStore
 from learner.loop import Loop
 from learner.model.ranks import Ranks

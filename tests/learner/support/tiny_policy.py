@@ -8,9 +8,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from learner.initial_model.character_model import make_tokenizer
-from learner.model.parallel.tensor_group import UNDIVIDED, TensorGroup
+from learner.initial_model import make_tokenizer
 from learner.model.policy import Policy, shard
+from learner.model.tensor_parallel import UNDIVIDED, TensorGroup
 from learner.training.optimizer import Schedule, ScheduledOptimizer
 
 VOCABULARY = 20

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.algorithm.returns import gae
+from learner.algorithm.token_advantages import gae
 from learner.algorithm.vtrace import vtrace
 
 FEATURES_T = torch.tensor([1.0, 2.0], dtype=torch.float64)

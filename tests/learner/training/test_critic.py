@@ -12,7 +12,7 @@ from configs.settings import AlgorithmSettings, CriticSettings, LearnerSettings
 from learner.algorithm.microbatch import empty_microbatch
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.learner_state import LearnerState
-from learner.checkpointing.rollback import roll_back
+from learner.checkpointing.resume import roll_back
 from learner.model.ranks import Ranks
 from learner.reporting.metrics import Totals
 from learner.training.critic import make_critic, value_loss

@@ -20,10 +20,9 @@ from learner.reporting.metrics import (
     batch_figures,
     environment_figures,
 )
-from learner.training import histogram, ratio_bins
+from learner.training import divergence, ratio_bins
 from learner.training.critic import CriticFigures
-from learner.training.divergence import Divergence
-from learner.training.divergence_meter import DivergenceMeter
+from learner.training.divergence import Divergence, DivergenceMeter
 from learner.training.optimizer import StepOutcome
 from tests.learner.support.made_episodes import make_episode
 
@@ -188,9 +187,9 @@ def test_a_bin_holds_what_lies_between_its_edges(name: str) -> None:
     low, high = (-math.inf, *ratio_bins.EDGES, math.inf)[i : i + 2]
     within = (0.0, 1e-9, low + 0.05 * abs(low), high - 0.05 * abs(high), 200.0, -200.0)
 
-    counts = histogram.count(torch.tensor([x for x in within if low < x < high]))
+    counts = divergence.count(torch.tensor([x for x in within if low < x < high]))
 
-    found = histogram.in_few_bins(counts)
+    found = divergence.in_few_bins(counts)
     assert found.pop(name) == int(counts.sum()) > 0
     assert not any(found.values())
 
@@ -218,9 +217,9 @@ def test_ratios_beyond_a_float_leave_figures_finite(ranks: Ranks) -> None:
 def test_values_stay_within_their_bin() -> None:
     values = torch.linspace(-5, 5, 1001, dtype=torch.float64)
     for value in (*values.tolist(), 1e-6, -3e-5, 250.0):
-        counts = histogram.count(torch.tensor([value]))
-        assert histogram.percentile(counts, 50) == pytest.approx(value, rel=0.05, abs=1e-5)
-    assert histogram.percentile(histogram.count(torch.zeros(0)), 50) == 0.0
+        counts = divergence.count(torch.tensor([value]))
+        assert divergence.percentile(counts, 50) == pytest.approx(value, rel=0.05, abs=1e-5)
+    assert divergence.percentile(divergence.count(torch.zeros(0)), 50) == 0.0
 
 
 def test_the_kl_estimates_are_unbiased(ranks: Ranks) -> None:

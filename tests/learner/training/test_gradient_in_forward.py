@@ -16,7 +16,7 @@ from learner.algorithm import corrections, surrogates
 from learner.algorithm.catalogue import entries
 from learner.algorithm.losses import is_sum_over_tokens, policy_loss
 from learner.algorithm.microbatch import Prepared
-from learner.model.logits.softmax import Softmax
+from learner.model.logits import Softmax
 from learner.model.memory_rules import CHUNK_SIZES, ChunkSize
 from learner.model.output_layer import ScoredTokens, score_tokens
 from learner.model.policy import Policy

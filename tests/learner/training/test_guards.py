@@ -12,7 +12,7 @@ from msgspec import convert
 from configs.errors import DivergedError
 from configs.settings import AlgorithmSettings, Settings
 from learner.model.ranks import Ranks
-from learner.training.divergence_meter import DivergenceMeter
+from learner.training.divergence import DivergenceMeter
 from learner.training.guards import (
     Guard,
     GuardState,

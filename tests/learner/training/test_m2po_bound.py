@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from learner.model.ranks import Ranks
-from learner.training.m2po_bound import second_moment_bound
+from learner.training.preparation import second_moment_bound
 
 
 def _left(log_rhos: list[float], advantages: list[float], most: float) -> list[float]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from configs.errors import CheckpointError, OutOfMemory, SettingsError
-from learner.training.memory_budget import FILE, MOST_HALVINGS, MemoryBudget, is_out_of_memory
+from learner.loop import FILE, MOST_HALVINGS, MemoryBudget, is_out_of_memory
 from tests.learner.support.stored_bytes import ALONE
 
 

@@ -10,7 +10,7 @@ import torch
 
 from configs.errors import CheckpointError
 from configs.settings import LearnerSettings
-from learner.algorithm.sequences import Sequences
+from learner.algorithm.microbatch import Sequences
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.learner_state import LearnerState
 from learner.model.policy import Policy

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from buffer.record.episode import Episode
 from configs.settings import AlgorithmSettings, LearnerSettings
-from learner.algorithm.microbatch import Microbatch
-from learner.algorithm.sequences import Sequences
+from learner.algorithm.microbatch import Microbatch, Sequences
 from learner.data.batch import BatchPlan, pack, plan_batch
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
-from learner.training.divergence_meter import DivergenceMeter
+from learner.training.divergence import DivergenceMeter
 from learner.training.optimizer import Schedule, ScheduledOptimizer, StepOutcome
 from learner.training.preparation import prepare
 from learner.training.step import accumulate, train_batch

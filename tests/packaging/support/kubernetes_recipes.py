@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from configs.settings import Settings
-from console.fleet.render import render
+from console.verbs.fleet import render
 
 JOBS = ("nyala-hub", "nyala-learner")
 NAMES = (*JOBS, "nyala-broker", "nyala-actor")

@@ -20,7 +20,7 @@ from buffer.record.episode import Episode
 from configs import durable
 from configs.settings import Settings
 from learner.data.claims import ClaimedBatch
-from learner.reporting.fleet_watch import FleetWatch
+from learner.reporting.advice.advisor_thread import FleetWatch
 from tests.configs.support.fleet.rates import LOOK_S, TICK_S, Hour
 from tests.simulation.history import History
 from tests.simulation.scenario import Scenario

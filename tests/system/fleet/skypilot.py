@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from configs.loader import load
-from console.fleet.render import render
+from console.verbs.fleet import render
 from tests.console.support.waiting import wait_until
 from tests.system.support.own_network import OwnNetwork
 

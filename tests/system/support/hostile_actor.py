@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from broker.client.client import BrokerClient
+from broker.client import BrokerClient
 from broker.protocol.messages import (
     Beat,
     BeatRequest,

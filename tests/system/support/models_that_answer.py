@@ -10,8 +10,7 @@ from pathlib import Path
 from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.adapters.tools import Tools
 from configs.settings import LearnerSettings
-from learner.initial_model.character_model import make_tokenizer
-from learner.initial_model.warm_start import warm_start
+from learner.initial_model import make_tokenizer, warm_start
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}<eos>{% endif %}"

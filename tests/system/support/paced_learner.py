@@ -11,7 +11,7 @@ import time
 from typing import Any
 from unittest import mock
 
-from configs.fleet import meter, wanted
+from configs import fleet
 from learner import __main__ as process
 from learner import loop
 from learner.training.step import train_batch
@@ -21,8 +21,8 @@ MORE_AFTER_S, FEWER_AFTER_S, WINDOW_S = 10.0, 20.0, 12.0
 
 def main(seconds: float, arguments: list[str]) -> int:
     """Train, at this pace."""
-    wanted.MORE_AFTER_S, wanted.FEWER_AFTER_S = MORE_AFTER_S, FEWER_AFTER_S
-    meter.WINDOW_S = WINDOW_S
+    fleet.MORE_AFTER_S, fleet.FEWER_AFTER_S = MORE_AFTER_S, FEWER_AFTER_S
+    fleet.WINDOW_S = WINDOW_S
 
     def paced(*given: Any, **named: Any) -> Any:
         time.sleep(seconds)

@@ -24,7 +24,7 @@ from broker.transport.keys import load_pair
 from configs.errors import MixedWeights, NyalaError
 from configs.logging import configure_logging
 from configs.settings import ActorSettings
-from console.chaos.faults.network_namespace import enter
+from lab.faults.network import enter
 from tests.weights.support.toy_model import ToyEngine
 
 

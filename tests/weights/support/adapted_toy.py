@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-from learner.model.lora.adapted_linear import AdaptedLinear
-from learner.model.lora.adapters import reset_adapters
+from learner.model.lora import AdaptedLinear, reset_adapters
 from tests.weights.support.toy_model import ToyModel
 
 SCALE = 5.0 / 3.0

@@ -13,7 +13,7 @@ from msgspec import convert
 from broker.protocol.manifest import Probe
 from buffer.record.episode import PolicyVersion
 from configs.settings import LearnerSettings, RunSettings
-from console.chaos.proc_stat import descendants, plays
+from lab.actor_fleet import descendants, plays
 from learner.weights.log import Sent, read_weight_log
 from learner.weights.publish import WeightPublisher
 from tests.broker.support.keys import keys_with_actor

@@ -24,7 +24,7 @@ from actors.membership.worker_line import WorkerLine
 from actors.weights.receiver import WeightReceiver
 from configs.errors import EngineDied
 from configs.settings import ActorSettings, RunSettings, Settings
-from console.chaos.proc_stat import descendants
+from lab.actor_fleet import descendants
 from tests.actors.support.engine_battery import swaps_under_load
 from tests.actors.support.engine_probe import Bench, tiny_folder
 from tests.actors.support.vllm_plugin import make_plugin_visible

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from actors.capacity.batch_size import BatchSize, Memory
+from actors.capacity import BatchSize, Memory
 
 LOOK_S = 1.0
 LIFE_S = 30.0  # of an episode

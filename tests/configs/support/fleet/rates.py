@@ -14,8 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from configs.fleet.meter import Meter
-from configs.fleet.wanted import first_wanted, next_wanted
+from configs.fleet import Meter, first_wanted, next_wanted
 from configs.settings import Settings
 
 HOUR_S = 3600.0

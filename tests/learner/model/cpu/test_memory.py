@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from learner.model.cpu import memory
+from learner.model import cpu
 
 PROGRAM = """
 import ctypes, sys
-from learner.model.cpu.memory import keep_freed_memory
+from learner.model.cpu import keep_freed_memory
 
 class Info(ctypes.Structure):  # mallinfo2
     _fields_ = [(name, ctypes.c_size_t) for name in (
@@ -46,7 +46,7 @@ def test_what_a_step_has_freed_stays_in_the_heap_for_the_next() -> None:
 def test_what_somebody_has_set_for_malloc_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
 
-    assert not memory.keep_freed_memory()
+    assert not cpu.keep_freed_memory()
 
 
 def _still_held(how: str) -> int:

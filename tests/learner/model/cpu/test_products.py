@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from learner.model.cpu import products
-from learner.model.cpu.products import LinearMap, choose_products
+from learner.model import cpu
+from learner.model.cpu import LinearMap, choose_products
 
 needs_onednn = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN"
@@ -20,7 +20,7 @@ needs_onednn = pytest.mark.skipif(
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a processor where oneDNN is faster."""
-    monkeypatch.setattr(products, "is_faster", lambda: True)
+    monkeypatch.setattr(cpu, "is_faster", lambda: True)
 
 
 @needs_onednn
@@ -51,19 +51,19 @@ def test_the_same_matrices_give_the_same_bits_after_other_numbers_of_rows() -> N
     torch.manual_seed(0)
     weight, inputs = torch.randn(33, 48), torch.randn(131, 48)
 
-    first = products.multiply(inputs, weight)
+    first = cpu.multiply(inputs, weight)
     for rows in (1, 5, 130):
-        products.multiply(inputs[:rows], weight)
+        cpu.multiply(inputs[:rows], weight)
 
-    assert torch.equal(first, products.multiply(inputs, weight))
+    assert torch.equal(first, cpu.multiply(inputs, weight))
 
 
 @needs_onednn
 def test_a_frozen_weight_costs_no_product_and_passes_a_gradient_on(
     chosen: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    multiply = Mock(wraps=products.multiply)
-    monkeypatch.setattr(products, "multiply", multiply)
+    multiply = Mock(wraps=cpu.multiply)
+    monkeypatch.setattr(cpu, "multiply", multiply)
     layer = nn.Linear(6, 5).requires_grad_(requires_grad=False)
     choose_products([layer], "cpu")
     inputs = torch.randn(3, 6, requires_grad=True)
@@ -81,7 +81,7 @@ def test_other_kinds_of_numbers_and_no_rows_are_left_to_torch(
     def refuse(*_: object) -> None:
         raise AssertionError("oneDNN was asked")
 
-    monkeypatch.setattr(products, "multiply", refuse)
+    monkeypatch.setattr(cpu, "multiply", refuse)
     wide, narrow = nn.Linear(4, 3).double(), nn.Linear(4, 3)
     choose_products([wide, narrow], "cpu")
 
@@ -120,9 +120,9 @@ def test_mkl_is_left_where_it_has_no_avx_512(
 ) -> None:
     cpu_info = tmp_path / "cpuinfo"
     cpu_info.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n", encoding="utf-8")
-    monkeypatch.setattr(products, "CPU_INFO", cpu_info)
+    monkeypatch.setattr(cpu, "CPU_INFO", cpu_info)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
 
-    assert products.is_faster.__wrapped__() is expected
+    assert cpu.is_faster.__wrapped__() is expected

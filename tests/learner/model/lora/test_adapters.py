@@ -13,9 +13,8 @@ from torch.nn.utils import parametrize
 
 from configs.errors import SettingsError
 from configs.settings import LearnerSettings
-from learner.algorithm.sequences import Sequences
-from learner.model.lora.adapted_linear import AdaptedLinear
-from learner.model.lora.adapters import adapt, reset_adapters
+from learner.algorithm.microbatch import Sequences
+from learner.model.lora import AdaptedLinear, adapt, reset_adapters
 from learner.model.policy import Policy, probe_logprobs
 from learner.model.ranks import Ranks
 from learner.training.step import train_batch

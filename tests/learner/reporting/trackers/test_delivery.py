@@ -6,8 +6,7 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from learner.reporting.trackers.bookmark import read_bookmark
-from learner.reporting.trackers.delivery import Delivery
+from learner.reporting.trackers.delivery import Delivery, read_bookmark
 from tests.learner.support.trackers.written_run import KeepingTracker, WrittenRun
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from learner.reporting.trackers import feed as feed_module
-from learner.reporting.trackers.feed import COLUMNS, Feed
-from learner.reporting.trackers.tail import Tail
+from learner.reporting.trackers.feed import COLUMNS, Feed, Tail
 from tests.learner.support.trackers.written_run import WrittenRun
 
 

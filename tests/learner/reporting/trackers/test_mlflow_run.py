@@ -10,10 +10,10 @@ import pytest
 
 from configs.settings import RunSettings
 from configs.tables.trackers import MlflowSettings
+from learner.reporting.trackers import http_api
 from learner.reporting.trackers.delivery import Delivery
-from learner.reporting.trackers.kinds import http_api
-from learner.reporting.trackers.kinds.http_api import RefusedCall
-from learner.reporting.trackers.kinds.mlflow_run import TABLES_TAG, MlflowRun, credentials
+from learner.reporting.trackers.http_api import RefusedCall
+from learner.reporting.trackers.mlflow_run import TABLES_TAG, MlflowRun, credentials
 from learner.reporting.trackers.tracker import Point
 from tests.learner.support.trackers.mlflow_stand_in import MlflowStandIn, mlflow_stand_in
 from tests.learner.support.trackers.written_run import WrittenRun

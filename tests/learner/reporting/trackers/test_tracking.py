@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.settings import Settings
-from learner.reporting.trackers.parameters import parameters_of
+from learner.reporting.trackers.names import parameters_of
 from learner.reporting.trackers.tracking import Tracking
 from tests.learner.support.tiny_run import tiny_settings
 

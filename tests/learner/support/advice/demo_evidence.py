@@ -13,8 +13,7 @@ from typing import Any
 from configs.loader import load
 from configs.settings import Settings
 from learner.reporting.advice.advisor import Advisor
-from learner.reporting.advice.evidence import ActorShare, Evidence, StoreFigures
-from learner.reporting.advice.rule import Advice
+from learner.reporting.advice.evidence import ActorShare, Advice, Evidence, StoreFigures
 
 ROOT = Path(__file__).parents[4]
 RECORDED = Path(__file__).with_name("demo_evidence.jsonl.gz")

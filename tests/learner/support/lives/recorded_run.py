@@ -33,7 +33,7 @@ from configs.settings import Settings
 from learner import assembly, loop
 from learner.checkpointing.folders import complete_checkpoints
 from learner.checkpointing.recovery import register_run
-from learner.checkpointing.tensors.shards import Shards
+from learner.checkpointing.tensors import Shards
 from learner.data.curriculum import training_tasks
 from learner.model.rendezvous import RENDEZVOUS_FILE
 from learner.training import step as training_step

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from learner.checkpointing.folders import complete_checkpoints, step_of
-from learner.training.memory_budget import FILE as MEMORY
+from learner.loop import FILE as MEMORY
 from tests.conftest import running_redis
 from tests.learner.support.lives.recorded_run import KINDS, Kill, RecordedRun, recorded_settings
 

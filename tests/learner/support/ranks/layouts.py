@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from configs.settings import AlgorithmSettings, LearnerSettings, ParallelSettings
-from configs.validation.parallel import layout_of
+from configs.validation.learner import layout_of
 from learner.algorithm.microbatch import Microbatch, Prepared, empty_microbatch
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.learner_state import LearnerState
@@ -28,7 +28,7 @@ from learner.data.batch import pack, plan_batch
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks, arrange, join
 from learner.reporting.metrics import Totals
-from learner.training.divergence_meter import DivergenceMeter
+from learner.training.divergence import DivergenceMeter
 from learner.training.optimizer import ScheduledOptimizer
 from learner.training.step import accumulate
 from tests.learner.support.made_episodes import random_group_episodes

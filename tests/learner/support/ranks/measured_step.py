@@ -16,7 +16,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from benchmarks.learner.arm import measure
 from configs.settings import AlgorithmSettings, LearnerSettings, RunSettings, Settings
 from learner.data.batch import pack, plan_batch
-from learner.model.lora.adapters import adapt, reset_adapters
+from learner.model.lora import adapt, reset_adapters
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks, join
 from learner.training.optimizer import ScheduledOptimizer

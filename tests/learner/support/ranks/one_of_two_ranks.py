@@ -18,7 +18,7 @@ from configs.settings import AlgorithmSettings, LearnerSettings
 from learner.checkpointing.bucket_copies import BucketCopies
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.learner_state import LearnerState
-from learner.checkpointing.rollback import roll_back
+from learner.checkpointing.resume import roll_back
 from learner.data.batch import BatchPlan, pack, plan_batch
 from learner.model.policy import Policy, freeze, probe_logprobs
 from learner.model.ranks import Ranks, join

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from configs.settings import ParallelSettings
-from configs.validation.parallel import layout_of
+from configs.validation.learner import layout_of
 from learner.model.ranks import arrange, join
 from tests.gpu.support.training_on_cards import SMALL, Load, Training, settings_of
 

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from learner.model import sequence_parallel
-from learner.model.logits.vocabulary import VocabularyPart
-from learner.model.parallel import tensor_parallel
-from learner.model.parallel.tensor_group import TensorGroup
+from learner.model import sequence_parallel, tensor_parallel
+from learner.model.logits import VocabularyPart
 from learner.model.sequence_parallel import Cut
+from learner.model.tensor_parallel import TensorGroup
 
 
 def _heads_permuted() -> AbstractContextManager[Any]:

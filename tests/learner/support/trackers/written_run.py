@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from learner.reporting.journal import Journal
-from learner.reporting.sample_files import SampleFiles, encoded
-from learner.reporting.sample_lines import Origin, sample_line
+from learner.reporting.samples import Origin, SampleFiles, encoded, sample_line
 from learner.reporting.trackers.tracker import Parameters, Point, SampleTable
 from tests.learner.support.made_episodes import make_episode
 

@@ -1,0 +1,370 @@
+"""The number of episodes that an actor has at a time, and the share of its time they fill."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import structlog
+
+from broker.protocol.messages import MAX_LINES
+from configs.tables.actors import ActorSettings
+
+# --------------------------------------------------------------------------------------------------
+# The KV cache of an engine, as its scheduler reports it with every step.
+#
+# The engine's thread records, the event loop reads: each value is replaced as a whole.
+
+
+class CacheMeter:
+    """Steps in, `memory` out."""
+
+    def __init__(self) -> None:
+        self.memory: Memory | None = None
+        """None before the first step."""
+        self._evicted = 0
+
+    def record(self, used: float, evicted: int) -> None:
+        """Take a step.
+
+        Args:
+            used: Share of the cache.
+            evicted: Episodes that lost their cache in this step.
+        """
+        self._evicted += evicted
+        self.memory = Memory(used, self._evicted)
+
+
+# --------------------------------------------------------------------------------------------------
+# The number of episodes that fills an engine, found while it works.
+#
+# A hill climb over numbers that double, by tokens a second. Two are compared, the present one and
+# the last one before it, whichever is the greater:
+#
+#   the greater made 3 % more                      ->  the greater, else the fewer
+#   the cache has room and none above is known     ->  up to twice as many, as far as the room goes
+#   many episodes lost their KV cache to others    ->  a fifth fewer, if none that near is known
+#
+# A step up is taken after one window, a step down after three, and either is taken back as soon as
+# later windows say so: a machine is quicker in one minute than in the next, and what was measured
+# in a lucky one does not last. After five minutes a number that was left may be tried again.
+# Additive steps would take hours from 8 to 512. Pure: the caller looks, and has the clock.
+
+WINDOW_S = 10.0
+FULL = 0.75  # share of a window's looks: with fewer, the run gave this actor too little to judge by
+USED = 0.97  # of the KV cache: episodes grow after they have begun
+EVICTED, FEW = 0.1, 2  # times for each episode that ends: below it the cache is well filled
+FEWER = 0.8
+GAIN = 1.03  # of tokens a second, for the greater of two numbers
+DOWN_AFTER = 3  # windows at a number: the first, with the prefills, is out of the mean by then
+LATEST = 6  # windows that a speed is the mean of: a minute
+HELD_S = 300.0  # that a number which was left is compared with
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """An engine's KV cache. Producer: the engine's thread."""
+
+    used: float
+    """Share, 0 to 1."""
+    evicted: int
+    """Times since the start that a running episode lost its cache to others and was begun anew."""
+
+
+@dataclass(slots=True)
+class _Window:
+    began_s: float
+    tokens: int
+    ended: int
+    evicted: int
+    looks: int = 0
+    full: int = 0
+    used: float = 0.0
+    """Most."""
+
+
+@dataclass(slots=True)
+class _Speed:
+    """Of the engine with one number of episodes."""
+
+    number: int
+    windows: int = 0
+    tokens_per_s: float = 0.0
+    """Mean of the latest windows; the first one counts until the second has ended."""
+
+    def add(self, tokens_per_s: float) -> None:
+        """Take a window."""
+        self.windows += 1
+        share = 1 / min(max(self.windows - 1, 1), LATEST)
+        self.tokens_per_s += share * (tokens_per_s - self.tokens_per_s)
+
+
+@dataclass
+class BatchSize:
+    """Looks in; a number out.
+
+    Args:
+        least: Of it, which it begins with.
+        most: Of it.
+    """
+
+    least: int
+    most: int
+    reason: str = "nothing is measured yet"
+    """Of the last change."""
+    _window: _Window | None = None
+    _speed: _Speed = field(init=False)
+    _other: _Speed | None = None
+    """The number before the last change, and what it made."""
+    _other_until_s: float = -math.inf
+
+    def __post_init__(self) -> None:
+        self._speed = _Speed(self.least)
+
+    @property
+    def number(self) -> int:
+        """At a time."""
+        return self._speed.number
+
+    def look(
+        self,
+        now_s: float,
+        *,
+        tokens: int,
+        ended: int,
+        is_full: bool,
+        is_over: bool,
+        memory: Memory,
+    ) -> bool:
+        """Take a look; returns whether `number` has changed.
+
+        Args:
+            now_s: Of any clock.
+            tokens: Made since the start.
+            ended: Episodes with all their tokens, since the start.
+            is_full: There is no room for another episode.
+            is_over: More than `number` still run, from before it was lowered: no time to measure.
+            memory: Of the engine.
+        """
+        window = self._window
+        if window is None or is_over:
+            self._window = _Window(now_s, tokens, ended, memory.evicted)
+            return False
+        window.looks += 1
+        window.full += is_full
+        window.used = max(window.used, memory.used)
+        span_s = now_s - window.began_s
+        if span_s < WINDOW_S:
+            return False
+        self._window = _Window(now_s, tokens, ended, memory.evicted)
+        before = self.number
+        is_measured = window.full >= FULL * window.looks
+        tokens_per_s = (tokens - window.tokens) / span_s if is_measured else 0.0
+        if is_measured:
+            self._speed.add(tokens_per_s)
+        if now_s >= self._other_until_s:
+            self._other = None
+        evicted = memory.evicted - window.evicted
+        if evicted > EVICTED * (ended - window.ended) + FEW and self._can_try_fewer():
+            self._speed.tokens_per_s = tokens_per_s  # its episodes may have been shorter before
+            reason = f"{evicted} episodes lost their KV cache in {WINDOW_S:.0f} s"
+            self._change(now_s, self._fewer(), reason)
+        elif is_measured:
+            self._judge(now_s, window.used)
+        return self.number != before
+
+    def _judge(self, now_s: float, used: float) -> None:
+        """Go back or on, at the end of a window without room."""
+        speed, other = self._speed, self._other
+        if other is not None:
+            fewer, more = sorted((speed, other), key=lambda each: each.number)
+            is_faster = more.tokens_per_s >= GAIN * fewer.tokens_per_s
+            if speed is fewer:
+                if is_faster:
+                    self._change(now_s, more.number, f"{fewer.number} made fewer tokens")
+                return
+            if not is_faster:
+                if speed.windows >= DOWN_AFTER:
+                    self._change(now_s, fewer.number, f"{more.number} made no more tokens")
+                return
+        goal = min(self.most, round(self.number * min(2.0, USED / max(used, 0.01))))
+        if goal >= GAIN * self.number:
+            self._change(now_s, goal, f"{used:.0%} of the KV cache is in use")
+
+    def _fewer(self) -> int:
+        return max(self.least, int(self.number * FEWER))
+
+    def _can_try_fewer(self) -> bool:
+        is_known = self._other is not None and self._fewer() <= self._other.number < self.number
+        return self._fewer() < self.number and not is_known
+
+    def _change(self, now_s: float, number: int, reason: str) -> None:
+        self._other, self._other_until_s = self._speed, now_s + HELD_S
+        self._speed, self.reason = _Speed(number), reason
+
+
+# --------------------------------------------------------------------------------------------------
+# The number of episodes that an actor may have at a time.
+
+
+def leases_for(slots: int, in_flight: int | None = None) -> int:
+    """Return how many leases keep so many places of an engine full.
+
+    A few wait for a place in the engine: one that becomes free is taken in the very next step.
+    """
+    return min(MAX_LINES, in_flight or slots + slots // 16)
+
+
+class Room:
+    """A bound on episodes, generated or waiting for their environment; it may change.
+
+    Args:
+        most: Of them.
+        group_size: Of the run.
+    """
+
+    def __init__(self, most: int, *, group_size: int) -> None:
+        self.most = most
+        self._group_size = group_size
+        self._changed = asyncio.Event()
+
+    @property
+    def full_from(self) -> int:
+        """From this number on none is asked for.
+
+        Whole groups come together where they fit, and share their prompt in the prefix cache.
+        """
+        return self.most - max(1, min(self._group_size, self.most // 4)) + 1
+
+    def resize(self, most: int) -> None:
+        """Change the bound; those that are beyond it go on."""
+        self.most = most
+        self._changed.set()
+
+    async def other_than(self, most: int) -> None:
+        """Wait until the bound is another one."""
+        while self.most == most:
+            self._changed.clear()
+            await self._changed.wait()
+
+
+# --------------------------------------------------------------------------------------------------
+# Keeping an actor's room at the number of episodes that fills its engine.
+#
+# Looks once a second, changes nothing by itself: `BatchSize` decides, and says why.
+
+LOOK_S = 1.0
+
+log = structlog.get_logger()
+
+
+class Seen(NamedTuple):
+    """An actor at one moment."""
+
+    tokens: int
+    """Made since its start."""
+    episodes: int
+    """Begun and not finished."""
+    ended: int
+    """With all their tokens, since its start."""
+
+
+class Tuner:
+    """Changes a room by what an engine's cache shows.
+
+    Args:
+        room: Of the actor.
+        actors: Settings, with the bounds.
+        meter: Of the engine's cache.
+    """
+
+    def __init__(self, room: Room, actors: ActorSettings, meter: CacheMeter) -> None:
+        self._room, self._meter = room, meter
+        self._size = BatchSize(actors.least_concurrent_episodes, actors.most_concurrent_episodes)
+        room.resize(leases_for(self._size.number))
+
+    @property
+    def reason(self) -> str:
+        """Of the last change."""
+        return self._size.reason
+
+    async def run(self, see: Callable[[], Seen]) -> None:
+        """Tune until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look(time.monotonic(), see())
+
+    def look(self, now_s: float, seen: Seen) -> None:
+        """Look once."""
+        size, memory = self._size, self._meter.memory
+        if memory is None:
+            return
+        has_changed = size.look(
+            now_s,
+            tokens=seen.tokens,
+            ended=seen.ended,
+            is_full=seen.episodes >= self._room.full_from,
+            is_over=seen.episodes > self._room.most,
+            memory=memory,
+        )
+        if has_changed:
+            log.info("episodes at a time", number=size.number, reason=size.reason)
+            self._room.resize(leases_for(size.number))
+
+
+# --------------------------------------------------------------------------------------------------
+# The time that an actor works, out of the tokens that its engine makes.
+#
+#     work = time without room for another episode + tokens made beside / most tokens a second
+#
+# An engine that has one episode is not at rest, and may still be far from all that it could do: on
+# a GPU twice as many episodes make almost twice as many tokens, on a CPU hardly more. So the most
+# is learned from the engine itself: tokens a second at each number of episodes, and of these the
+# greatest. Pure.
+
+ENOUGH_S = 30.0
+"""With a number of episodes, until its speed counts."""
+HALF_LIFE_S = 600.0  # of what was seen: answers grow longer in training, and engines slower
+
+
+class Work:
+    """Intervals in; the seconds of work in each out."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+        """With so many episodes, by powers of two."""
+        self._tokens: dict[int, float] = {}
+
+    def add(self, passed_s: float, tokens: int, *, episodes: int, is_full: bool) -> float:
+        """Take an interval, and return how much of it was work, seconds.
+
+        Args:
+            passed_s: Its length.
+            tokens: Made in it.
+            episodes: That the engine has at its end.
+            is_full: There is no room for another.
+        """
+        kept = 0.5 ** (passed_s / HALF_LIFE_S)
+        for seen in (self._seconds, self._tokens):
+            for number in seen:
+                seen[number] *= kept
+        number = episodes.bit_length()
+        self._seconds[number] = self._seconds.get(number, 0.0) + passed_s
+        self._tokens[number] = self._tokens.get(number, 0.0) + tokens
+        most = self._most()
+        if is_full or most is None:
+            return passed_s if is_full or episodes else 0.0
+        return tokens / most
+
+    def _most(self) -> float | None:
+        """Tokens a second at the best number; None before enough was seen of any."""
+        speeds = [
+            self._tokens[number] / seconds
+            for number, seconds in self._seconds.items()
+            if seconds >= ENOUGH_S and self._tokens[number]
+        ]
+        return max(speeds, default=None)

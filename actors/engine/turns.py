@@ -1,0 +1,132 @@
+"""Turns of the policy: the frame of a chat template around one, and strings that end one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from configs.errors import SettingsError
+
+# --------------------------------------------------------------------------------------------------
+# Frame that a chat template puts around the policy's turn, and faults that it can have.
+#
+# An opening such as `<|im_start|>assistant` follows the prompt; a closing such as `<|im_end|>`
+# follows the answer.
+
+
+class TurnFrame(NamedTuple):
+    """The texts around an answer. Producer: `ModelTokenizer`."""
+
+    opening: str
+    """Behind the prompt, where the policy goes on; empty where prompts end as they are."""
+    unopened: str
+    """Before an answer of a conversation, and not behind the prompt."""
+    closing: str
+    has_stop: bool
+    """A stop token is in `closing`."""
+
+    def check_opening(self) -> str:
+        """Refuse a template whose prompts end before the policy's turn begins.
+
+        Some templates, such as Mistral's, open no turn: answers follow the prompt.
+
+        Raises:
+            SettingsError: It is one.
+        """
+        if self.unopened:
+            raise SettingsError(
+                f"run.model must have a chat template that adds a generation prompt, got one that "
+                f"ignores add_generation_prompt, and writes {self.unopened!r:.60} before answers: "
+                f"the policy would have to write that itself; put it behind `{{% if "
+                f"add_generation_prompt %}}` at the end of its chat_template"
+            )
+        return f"opens the turn with {self.opening!r}" if self.opening else "answers follow prompts"
+
+    def check_closing(self, strings: Sequence[str]) -> str:
+        """Refuse a template that ends turns with what stops no policy.
+
+        Args:
+            strings: `run.stop`.
+
+        Raises:
+            SettingsError: It does.
+        """
+        text = self.closing.strip()
+        if text and not self.has_stop and not any(each in self.closing for each in strings):
+            raise SettingsError(
+                f"a stop token of run.model must end its turns, got {text!r:.60} from its chat "
+                f"template, in which there is none; set run.stop: [{text.split()[0]!r}], or make "
+                f"it a special token of the tokenizer"
+            )
+        return f"ends it with {text!r}" if text else "ends it with the end-of-sequence token"
+
+
+# --------------------------------------------------------------------------------------------------
+# Strings that end a turn: the token that completes one is the turn's last.
+#
+# The same for every engine, and again when an episode is continued: a turn ends after the first
+# token with which its text has one of the strings. Only the last tokens of a turn are decoded each
+# time.
+
+SPARE_TOKENS = 8  # of no text of their own, or parts of a character
+
+
+class StopStrings:
+    """The strings of a run.
+
+    Example:
+        >>> stops = StopStrings(["ab"], "".join)
+        >>> stops.end("xabz"), stops.cut("xab")
+        (3, 'x')
+    """
+
+    def __init__(self, strings: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
+        """Keep them.
+
+        Args:
+            strings: At least one.
+            decode: Text of tokens.
+        """
+        self._strings = tuple(strings)
+        self._decode = decode
+        # No token that counts has less than a byte.
+        self.window = max(len(text.encode()) for text in strings) + SPARE_TOKENS
+
+    def end(self, token_ids: Sequence[int], start: int = 0) -> int | None:
+        """Return how many tokens it takes to have one of the strings, if more than `start` do."""
+        if not self._has_one(token_ids[max(0, start + 1 - self.window) :]):
+            return None
+        ends = range(start + 1, len(token_ids) + 1)
+        return next(
+            (n for n in ends if self._has_one(token_ids[max(0, n - self.window) : n])), None
+        )
+
+    def cut(self, text: str) -> str:
+        """Return the text before the first of the strings."""
+        return before(self._strings, text)
+
+    def _has_one(self, token_ids: Sequence[int]) -> bool:
+        text = self._decode(token_ids)
+        return any(each in text for each in self._strings)
+
+
+def before(strings: Sequence[str], text: str) -> str:
+    """Return the text before the first of the strings in it."""
+    found = [text.index(each) for each in strings if each in text]
+    return text[: min(found, default=len(text))]
+
+
+class TurnWatch:
+    """A turn in the making, looked at as its tokens come."""
+
+    def __init__(self, stops: StopStrings, turn: Sequence[int]) -> None:
+        self._stops = stops
+        self._tail = list(turn[-stops.window :])
+
+    def end(self, token_ids: Sequence[int]) -> int | None:
+        """Take new tokens; return how many of them belong to the turn if it is over."""
+        known = len(self._tail)
+        token_ids = [*self._tail, *token_ids]
+        end = self._stops.end(token_ids, known)
+        self._tail = token_ids[-self._stops.window :]
+        return None if end is None else end - known

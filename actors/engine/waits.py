@@ -1,0 +1,109 @@
+"""Waits for an engine: answers with a deadline, and its silence."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from configs.errors import DeadlineError, EngineError
+
+# --------------------------------------------------------------------------------------------------
+# Answers of an engine's thread to the event loop, each with a deadline.
+
+T = TypeVar("T")
+
+
+class Answers:
+    """The answers that the loop waits for; the engine's death ends all of them.
+
+    Args:
+        on_late: Called when one does not come in time: the engine hangs.
+    """
+
+    def __init__(self, on_late: Callable[[], None] = lambda: None) -> None:
+        self._on_late = on_late
+        self._waited_for: set[Future[Any]] = set()
+
+    async def within(self, answer: Future[T], seconds: float, what: str) -> T:
+        """Wait for an answer.
+
+        Raises:
+            EngineError: the engine died.
+            DeadlineError: it took longer.
+        """
+        self._waited_for.add(answer)
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.wrap_future(answer)
+        except TimeoutError as error:
+            self._on_late()
+            raise DeadlineError(
+                f"the engine must {what} within {seconds} s, got no answer; its log says "
+                "what it was doing"
+            ) from error
+        finally:
+            self._waited_for.discard(answer)
+
+    def fail(self, error: EngineError) -> None:
+        """End every wait."""
+        for answer in self._waited_for:
+            if not answer.done():
+                answer.set_exception(error)
+
+
+# --------------------------------------------------------------------------------------------------
+# Silence of an engine that has requests: how long it may last. Pure, with a given clock.
+#
+# An engine can hang without dying: a collective that waits for a lost GPU, a driver that never
+# answers. Time counts only as far as the caller lived through it: an actor that was stopped and
+# woken has not seen its engine hang.
+
+LOOK_S = 1.0
+"""Pause between two looks at an engine that hands nothing over."""
+LONGEST_LOOK_S = 2 * LOOK_S
+SILENT_S = 60.0
+FIRST_S = 600.0
+"""Until the first token: kernels compile, and a long prompt is computed without one."""
+SLACK = 8.0
+"""Times the longest silence that ended by itself: steps of a large model on a CPU take minutes."""
+
+
+class StallWatch:
+    """Decides when an engine has been silent for too long."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looked_at = clock()
+        self._silent_s = 0.0
+        self._longest_s = 0.0
+        self._moves = 0
+        self._seen_moves = 0
+
+    def moved(self) -> None:
+        """Note that the engine made something; called by its own thread."""
+        self._moves += 1
+
+    def look(self, *, num_wanted: int, has_begun: bool) -> bool:
+        """Return whether the engine must be taken for dead.
+
+        Args:
+            num_wanted: Requests that it has not finished.
+            has_begun: One of them has had a token.
+        """
+        now, moves = self._clock(), self._moves
+        passed_s = min(now - self._looked_at, LONGEST_LOOK_S)
+        self._looked_at = now
+        if moves != self._seen_moves or not num_wanted:
+            self._longest_s = max(self._longest_s, self._silent_s)
+            self._seen_moves, self._silent_s = moves, 0.0
+            return False
+        self._silent_s += passed_s
+        return self._silent_s >= (self.limit_s if has_begun else FIRST_S)
+
+    @property
+    def limit_s(self) -> float:
+        """Longest silence between two tokens, for this engine."""
+        return min(FIRST_S, max(SILENT_S, SLACK * self._longest_s))

@@ -1,1 +1,0 @@
-"""The client of a broker, as actors and operators use it."""

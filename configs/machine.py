@@ -1,0 +1,127 @@
+"""Facts about the machine of a process: cards, arithmetic, imports of large libraries."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+# --------------------------------------------------------------------------------------------------
+# Imports of large libraries.
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Import: what that makes stays, and looking for garbage in it takes a fifth of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+# --------------------------------------------------------------------------------------------------
+# The processor and the releases of libraries, which decide the last bits of a sum beside the code.
+#
+# Read without importing torch.
+
+CPUINFO = Path("/proc/cpuinfo")
+VECTORS = ("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "bf16")
+"""Beginnings of the names of instructions by which kernels are chosen."""
+LIBRARIES = ("torch", "transformers", "numpy")
+
+
+def arithmetic_hash() -> str:
+    """Hash the processor's model, its vector instructions, and the releases of the libraries."""
+    text = "\n".join([_processor(), *(f"{name} {version(name)}" for name in LIBRARIES)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    if not CPUINFO.exists():
+        return f"{platform.machine()} {platform.processor()}"
+    found: dict[str, str] = {}
+    for line in CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
+        key, _, value = line.partition(":")
+        found.setdefault(key.strip(), value.strip())
+    flags = (found.get("flags") or found.get("Features") or "").split()
+    vectors = sorted(flag for flag in flags if flag.startswith(VECTORS))
+    return f"{platform.machine()} {found.get('model name', '')} {' '.join(vectors)}"
+
+
+# --------------------------------------------------------------------------------------------------
+# GPUs of this machine, as NVIDIA's driver lists them; and why torch sees none of them.
+#
+# Asks `nvidia-smi`, which needs no CUDA and leaves a process free to fork.
+
+QUERY_TIMEOUT_S = 20.0  # nvidia-smi takes seconds where the driver must be woken first
+LEAST_DRIVERS = {12: 525, 13: 580}
+"""Oldest driver of each CUDA of torch (docs.nvidia.com, "CUDA Compatibility")."""
+
+
+def visible_gpus() -> list[str]:
+    """List the GPUs that we may use, as CUDA_VISIBLE_DEVICES names them."""
+    limited = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if limited is not None:
+        return [gpu.strip() for gpu in limited.split(",") if gpu.strip() not in {"", "-1"}]
+    return query_gpus("index")
+
+
+def query_gpus(field: str) -> list[str]:
+    """Ask the driver for one field of every GPU; nothing where there is no driver."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=QUERY_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:  # a driver that hangs has no GPU for us
+        return []
+    lines = listed.stdout.splitlines() if listed.returncode == 0 else []
+    return [line.strip() for line in lines if line.strip()]
+
+
+def gpu_left_out(device: str, cuda: str | None) -> str | None:
+    """Write the error of a learner whose torch sees no GPU beside GPUs that the driver lists.
+
+    Args:
+        device: `learner.device`.
+        cuda: Version that torch is built for; None = it is a build for CPUs.
+
+    Returns:
+        The error; None where there is none: the driver lists no GPU, or we may use none.
+    """
+    names = query_gpus("name")
+    if not names or not visible_gpus():
+        return None
+    return (
+        f"learner.device must be cpu to train without this machine's {len(names)} GPU(s), got "
+        f"{device}: nvidia-smi lists {names[0]}, and {_reason(cuda)}, or set learner.device: cpu"
+    )
+
+
+def _reason(cuda: str | None) -> str:
+    """Say why torch sees no GPU, and what to do."""
+    if cuda is None:
+        return "torch is a build for CPUs; set up with PROFILE=cuda ./run setup"
+    versions = query_gpus("driver_version")
+    major = versions[0].partition(".")[0] if versions else ""
+    least = LEAST_DRIVERS.get(int(cuda.partition(".")[0]), 0)
+    if major.isdigit() and int(major) < least:
+        return f"CUDA {cuda} needs driver {least} or newer, got {versions[0]}; update the driver"
+    return (
+        f"torch, built for CUDA {cuda}, sees none; find out why with `python -m "
+        f"torch.utils.collect_env`"
+    )

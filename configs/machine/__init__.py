@@ -1,1 +1,0 @@
-"""Facts about the machine that a process runs on."""

@@ -1,1 +1,0 @@
-"""Metrics over HTTP: `/metrics` for Prometheus, `/livez` and `/readyz` for supervisors."""

@@ -1,0 +1,55 @@
+"""Serving of a role's metrics where its settings ask for it; else nothing is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from .metrics import Health, Metric, Values
+from .settings import RunSettings
+
+
+@contextmanager
+def serving(
+    endpoint: str | None,
+    metrics: Sequence[Metric],
+    read: Callable[[], Values],
+    health: Health,
+    *,
+    run: RunSettings,
+    role: str,
+    name: str,
+) -> Iterator[None]:
+    """Serve while the body runs; nothing without an endpoint.
+
+    Args:
+        endpoint: `metrics_endpoint` of the role's table.
+        metrics: All that its page may have.
+        read: Returns their values.
+        health: Of this process.
+        run: Of the run.
+        role: `actors`, `broker` or `learner`: the role's table of settings.
+        name: Of this process.
+
+    Raises:
+        SettingsError: The address cannot be listened on.
+    """
+    if endpoint is None:
+        yield
+        return
+    from .metrics_server import MetricsServer  # noqa: PLC0415 - 0.15 s of imports that most runs can spare
+
+    server = MetricsServer(
+        f"{role}.metrics_endpoint",
+        endpoint,
+        metrics,
+        read,
+        health,
+        folder=run.folder,
+        labels={"run": run.name, "role": role.removesuffix("s"), "name": name},
+        or_any_port=role == "actors",  # one more of them on a machine must not fail for this
+    ).start()
+    try:
+        yield
+    finally:
+        server.close()

@@ -1,1 +1,0 @@
-"""Traces of episodes over the processes of a run; see `docs/traces.md`."""

@@ -1,1 +1,0 @@
-"""Several actors of one machine, started by `nyala actor --count N --gpus all`."""

@@ -1,1 +1,0 @@
-"""Runs from Python: what `import nyala` offers."""

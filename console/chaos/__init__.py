@@ -1,1 +1,0 @@
-"""Fault injection on a live run on this machine."""

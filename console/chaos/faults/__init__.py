@@ -1,1 +1,0 @@
-"""Faults of the matrix, one module per kind, and the tools that make them."""

@@ -1,1 +1,0 @@
-"""`nyala checkpoint`: the checkpoints of a run."""

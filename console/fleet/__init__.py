@@ -1,1 +1,0 @@
-"""Recipes with which schedulers start a run and the actors that it wants."""

@@ -1,1 +1,0 @@
-"""All that an actor on another machine needs, in one file."""

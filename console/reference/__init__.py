@@ -1,1 +1,0 @@
-"""References that are written from the code: settings and messages, for verbs and pages."""

@@ -1,1 +1,0 @@
-"""Charts as SVG paths: curves over batches, distributions, lives of actors."""

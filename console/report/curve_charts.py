@@ -1,0 +1,217 @@
+"""Charts of figures over batches: a line for each figure, and for each run where there are some."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from console.display.result import smooth
+
+from .curves import Evaluation, Figure, Line
+from .drawing import (
+    Chart,
+    Frame,
+    Key,
+    Point,
+    Shape,
+    Spot,
+    buckets,
+    frame_of,
+    mean,
+    short,
+    thinned,
+    unit_of,
+)
+from .record import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line of a chart."""
+
+    label: str
+    colour: int
+    dash: int
+    run: Run
+    line: Line
+    raw: Sequence[float]
+    """A value for each batch."""
+
+    @property
+    def style(self) -> str:
+        """Classes of the style sheet."""
+        return f"c{self.colour} d{self.dash}"
+
+
+def curve_charts(figures: Sequence[Figure], runs: Sequence[Run]) -> list[Chart]:
+    """Draw those figures that any of the runs has."""
+    return [chart for each in figures if (chart := curve_chart(each, runs)) is not None]
+
+
+def curve_chart(figure: Figure, runs: Sequence[Run]) -> Chart | None:
+    """Draw one figure; None where no run has it."""
+    curves = list(_curves(figure, runs))
+    places = {id(curve): thinned([float(s) for s in curve.run.curves.steps]) for curve in curves}
+    thin = {id(curve): thinned(curve.raw) for curve in curves}
+    frame = frame_of(
+        [x for xs in places.values() for x in xs],
+        [y for ys in thin.values() for y in ys],
+        least=figure.least,
+        most=figure.most,
+    )
+    if frame is None:
+        return None
+    chart = Chart(figure.title, figure.note, x_ticks=frame.x_ticks(), y_ticks=frame.y_ticks())
+    for curve in curves:
+        xs = places[id(curve)]
+        raw = frame.line(zip(xs, thin[id(curve)], strict=True))
+        if figure.is_noisy:
+            chart.shapes.append(Shape(f"faint {curve.style}", raw))
+            raw = frame.line(zip(xs, thinned(_smooth(curve.raw)), strict=True))
+        chart.shapes.append(Shape(f"line {curve.style}", raw))
+    chart.legend = _legend(curves)
+    chart.spots = _spots(frame, curves)
+    chart.summary = "; ".join(
+        in_words(curve.label, _finite(curve.run.curves.steps, curve.raw)) for curve in curves
+    )
+    return chart
+
+
+def accuracy_chart(runs: Sequence[Run], *, over_time: bool) -> Chart | None:
+    """Draw held-out accuracy over batches, or over the time that the learner has worked."""
+    longest = max((e.spent_s for run in runs for e in run.evaluations), default=0.0)
+    unit, seconds = unit_of(longest)
+
+    def place(evaluation: Evaluation) -> float:
+        return evaluation.spent_s / seconds if over_time else float(evaluation.step)
+
+    curves = [
+        (label, style, [(place(e), value) for e, value in points])
+        for label, style, points in _accuracies(runs)
+    ]
+    frame = frame_of(
+        [x for *_, points in curves for x, _ in points],
+        [y for *_, points in curves for _, y in points],
+        least=0.0,
+        most=1.0,
+    )
+    if frame is None:
+        return None
+    chart = Chart(
+        "Held-out accuracy over time" if over_time else "Held-out accuracy",
+        "Greedy answers to the same questions each time; time since the first batch."
+        if over_time
+        else "Greedy answers to the same questions each time.",
+        x_ticks=frame.x_ticks(whole=not over_time),
+        y_ticks=frame.y_ticks(),
+        x_label=unit if over_time else "batch",
+        legend=[Key(f"line {style}", label) for label, style, _ in curves]
+        if len(curves) > 1
+        else [],
+        summary="; ".join(in_words(label, points) for label, _, points in curves),
+    )
+    for label, style, points in curves:
+        chart.shapes.append(Shape(f"line {style}", frame.line(points)))
+        chart.shapes.append(Shape(f"dots {style}", "".join(frame.line([p]) for p in points)))
+        chart.spots += [
+            Spot(
+                frame.x(x) - 5,
+                10,
+                f"{label} {short(y)} at {chart.x_label} {short(x)}",
+                y=frame.y(y) - 5,
+                height=10,
+            )
+            for x, y in points
+        ]
+    return chart
+
+
+def in_words(label: str, points: Sequence[Point]) -> str:
+    """Describe a curve by its ends and its bounds."""
+    if not points:
+        return f"{label}: nothing"
+    lowest, highest = min(y for _, y in points), max(y for _, y in points)
+    (x_first, first), (x_last, last) = points[0], points[-1]
+    return (
+        f"{label}: {short(first)} at {short(x_first)}, {short(last)} at {short(x_last)}, "
+        f"lowest {short(lowest)}, highest {short(highest)}"
+    )
+
+
+def _curves(figure: Figure, runs: Sequence[Run]) -> list[Curve]:
+    found: list[Curve] = []
+    for number, run in enumerate(runs):
+        for index, line in enumerate(figure.lines):
+            raw = run.curves.values[line.key]
+            known = [value for value in raw if math.isfinite(value)]
+            if not known or (line.is_optional and not any(known)):
+                continue
+            is_alone = len(runs) == 1
+            label = line.label if is_alone else f"{run.name}, {line.label}"
+            label = run.name if len(figure.lines) == 1 and not is_alone else label
+            colour, dash = (index, 0) if is_alone else (number, min(index, 2))
+            found.append(Curve(label, colour, dash, run, line, raw))
+    return found
+
+
+def _legend(curves: Sequence[Curve]) -> list[Key]:
+    """Explain colours and dashes: runs by colour where there are several, figures by dash."""
+    runs = {curve.run.name: curve for curve in curves}
+    figures = {curve.line.label: curve for curve in curves}
+    if len(runs) == 1 or len(figures) == 1:
+        keys = [Key(f"line {curve.style}", curve.label) for curve in curves]
+        return keys if len(curves) > 1 else []
+    return [
+        *(Key(f"line c{curve.colour}", name) for name, curve in runs.items()),
+        *(Key(f"line c7 d{curve.dash}", label) for label, curve in figures.items()),
+    ]
+
+
+def _accuracies(
+    runs: Sequence[Run],
+) -> list[tuple[str, str, list[tuple[Evaluation, float]]]]:
+    """List label, style and points: of each run, then of its environments where it is alone."""
+    found = [
+        (
+            run.name if len(runs) > 1 else "all",
+            f"c{number} d0",
+            [(e, e.accuracy) for e in run.evaluations],
+        )
+        for number, run in enumerate(runs)
+        if run.evaluations
+    ]
+    if len(runs) > 1 or not found:
+        return found
+    (run,) = runs
+    for number, name in enumerate(run.evaluations[-1].by_environment, start=1):
+        points = [(e, e.by_environment[name]) for e in run.evaluations if name in e.by_environment]
+        found.append((name, f"c{number % 8} d1", points))
+    return found
+
+
+def _spots(frame: Frame, curves: Sequence[Curve]) -> list[Spot]:
+    """Make places that show the figures of a stretch of batches, by the longest of the runs."""
+    longest = max((curve.run.curves.steps for curve in curves), key=len)
+    spots: list[Spot] = []
+    for bucket in buckets(len(longest)):
+        first, last = longest[bucket.start], longest[bucket.stop - 1]
+        texts = [f"batch {first}" if first == last else f"batches {first} to {last}"]
+        for curve in curves:
+            steps = curve.run.curves.steps
+            inside = range(bisect_left(steps, first), bisect_right(steps, last))
+            texts.append(f"{curve.label} {short(mean(curve.raw, inside))}")
+        left, right = frame.x(first - 0.5), frame.x(last + 0.5)
+        spots.append(Spot(left, round(max(1.0, right - left), 1), "\n".join(texts)))
+    return spots
+
+
+def _smooth(values: Sequence[float]) -> list[float]:
+    """Return the running mean of what is finite."""
+    means = iter(smooth([value for value in values if math.isfinite(value)]))
+    return [next(means) if math.isfinite(value) else math.nan for value in values]
+
+
+def _finite(steps: Sequence[int], values: Sequence[float]) -> list[Point]:
+    return [(s, v) for s, v in zip(steps, values, strict=True) if math.isfinite(v)]

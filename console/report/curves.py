@@ -1,0 +1,381 @@
+"""Figures of a run by batch, read from `metrics.jsonl` line by line.
+
+Of each line only the figures that a report draws are held, as machine numbers: a run of a hundred
+thousand batches takes some 45 MB. A batch that is there twice counts as its later line, and what
+was trained after it in an abandoned branch is gone, as the learner's own rewind does it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+from console.display.json_lines import number, read_rows
+from console.display.progress import accuracies
+from learner.training import ratio_bins
+
+# --------------------------------------------------------------------------------------------------
+# Figures that a report draws over the batches of a run, and what each one means.
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One figure of `metrics.jsonl`."""
+
+    key: str
+    label: str
+    is_optional: bool = False
+    """Left out where it is 0 or absent at all batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One chart."""
+
+    title: str
+    note: str
+    lines: tuple[Line, ...]
+    least: float | None = None
+    """A value that the vertical axis includes."""
+    most: float | None = None
+    is_noisy: bool = False
+    """Drawn faintly, with its running mean over it."""
+
+
+LEARNING = (
+    Figure(
+        "Sampled reward",
+        "Mean over the episodes of each batch; bold, its running mean.",
+        (Line("reward_mean", "reward"),),
+        is_noisy=True,
+    ),
+    Figure(
+        "Loss",
+        "Of the policy, as it was minimised; its level means little, jumps mean much.",
+        (Line("loss", "loss"),),
+        is_noisy=True,
+    ),
+    Figure(
+        "Entropy",
+        "Of the next token under the trained policy, nats. Near 0 nothing new is sampled.",
+        (Line("entropy", "entropy"),),
+        least=0.0,
+    ),
+    Figure(
+        "Gradient norm",
+        "Before clipping.",
+        (Line("grad_norm", "norm"),),
+        least=0.0,
+        is_noisy=True,
+    ),
+    Figure("Learning rate", "Of the optimizer.", (Line("learning_rate", "lr"),), least=0.0),
+    Figure(
+        "Completion length",
+        "Tokens of an episode.",
+        (Line("response_length_mean", "mean"), Line("response_length_max", "longest")),
+        least=0.0,
+    ),
+    Figure(
+        "Episodes without a signal",
+        "Share of completions that were cut off; groups whose rewards are all equal.",
+        (
+            Line("response_truncated_fraction", "cut off by the token limit"),
+            Line("zero_variance_fraction", "groups of equal rewards"),
+        ),
+        least=0.0,
+    ),
+)
+
+OFF_POLICY = (
+    Figure(
+        "KL divergence",
+        "Of the trained policy from the one that sampled, nats a token.",
+        (
+            Line("kl_pi_mu_k3", "KL(π‖μ)"),
+            Line("kl_pi_ref_k3", "KL(π‖reference)", is_optional=True),
+        ),
+        least=0.0,
+    ),
+    Figure(
+        "Effective sample size",
+        "Share of tokens, and of whole episodes, that carry information after reweighting.",
+        (
+            Line("effective_sample_size", "tokens"),
+            Line("sequence_effective_sample_size", "episodes"),
+        ),
+        most=1.0,
+    ),
+    Figure(
+        "Clipped tokens",
+        "Share of tokens on which a bound of the loss acted.",
+        (
+            Line("clip_fraction_low", "below the lower bound"),
+            Line("clip_fraction_high", "above the upper bound"),
+            Line("truncated_fraction", "ratio truncated", is_optional=True),
+            Line("mask_fraction_low", "masked, ratio below 1", is_optional=True),
+            Line("mask_fraction_high", "masked, ratio above 1", is_optional=True),
+        ),
+        least=0.0,
+    ),
+    Figure(
+        "Policy lag",
+        "Batches between the policy that sampled a token and the one that trains it.",
+        (Line("policy_lag_mean", "mean"), Line("policy_lag_max", "largest")),
+        least=0.0,
+    ),
+)
+
+SPEED = (
+    Figure(
+        "Tokens per second",
+        "Generated tokens that reached the learner, by wall time.",
+        (Line("tokens_per_s", "tokens/s"),),
+        least=0.0,
+        is_noisy=True,
+    ),
+)
+
+PERCENTILES = ("1", "5", "25", "50", "75", "95", "99")
+
+PHASES = (
+    ("waiting for episodes", ("wait_s",)),
+    ("fetching and packing", ("fetch_s", "pack_s")),
+    ("forward", ("prepare_s", "forward_s")),
+    ("backward and optimizer", ("backward_s", "clip_s", "optimizer_s")),
+    ("weights to actors", ("gather_s",)),
+    ("checkpoints, other", ("checkpoint_s", "other_s")),
+)
+"""Name in the chart -> figures of `metrics.jsonl`, seconds."""
+
+DERIVED = ("tokens_per_s", "zero_variance_fraction")
+"""Figures that are computed from others."""
+
+KEYS = tuple(
+    dict.fromkeys(
+        [
+            *(
+                line.key
+                for figure in (*LEARNING, *OFF_POLICY, *SPEED)
+                for line in figure.lines
+                if line.key not in DERIVED
+            ),
+            *(f"ratio_percentiles.{percent}" for percent in PERCENTILES),
+            *(f"log_ratio_histogram.{name}" for name in ratio_bins.NAMES),
+            *(key for _, keys in PHASES for key in keys),
+            "completion_tokens",
+            "reused_tokens",
+            "zero_variance_groups",
+            "groups",
+            "wall_s",
+            "lineage",
+        ]
+    )
+)
+"""Of `metrics.jsonl`, to be read."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Figures of a run by batch, read from `metrics.jsonl` line by line.
+
+MAX_ACTORS = 4096  # incarnations remembered: of a fleet of spot machines the newest come and go
+
+NAN = math.nan
+
+
+@dataclass(slots=True)
+class Presence:
+    """The batches that trained episodes which one incarnation of an actor had finished."""
+
+    first: int
+    last: int
+    episodes: int = 0
+
+
+@dataclass(slots=True)
+class Curves:
+    """The figures of a run by batch."""
+
+    steps: list[int] = field(default_factory=list)
+    """Numbers of the batches, ascending."""
+    times: array[float] = field(default_factory=lambda: array("d"))
+    """When each was trained, Unix seconds."""
+    values: dict[str, array[float]] = field(default_factory=dict)
+    """Figure -> its value at each batch, NaN where it has none. `a.b` is the entry b of a table."""
+    lags: Counter[int] = field(default_factory=Counter)
+    """Policy lag -> trained tokens of the whole run."""
+    actors: dict[str, Presence] = field(default_factory=dict)
+    alerts: Counter[str] = field(default_factory=Counter)
+    """Alert of the guards -> batches that had it."""
+    alerts_at: dict[str, int] = field(default_factory=dict)
+    """Alert -> its newest batch."""
+    advice: dict[str, str] = field(default_factory=dict)
+    """Rule of the advisor -> its newest advice."""
+    advice_at: dict[str, int] = field(default_factory=dict)
+    """Rule -> the newest batch whose line had it."""
+
+    def finite(self, key: str) -> list[tuple[int, float]]:
+        """List batch and value where a figure has one."""
+        values = self.values.get(key, array("d"))
+        return [(s, v) for s, v in zip(self.steps, values, strict=False) if math.isfinite(v)]
+
+
+def read_curves(path: Path, keys: Sequence[str]) -> Curves:
+    """Read the figures of a run; none while it has trained no batch.
+
+    Args:
+        path: Its `metrics.jsonl`, which the learner may be writing.
+        keys: Figures to hold.
+    """
+    curves = Curves(values={key: array("d") for key in keys})
+    for row in _rows(path):
+        step = row.get("step")
+        if not isinstance(step, int) or isinstance(step, bool):
+            continue
+        _rewind(curves, step)
+        curves.steps.append(step)
+        curves.times.append(number(row, "time", "wall_s"))
+        for key in keys:
+            curves.values[key].append(_number(_entry(row, key)))
+        _count(curves, row, step)
+    return curves
+
+
+def _rewind(curves: Curves, step: int) -> None:
+    while curves.steps and curves.steps[-1] >= step:
+        curves.steps.pop()
+        curves.times.pop()
+        for values in curves.values.values():
+            values.pop()
+
+
+def _count(curves: Curves, row: Mapping[str, object], step: int) -> None:
+    """Add what a batch has of lags, actors, alerts and advice."""
+    for lag, tokens in _table(row.get("policy_lag_histogram")):
+        if lag.isdecimal():
+            curves.lags[int(lag)] += int(tokens)
+    for actor, episodes in _table(row.get("episodes_by_actor")):
+        if actor in curves.actors or len(curves.actors) < MAX_ACTORS:
+            presence = curves.actors.setdefault(actor, Presence(step, step))
+            presence.last = step
+            presence.episodes += int(episodes)
+    for name in _texts(row.get("alerts")):
+        curves.alerts[name] += 1
+        curves.alerts_at[name] = step
+    for rule, text in _advice(row.get("advice")):
+        curves.advice[rule], curves.advice_at[rule] = text, step
+
+
+def _rows(path: Path) -> Iterator[dict[str, object]]:
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                continue  # the last line of a killed process, or one that is being written
+            if isinstance(row, dict):
+                yield row
+
+
+def _entry(row: Mapping[str, object], key: str) -> object:
+    table, dot, name = key.partition(".")
+    found = row.get(table)
+    if not dot:
+        return found
+    return found.get(name) if isinstance(found, dict) else None
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return NAN
+    return float(value)
+
+
+def _table(value: object) -> Iterable[tuple[str, float]]:
+    entries = value.items() if isinstance(value, dict) else ()
+    return [
+        (str(name), number) for name, each in entries if not math.isnan(number := _number(each))
+    ]
+
+
+def _advice(value: object) -> Iterable[tuple[str, str]]:
+    entries = value if isinstance(value, list) else ()
+    return [(str(e.get("rule")), str(e.get("text"))) for e in entries if isinstance(e, dict)]
+
+
+def _texts(value: object) -> Iterable[str]:
+    return [str(each) for each in value] if isinstance(value, list) else ()
+
+
+# --------------------------------------------------------------------------------------------------
+# Figures that follow from others of the same batch.
+
+
+def add_derived(curves: Curves) -> None:
+    """Add `tokens_per_s`, `zero_variance_fraction` and `durations_s` to the figures of a run."""
+    values = curves.values
+    seconds = durations(values["wall_s"])
+    tokens = [
+        made - (0.0 if math.isnan(again) else again)
+        for made, again in zip(values["completion_tokens"], values["reused_tokens"], strict=True)
+    ]
+    values["durations_s"] = seconds
+    values["tokens_per_s"] = _ratios(tokens, seconds)
+    values["zero_variance_fraction"] = _ratios(values["zero_variance_groups"], values["groups"])
+
+
+def accumulated(values: Sequence[float]) -> list[float]:
+    """Add up what all batches so far have."""
+    return list(accumulate(0.0 if math.isnan(each) else each for each in values))
+
+
+def durations(walls: Sequence[float]) -> array[float]:
+    """Seconds between neighbouring batches; a restart sets `wall_s` back, and has none."""
+    gaps = [NAN, *(after - before for before, after in pairwise(walls))]
+    return array("d", (gap if gap > 0 else NAN for gap in gaps[: len(walls)]))
+
+
+def _ratios(upper: Sequence[float], lower: Sequence[float]) -> array[float]:
+    return array("d", (a / b if b else NAN for a, b in zip(upper, lower, strict=True)))
+
+
+# --------------------------------------------------------------------------------------------------
+# The evaluations of a run, each at the time of the batch that it followed.
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The figures of one evaluation."""
+
+    step: int
+    accuracy: float
+    spent_s: float
+    """Time of the learner from its first batch on, without what lay between its lives."""
+    by_environment: Mapping[str, float] = field(default_factory=dict)
+    """Where there are several."""
+
+
+def read_evaluations(path: Path, spent_s: Mapping[int, float]) -> list[Evaluation]:
+    """Read those with an answer.
+
+    Args:
+        path: `eval.jsonl` of the run.
+        spent_s: Batch -> seconds of the learner until it was trained.
+    """
+    return [
+        Evaluation(
+            step=int(number(row, "step")),
+            accuracy=number(row, "accuracy"),
+            spent_s=spent_s.get(int(number(row, "step")), 0.0),
+            by_environment=accuracies(row),
+        )
+        for row in read_rows(path)
+        if math.isfinite(number(row, "accuracy", default=math.nan))
+    ]

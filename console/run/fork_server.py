@@ -1,0 +1,210 @@
+"""The fork server as `nyala up` sees it: which process can be a fork, and how to ask for one."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from typing import BinaryIO
+
+from actors.engine.choice import choose_engine
+from configs.machine import visible_gpus
+from configs.secrets import FILE_VARIABLE, VARIABLE
+from configs.settings import Settings
+
+from .fork_process import MADE, NAME_ROOM, READY
+from .plan import environment_of
+from .process import PYTHON, Command, ForkedChild
+from .process_guard import ProcessGuard
+
+IMPORT_S = 300.0  # from a cold disk
+FORK_S = 30.0  # it takes milliseconds
+POLL_S = 0.02
+GRACE_S = 1.0  # a server has nothing to save
+PR_SET_CHILD_SUBREAPER = 36
+CHECKS = f"{__package__}.preflight"
+SECRETS = {VARIABLE, FILE_VARIABLE}
+"""Variables that no library reads."""
+
+
+@contextmanager
+def fork_server_of(settings: Settings) -> Iterator[ForkServer | None]:
+    """Start the server of a run and end it; None where every process has to be a new program.
+
+    That is beside a GPU: a fork of a process that has met CUDA could not use it. A server that
+    stands still, such as in an import, ends with a killed `nyala up` all the same.
+    """
+    if sys.platform != "linux" or visible_gpus():
+        yield None
+        return
+    engine = choose_engine(settings, on_gpu=False).engine
+    with closing(ProcessGuard(grace_s=GRACE_S)) as guard:
+        server = ForkServer(engine, environment_of("actor", settings))
+        guard.add(server.pid)
+        try:
+            yield server
+        finally:
+            server.close()
+            guard.remove(server.pid)
+
+
+class ForkServer:
+    """Forks a learner, an actor, or checks; what it cannot fork begins as a new program.
+
+    Example:
+        forks = ForkServer("torch", environment)
+        if forks.has_decided(command):
+            child = forks.start(command, log, log)
+    """
+
+    def __init__(self, engine: str, environment: Mapping[str, str]) -> None:
+        """Start it.
+
+        Args:
+            engine: Of the actors.
+            environment: Of an actor: libraries read it when they are imported.
+        """
+        self._environment = {
+            name: value for name, value in environment.items() if name not in SECRETS
+        }
+        pairs = [
+            socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            for _ in range(2 if engine == "vllm" else 1)
+        ]
+        lines = [Line(ours) for ours, _ in pairs]
+        self._lines = {"learner": lines[0], CHECKS: lines[0], "actors": lines[-1]}
+        descriptors = [theirs.fileno() for _, theirs in pairs]
+        self._server = subprocess.Popen(
+            [*PYTHON, f"{__package__}.fork_process", engine, *map(str, descriptors), NAME_ROOM],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # a process that begins without it reports what is wrong
+            env=self._environment,
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+        for _, theirs in pairs:
+            theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the first server."""
+        return self._server.pid
+
+    def has_decided(self, command: Command) -> bool:
+        """Return whether `start` would answer at once."""
+        line = self._line(command)
+        return line is None or line.has_decided()
+
+    def wait(self, command: Command) -> None:
+        """Wait until `start` would answer at once."""
+        while not self.has_decided(command):
+            time.sleep(POLL_S)
+
+    def start(
+        self, command: Command, out: BinaryIO, err: BinaryIO, given: BinaryIO | None = None
+    ) -> ForkedChild | None:
+        """Begin a command as a fork.
+
+        Args:
+            command: What a fork is to do.
+            out: Its standard output.
+            err: Its standard error.
+            given: Its standard input; None = empty.
+
+        Returns:
+            None where it has to begin as a new program.
+        """
+        line = self._line(command)
+        if line is None:
+            return None
+        request = {"command": command.arguments, "environment": dict(command.environment)}
+        files = [file.fileno() for file in (out, err, given) if file is not None]
+        pid = line.ask(json.dumps(request).encode(), files)
+        return None if pid is None else ForkedChild(pid)
+
+    def close(self) -> None:
+        """End the server; what it has forked goes on."""
+        for line in self._lines.values():
+            line.close()
+        with suppress(ProcessLookupError):
+            os.killpg(self._server.pid, signal.SIGKILL)
+        self._server.wait()
+
+    def _line(self, command: Command) -> Line | None:
+        """The line to ask; None for what is not imported, or was in another environment."""
+        python, module = command.arguments[: len(PYTHON)], command.arguments[len(PYTHON) :][:1]
+        # It may have more: what libraries have set in ours since.
+        if python != PYTHON or not self._environment.items() <= command.environment.items():
+            return None
+        return self._lines.get("".join(module))
+
+
+class Line:
+    """A connection to the server, until it fails."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._is_ready = False
+        self._is_closed = False
+        self._deadline = time.monotonic() + IMPORT_S
+
+    def has_decided(self) -> bool:
+        """Return whether the server forks, or never will."""
+        if self._is_ready or self._is_closed:
+            return True
+        self._is_ready = self._read(0.0) == READY
+        if time.monotonic() > self._deadline:
+            self.close()
+        return self._is_ready or self._is_closed
+
+    def ask(self, request: bytes, files: list[int]) -> int | None:
+        """Return the process id of a fork, which is a child of this process; None if it failed."""
+        if not self._is_ready or self._is_closed:
+            return None
+        try:
+            with _adopts():
+                socket.send_fds(self._connection, [request], files)
+                pid = self._read(FORK_S)
+                if pid is not None and self._read(FORK_S) == MADE:
+                    return int(pid)
+        except OSError:  # it has ended, or the request is too long for it
+            pass
+        self.close()
+        return None
+
+    def close(self) -> None:
+        """Use it no more."""
+        self._is_closed = True
+        self._connection.close()
+
+    def _read(self, timeout_s: float) -> bytes | None:
+        """Return a message, None if there is none; closes where there will be none."""
+        if not select.select([self._connection], [], [], timeout_s)[0]:
+            return None
+        try:
+            message = self._connection.recv(64)
+        except OSError:
+            message = b""
+        if not message:
+            self.close()
+        return message or None
+
+
+@contextmanager
+def _adopts() -> Iterator[None]:
+    """Become the parent of what is orphaned below this process meanwhile."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 0)

@@ -1,1 +1,0 @@
-"""Processes of a run as forks of one that has imported their libraries already."""

@@ -1,0 +1,180 @@
+"""Names that `algorithm` takes, and figures of a run, rendered for people and for the docs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from difflib import get_close_matches
+
+from actors.metrics_page import METRICS as OF_ACTOR
+from broker.metrics_page import METRICS as OF_BROKER
+from configs import metrics as cards
+from configs.errors import SettingsError
+from configs.metrics import Metric
+from configs.metrics_server import READY
+from learner.algorithm.catalogue import CHOICES, Entry, entries
+from learner.algorithm.methods import METHODS, Method
+from learner.reporting.keys import keys
+from learner.reporting.metrics_page import METRICS as OF_LEARNER
+
+# --------------------------------------------------------------------------------------------------
+# The names that `algorithm` takes, rendered for people, for programs and for the docs.
+
+WIDTH = 100
+DOCS_WIDTH = 120
+INDENT = "    "
+
+
+def show_losses(name: str | None, *, as_json: bool, markdown: bool) -> None:
+    """Print all names, or what one name stands for.
+
+    Raises:
+        SettingsError: There is no such name.
+    """
+    found = named(name) if name else (entries(), list(METHODS))
+    if as_json:
+        shown = {"choices": [asdict(e) for e in found[0]], "methods": [asdict(m) for m in found[1]]}
+        text = json.dumps(shown, indent=2)
+    else:
+        text = as_markdown() if markdown else "\n".join(_lines(*found))
+    sys.stdout.write(text.rstrip("\n") + "\n")
+
+
+def named(name: str) -> tuple[list[Entry], list[Method]]:
+    """Find what a name stands for; two choices may share one.
+
+    Raises:
+        SettingsError: There is no such name.
+    """
+    wanted = name.casefold()
+    chosen = [entry for entry in entries() if entry.name == wanted]
+    methods = [method for method in METHODS if method.name.casefold() == wanted]
+    if chosen or methods:
+        return chosen, methods
+    known = [entry.name for entry in entries()] + [method.name for method in METHODS]
+    close = get_close_matches(name, known, n=3, cutoff=0.4)
+    advice = f"did you mean {' or '.join(close)}?" if close else "`nyala losses` lists them"
+    raise SettingsError(f"NAME must be one that `nyala losses` lists, got {name!r}; {advice}")
+
+
+def as_markdown() -> str:
+    """Write the tables of docs/algorithms.md."""
+    parts = []
+    for choice in CHOICES:
+        rows = [
+            (f"`{e.name}`", f"`{e.formula}`", e.kind, _defaults(e), e.use, e.source)
+            for e in entries()
+            if e.setting == choice.setting
+        ]
+        meaning = textwrap.fill(choice.meaning, DOCS_WIDTH)
+        head = ("name", "formula", "works on", "reads (default)", "use", "source")
+        parts.append(f"### `{choice.setting}`\n\n{meaning}\n\n{_table(head, rows)}")
+    methods = [(m.name, f"`{_yaml(m)}`", m.note, m.source) for m in METHODS]
+    table = _table(("method", "settings", "what it is", "source"), methods)
+    return "\n\n".join((*parts, f"### Published methods\n\n{table}")) + "\n"
+
+
+def _lines(chosen: Sequence[Entry], methods: Sequence[Method]) -> Iterator[str]:
+    for choice in CHOICES:
+        members = [entry for entry in chosen if entry.setting == choice.setting]
+        if members:
+            yield f"{choice.setting}: {choice.meaning[:1].lower()}{choice.meaning[1:]}"
+        for entry in members:
+            yield ""
+            yield f"  {entry.name:<22}{entry.formula}"
+            yield from _paragraphs(
+                ("", entry.summary),
+                ("works on: ", entry.kind),
+                ("use: ", entry.use),
+                ("reads: ", _defaults(entry)),
+                ("", entry.source),
+            )
+        if members:
+            yield ""
+    if methods:
+        yield "published methods, as settings of `algorithm` unless they name their table:"
+    for method in methods:
+        yield f"\n  {method.name:<22}{_yaml(method)}"
+        yield from _paragraphs(("", method.note), ("", method.source))
+
+
+def _paragraphs(*labelled: tuple[str, str]) -> Iterator[str]:
+    for label, text in labelled:
+        if text:
+            yield textwrap.fill(
+                label + text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT
+            )
+
+
+def _defaults(entry: Entry) -> str:
+    return ", ".join(f"{key} = {_value(value)}" for key, value in entry.defaults.items())
+
+
+def _yaml(method: Method) -> str:
+    return ", ".join(
+        f"{key.removeprefix('algorithm.')}: {_value(value)}"
+        for key, value in method.settings.items()
+    )
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(
+        "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# All figures of a run, as lines and as the tables of docs/metrics.md.
+
+PAGES = {
+    "Every role": (READY,),
+    "Learner and actor": cards.METRICS,
+    "Broker": OF_BROKER,
+    "Learner": tuple(each for each in OF_LEARNER if each not in cards.METRICS),
+    "Actor": tuple(each for each in OF_ACTOR if each not in cards.METRICS),
+}
+"""Metrics by whose page has them."""
+
+
+def metrics_as_lines() -> str:
+    """Write one line for each figure."""
+    rows = [("metrics.jsonl", key.name, key.unit, key.meaning) for key in keys()]
+    for page, metrics in PAGES.items():
+        rows += [(page.lower(), _shown(each), each.unit, each.meaning) for each in metrics]
+    return "".join(f"{where}  {name}  [{unit}]  {meaning}\n" for where, name, unit, meaning in rows)
+
+
+def metrics_as_markdown() -> str:
+    """Write the tables of docs/metrics.md."""
+    head = ("key", "unit", "meaning")
+    parts = [
+        "## Keys of metrics.jsonl",
+        _metrics_table(head, [(f"`{k[0]}`", *k[1:]) for k in keys()]),
+    ]
+    for page, metrics in PAGES.items():
+        rows = [(f"`{_shown(each)}`", each.kind, each.unit, each.meaning) for each in metrics]
+        parts += [f"### {page}", _metrics_table(("metric", "kind", "unit", "meaning"), rows)]
+        if page == "Every role":
+            parts.insert(2, "## Metrics for Prometheus")
+    return "\n\n".join(parts) + "\n"
+
+
+def _shown(metric: Metric) -> str:
+    return f"{metric.name}{{{metric.label}}}" if metric.label else metric.name
+
+
+def _metrics_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(_metrics_rows([head, ["---"] * len(head), *rows]))
+
+
+def _metrics_rows(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"

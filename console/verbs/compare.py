@@ -1,0 +1,404 @@
+"""`nyala compare`: whether one run answers held-out questions better than another."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import typer
+from rich.console import Console
+
+from configs.errors import SettingsError
+from console.command_line import AsJson
+from console.display.display import print_line
+from console.display.snapshot import duration
+from console.report.curves import Evaluation, accumulated, durations, read_curves, read_evaluations
+from console.run.run_folder import RunFolder, run_folder_of
+from learner.reporting.samples import SampleLine, read_samples
+
+from .tables import Facts, print_facts
+
+# --------------------------------------------------------------------------------------------------
+# Paired bootstrap: an interval for the mean difference of two runs on the same questions.
+
+Float64: TypeAlias = npt.NDArray[np.float64]
+
+RESAMPLES = 10_000  # the ends of the interval move by a fiftieth of its width from seed to seed
+CHUNK = 2**22  # draws held at a time, 32 MB
+CONFIDENCE = 0.95
+
+
+class Interval(NamedTuple):
+    """A mean with the bounds that hold it in 95 of 100 samples of questions."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the choice of questions alone is unlikely to have made the difference."""
+        return self.low > 0 or self.high < 0
+
+
+def paired_interval(differences: Sequence[float] | Float64, *, seed: int = 0) -> Interval:
+    """Bootstrap the mean of paired differences.
+
+    Args:
+        differences: One for each question, second run less first.
+        seed: Of the draws: the same files give the same interval.
+
+    Returns:
+        The mean and its percentile interval of 95 %.
+
+    Source:
+        Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapters 8 and 13.
+    """
+    differences_Q = np.asarray(differences, dtype=np.float64)
+    count = len(differences_Q)
+    assert count > 0, "there are questions"
+    random = np.random.default_rng(seed)
+    means: list[Float64] = []
+    rows = max(1, min(RESAMPLES, CHUNK // count))
+    for start in range(0, RESAMPLES, rows):
+        drawn = random.integers(count, size=(min(rows, RESAMPLES - start), count))
+        means.append(differences_Q[drawn].mean(axis=1))
+    tail = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.percentile(np.concatenate(means), [tail, 100 - tail])
+    return Interval(float(differences_Q.mean()), float(low), float(high))
+
+
+# --------------------------------------------------------------------------------------------------
+# Grades of a run's greedy answers to held-out questions, by question, from `samples.jsonl`.
+
+Question = tuple[str, str]
+"""Environment and digest of the prompt's tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """The answers of one evaluation."""
+
+    step: int
+    """Batches that the policy was trained on."""
+    grades: dict[Question, float]
+    """0 to 1 = right; a question that was asked several times has the mean."""
+
+
+def grades_of(lines: Iterable[SampleLine], *, run: str, step: int | None) -> Graded:
+    """Read the grades of one evaluation.
+
+    Args:
+        lines: Samples of the run.
+        run: Its name, for the error.
+        step: Which evaluation; None = the last.
+
+    Raises:
+        SettingsError: Its answers were not kept.
+    """
+    found: dict[Question, list[float]] = defaultdict(list)
+    steps: set[int] = set()
+    newest = -1 if step is None else step
+    for line in lines:
+        if line.kind != "eval" or line.sample != 0:
+            continue
+        steps.add(line.step)
+        if step is None and line.step > newest:
+            newest = line.step
+            found.clear()
+        if line.step == newest:
+            found[line.environment, line.question].append(line.parts.get("exact", line.reward))
+    if not found:
+        there = ", ".join(map(str, sorted(steps))) or "none"
+        raise SettingsError(
+            f"{run} must have kept the answers of an evaluation"
+            f"{'' if step is None else f' after {step} batches'}, got evaluations after: {there}; "
+            f"set run.eval_episodes and run.samples.max_mb, or choose another with --step"
+        )
+    return Graded(newest, {question: fmean(grades) for question, grades in found.items()})
+
+
+def shared(first: Graded, second: Graded) -> list[Question]:
+    """List the questions that both were asked.
+
+    Raises:
+        SettingsError: There is none.
+    """
+    questions = sorted(first.grades.keys() & second.grades.keys())
+    if not questions:
+        raise SettingsError(
+            f"two runs must share held-out questions to be compared, got {len(first.grades)} and "
+            f"{len(second.grades)} without a common one; give both the same environment, "
+            "environment_settings, tokenizer and prompt"
+        )
+    return questions
+
+
+# --------------------------------------------------------------------------------------------------
+# Cost of an accuracy that two runs have reached: batches, time, tokens.
+
+KEYS = ("wall_s", "trained_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The first evaluation of a run that reached an accuracy."""
+
+    step: int
+    spent_s: float
+    """Of the learner from its first batch on, without what lay between its lives."""
+    tokens: float
+    """That were trained by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """The evaluations of a run, and the tokens and seconds that each of its batches ended at."""
+
+    evaluations: Sequence[Evaluation]
+    tokens_by_step: dict[int, float]
+    spent_by_step: dict[int, float]
+
+    @property
+    def best(self) -> float:
+        """Highest held-out accuracy; 0 without an evaluation."""
+        return max((each.accuracy for each in self.evaluations), default=0.0)
+
+    def reached(self, accuracy: float) -> Reached:
+        """Find the first evaluation with at least this accuracy."""
+        first = next(each for each in self.evaluations if each.accuracy >= accuracy)
+        tokens = self.tokens_by_step.get(first.step, 0.0)
+        return Reached(first.step, first.spent_s, tokens)
+
+
+def read_course(folder: Path) -> Course:
+    """Read how a run went."""
+    files = RunFolder(folder)
+    curves = read_curves(files.metrics, KEYS)
+    tokens = accumulated(curves.values["trained_tokens"])
+    spent_s = accumulated(durations(curves.values["wall_s"]))
+    spent_by_step = dict(zip(curves.steps, spent_s, strict=True))
+    return Course(
+        read_evaluations(files.evaluations, spent_by_step),
+        dict(zip(curves.steps, tokens, strict=True)),
+        spent_by_step,
+    )
+
+
+def same_accuracy(first: Course, second: Course) -> float | None:
+    """Return the highest accuracy that both runs have reached.
+
+    None where it is not above what both began with: then there is nothing to time.
+    """
+    target = min(first.best, second.best)
+    began = [course.evaluations[0].accuracy for course in (first, second) if course.evaluations]
+    return target if began and target > max(began) else None
+
+
+# --------------------------------------------------------------------------------------------------
+# The comparison of two runs: on the questions that both were asked, and in what they took.
+
+EPSILON = 1e-9  # of a grade: partial credit is a float
+POINTS = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two runs on the same questions."""
+
+    environment: str | None
+    """None = all of them."""
+    first: float
+    """Accuracy of the first run."""
+    second: float
+    interval: Interval
+    """Of second less first."""
+    better: int
+    """Questions on which the second run's grade is higher."""
+    worse: int
+    same: int
+
+    @property
+    def questions(self) -> int:
+        """Number of shared questions."""
+        return self.better + self.worse + self.same
+
+    def as_json(self) -> dict[str, object]:
+        """Return its fields."""
+        return {**asdict(self), "questions": self.questions, "interval": self.interval._asdict()}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All that is compared."""
+
+    names: tuple[str, str]
+    steps: tuple[int, int]
+    """Batches after which each was asked."""
+    overall: Difference
+    by_environment: Sequence[Difference]
+    """Where there are several."""
+    accuracy: float | None
+    """That both reached; None where neither rose to one."""
+    reached: tuple[Reached, Reached] | None
+
+    def sentences(self) -> list[str]:
+        """Write the result, then where it comes from."""
+        return [self._result(), self._counts(), *([] if self.reached is None else [self._course()])]
+
+    def _result(self) -> str:
+        a, b = self.names
+        found, interval = self.overall, self.overall.interval
+        figures = (
+            f"{found.first:.3f} against {found.second:.3f} on the same {found.questions:,} "
+            f"held-out questions, {_points(interval.mean)} points (95 % interval "
+            f"{_points(interval.low)} to {_points(interval.high)})"
+        )
+        if not interval.excludes_zero:
+            return f"{a} and {b} cannot be told apart: {figures}"
+        return f"{b} is {'better' if interval.mean > 0 else 'worse'} than {a}: {figures}"
+
+    def _counts(self) -> str:
+        (a, b), (step_a, step_b), found = self.names, self.steps, self.overall
+        return (
+            f"{b}, after {step_b:,} batches, answers {found.better:,} questions better than {a} "
+            f"after {step_a:,}, {found.worse:,} worse and {found.same:,} alike"
+        )
+
+    def _course(self) -> str:
+        assert self.reached is not None, "both have reached it"
+        parts = [
+            f"by {name} after {each.step:,} batches, {duration(each.spent_s)} and "
+            f"{each.tokens:,.0f} trained tokens"
+            for name, each in zip(self.names, self.reached, strict=True)
+        ]
+        return f"held-out accuracy {self.accuracy:.3f} was reached {'; '.join(parts)}"
+
+    def as_json(self) -> dict[str, object]:
+        """Return its fields."""
+        return {
+            **asdict(self),
+            "overall": self.overall.as_json(),
+            "by_environment": [each.as_json() for each in self.by_environment],
+            "sentence": self._result(),
+        }
+
+
+def compare(first: Path, second: Path, *, step: int | None = None) -> Comparison:
+    """Compare two runs.
+
+    Args:
+        first: Folder of a run.
+        second: Of the other.
+        step: Batches after which both were evaluated; None = the last evaluation of each.
+
+    Raises:
+        SettingsError: One is no run, has kept no answers, or they share no question.
+    """
+    folders = [run_folder_of(path).path for path in (first, second)]
+    a, b = (folder.name for folder in folders)
+    graded_a, graded_b = (
+        grades_of(read_samples(folder), run=folder.name, step=step) for folder in folders
+    )
+    questions = shared(graded_a, graded_b)
+    environments = sorted({environment for environment, _ in questions})
+    courses = [read_course(folder) for folder in folders]
+    accuracy = same_accuracy(*courses)
+    return Comparison(
+        names=(a, b) if a != b else (str(first), str(second)),
+        steps=(graded_a.step, graded_b.step),
+        overall=_difference(None, questions, graded_a, graded_b),
+        by_environment=[
+            _difference(name, [q for q in questions if q[0] == name], graded_a, graded_b)
+            for name in (environments if len(environments) > 1 else ())
+        ],
+        accuracy=accuracy,
+        reached=None
+        if accuracy is None
+        else (courses[0].reached(accuracy), courses[1].reached(accuracy)),
+    )
+
+
+def _difference(
+    environment: str | None, questions: Sequence[Question], first: Graded, second: Graded
+) -> Difference:
+    before = [first.grades[question] for question in questions]
+    after = [second.grades[question] for question in questions]
+    differences = [b - a for a, b in zip(before, after, strict=True)]
+    better = sum(difference > EPSILON for difference in differences)
+    worse = sum(difference < -EPSILON for difference in differences)
+    return Difference(
+        environment=environment,
+        first=fmean(before),
+        second=fmean(after),
+        interval=paired_interval(differences),
+        better=better,
+        worse=worse,
+        same=len(differences) - better - worse,
+    )
+
+
+def _points(value: float) -> str:
+    return f"{value * POINTS:+.1f}"
+
+
+# --------------------------------------------------------------------------------------------------
+# `nyala compare`: whether one run answers held-out questions better than another.
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command("compare")
+def compare_runs(
+    first: Annotated[Path, typer.Argument(metavar="A", help="Folder of a run.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Of another run.")],
+    step: Annotated[
+        int | None,
+        typer.Option(
+            help="Compare the evaluations after so many batches. Default: the last of each run.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two runs on the held-out questions that both were asked.
+
+    The 95 % interval is that of a paired bootstrap over questions. Another seed of training may
+    make a larger difference: compare several runs of each before you trust a small one.
+
+    Example: `nyala compare runs/before runs/after`
+    """
+    found = compare(first, second, step=step)
+    if as_json:
+        sys.stdout.write(json.dumps(found.as_json(), indent=2) + "\n")
+        return
+    console = Console()
+    for sentence in found.sentences():
+        print_line(console, f"{sentence}.")
+    if found.by_environment:
+        rows = [_row(found, each) for each in found.by_environment]
+        print_facts(Facts("By environment:", rows), as_json=False, console=console)
+
+
+def _row(found: Comparison, difference: Difference) -> dict[str, Any]:
+    a, b = found.names
+    low, high = 100 * difference.interval.low, 100 * difference.interval.high
+    return {
+        "environment": difference.environment,
+        "questions": difference.questions,
+        a: f"{difference.first:.3f}",
+        b: f"{difference.second:.3f}",
+        "points": f"{100 * difference.interval.mean:+.1f}",
+        "95 % interval": f"{low:+.1f} to {high:+.1f}",
+        "better": difference.better,
+        "worse": difference.worse,
+        "alike": difference.same,
+    }

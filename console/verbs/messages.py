@@ -1,0 +1,285 @@
+"""All messages of a run with cause and cure, as lines of a terminal and as docs/messages.md."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from .settings_list import table
+
+# --------------------------------------------------------------------------------------------------
+# Messages as the source has them: errors, refusals, lines of logs, and reasons in Lua.
+#
+# A value within a message is shown by the name of what it is: `<path> must be a YAML file`.
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("configs", "buffer", "broker", "actors", "learner", "console")
+LEVELS = {"warning", "error", "exception", "critical"}
+UNNAMED = "<…>"
+OWN_STYLE = re.compile(r"[^ ].* must .*, got\b")
+"""The form of most texts about something that a person has to change."""
+OF_BYTES = {"RecordError", "WeightsError", "MalformedReply"}
+"""Errors about bytes of a peer: they stand within other messages as their reason."""
+OF_CALLERS = {"ValueError", "TypeError", "Stuck"}
+"""Errors of code that calls ours wrongly, and of faults on purpose."""
+LUA_REASON = re.compile(r"\b(?:charge|take_away|drop_unit)\(.*'([a-z_ ]+)'\)")
+
+
+Nodes = Sequence[ast.AST]
+"""All nodes of a module."""
+
+
+class Found(NamedTuple):
+    """A message, and the module that has it."""
+
+    module: str
+    text: str
+
+
+@cache
+def error_classes() -> frozenset[str]:
+    """Find all classes of errors of this project, the base left out."""
+    bases = {
+        node.name: {base.id for base in node.bases if isinstance(base, ast.Name)}
+        for _, nodes in _modules()
+        for node in nodes
+        if isinstance(node, ast.ClassDef)
+    }
+    found = {"NyalaError"}
+    while new := {name for name, of in bases.items() if of & found} - found:
+        found |= new
+    return frozenset(found - {"NyalaError"})
+
+
+def texts_for_people() -> list[Found]:
+    """Find what is said about something that a person has to change."""
+    found: dict[Found, None] = {}
+    for module, nodes in _modules():
+        hidden, raised = _hidden(nodes), _raised(nodes)
+        for node in nodes:
+            if isinstance(node, ast.JoinedStr | ast.Constant) and id(node) not in hidden:
+                text = shape(node)
+                if id(node) in raised or OWN_STYLE.match(text):
+                    found[Found(module, text)] = None
+    return list(found)
+
+
+def refusals() -> set[str]:
+    """Find the codes of the broker's refusals."""
+    return _first_arguments("Refusal")
+
+
+def alerts() -> set[str]:
+    """Find the names of alerts."""
+    return _first_arguments("Alert")
+
+
+def log_lines() -> list[Found]:
+    """Find lines of logs from warning on."""
+    found: dict[Found, None] = {}
+    for module, nodes in _modules():
+        for node in nodes:
+            if isinstance(node, ast.Call) and _is_warning(node.func):
+                found |= {Found(module, text): None for text in _choices(node.args[0])}
+    return list(found)
+
+
+def lua_reasons() -> set[str]:
+    """Find for which reasons scripts of the store end tasks and groups."""
+    files = (ROOT / "buffer" / "lua").rglob("*.lua")
+    lines = (line for path in files for line in path.read_text(encoding="utf-8").splitlines())
+    return {reason for line in lines for reason in LUA_REASON.findall(line)}
+
+
+def shape(node: ast.expr) -> str:
+    """Write a text of the source with names for its values; `<…>` is one without a name."""
+    match node:
+        case ast.Constant(str(text)):
+            return text
+        case ast.JoinedStr(parts):
+            return "".join(shape(part) for part in parts)
+        case ast.FormattedValue(ast.Name(name) | ast.Attribute(attr=name)):
+            return f"<{name}>"
+        case _:
+            return UNNAMED
+
+
+def _is_warning(function: ast.expr) -> bool:
+    match function:
+        case ast.Attribute(value=ast.Name("log"), attr=level):
+            return level in LEVELS
+        case ast.Attribute(value=ast.Call(func=ast.Attribute(attr="get_logger")), attr=level):
+            return level in LEVELS
+        case _:
+            return False
+
+
+def _choices(node: ast.expr) -> Iterator[str]:
+    if isinstance(node, ast.IfExp):
+        yield from (*_choices(node.body), *_choices(node.orelse))
+    else:
+        yield shape(node)
+
+
+def _first_arguments(of: str) -> set[str]:
+    return {
+        shape(node.args[0])
+        for _, nodes in _modules()
+        for node in nodes
+        if _is_call(node, {of}) and isinstance(node, ast.Call)
+    }
+
+
+def _is_call(node: ast.AST, names: Collection[str]) -> bool:
+    match node:
+        case ast.Call(func=ast.Name(name), args=[_, *_]):
+            return name in names
+        case _:
+            return False
+
+
+def _raised(nodes: Nodes) -> set[int]:
+    """Find texts that errors of ours are made with."""
+    ours = error_classes()
+    return {id(n.args[0]) for n in nodes if isinstance(n, ast.Call) and _is_call(n, ours)}
+
+
+def _hidden(nodes: Nodes) -> set[int]:
+    """Find texts that are parts of others, of assertions, or of errors not shown alone."""
+    hidden: set[int] = set()
+    for node in nodes:
+        match node:
+            case ast.JoinedStr() | ast.Assert():
+                within = set(ast.walk(node)) - {node}
+            case ast.Expr(ast.Constant()):
+                within = {node.value}
+            case ast.Call() if _is_call(node, OF_BYTES | OF_CALLERS):
+                within = set(ast.walk(node))
+            case _:
+                continue
+        hidden |= {id(each) for each in within}
+    return hidden
+
+
+@cache
+def _modules() -> list[tuple[str, Nodes]]:
+    paths = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    return [
+        (str(path.relative_to(ROOT)), list(ast.walk(ast.parse(path.read_text(encoding="utf-8")))))
+        for path in paths
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
+# All messages of a run with cause and cure, as lines of a terminal and as docs/messages.md.
+
+CAUSES = Path(__file__).parent / "causes.yaml"
+VALUE = re.compile(r"<\w+>|<…>|%s")
+LEAST_FIXED = 12  # characters beside values: fewer would fit any text
+HEAD = """\
+# Messages
+
+Everything that Nyala reports, with its cause and what to do. `<name>` and `<…>` stand for a value.
+In a terminal, paste what you see: `nyala messages "no answer from the broker yet"`. Prometheus'
+alerts are in [operations](operations.md), advice about training in
+[when reward does not rise](when-reward-does-not-rise.md).
+
+This page is written by `nyala messages --markdown > docs/messages.md`, from the source and
+`console/verbs/causes.yaml`.
+"""
+ABOUT = {
+    "exit codes": "Of every role and of `nyala` itself; a role's process is started again where "
+    "that can help.",
+    "errors": "Classes as in tracebacks and `import nyala`.",
+    "refusals of the broker": "Actors and observers get them as `(refused as CODE)`, and counts "
+    "by code are in the broker's metrics.",
+    "dead letters": "Reasons in `nyala buffer dead list RUN`: tasks that are not tried any more.",
+    "dropped groups": "Reasons in `dropped_groups` of metrics.jsonl: sampled and not trained.",
+    "alerts": "Names in `alerts` of metrics.jsonl, and in the learner's log as `ALERT`.",
+    "log lines": "From `warning` on, in `nyala logs RUN`. Where the cure is nothing, the run goes "
+    "on by itself.",
+}
+REFUSED = (
+    "Texts of `nyala` and of roles that start, by the room that checks. Each names what is wrong, "
+    "then what it got: the cause; the cure is the constraint, or what follows the semicolon."
+)
+
+
+class Message(NamedTuple):
+    """One message."""
+
+    family: str
+    text: str
+    cause: str
+    cure: str
+
+
+@cache
+def explained() -> dict[str, dict[str, list[str]]]:
+    """Family -> message -> cause and cure."""
+    found: dict[str, dict[str, list[str]]] = yaml.safe_load(CAUSES.read_text(encoding="utf-8"))
+    return found
+
+
+def messages() -> list[Message]:
+    """List all messages."""
+    by_hand = [
+        Message(family, text, *why)
+        for family, rows in explained().items()
+        for text, why in rows.items()
+    ]
+    return [*by_hand, *(each for _, each in _refused())]
+
+
+def as_lines(wanted: str | None) -> str:
+    """Write the messages that a text from a terminal or a log has, else those with these words."""
+    every = messages()
+    if wanted is not None:
+        fitting = [each for each in every if _fits(each, wanted)]
+        words = wanted.lower()
+        every = fitting or [each for each in every if words in " ".join(each).lower()]
+    if not every:
+        return "no message has this text; try a few words of it\n"
+    return "\n".join(
+        f"{each.text}  ({each.family})\n    cause: {each.cause}\n    cure: {each.cure}\n"
+        for each in every
+    )
+
+
+def as_markdown() -> str:
+    """Write docs/messages.md."""
+    parts = [HEAD]
+    for family, rows in explained().items():
+        lines = [(f"`{text}`", *why) for text, why in rows.items()]
+        parts += [f"## {family.capitalize()}\n", f"{ABOUT[family]}\n"]
+        parts += [table(("message", "cause", "cure"), lines) + "\n"]
+    parts += ["## What is refused\n", f"{REFUSED}\n"]
+    by_room: dict[str, list[tuple[str, str]]] = {}
+    for module, each in _refused():
+        of_room = by_room.setdefault(module.partition("/")[0], [])
+        of_room.append((f"`{each.text}`", each.cure))
+    for room, texts in by_room.items():
+        parts += [f"### {room}\n", table(("message", "cure"), texts) + "\n"]
+    return "\n".join(parts)
+
+
+def _refused() -> Iterator[tuple[str, Message]]:
+    for module, text in texts_for_people():
+        shown, _, then = text.partition("; ")
+        what, _, got = shown.partition(", got ")
+        cure = then or what.removeprefix(f"{UNNAMED} ")
+        yield module, Message("refused", " ".join(shown.split()), f"got {got}", cure)
+
+
+def _fits(message: Message, seen: str) -> bool:
+    """Whether a text that somebody has seen has this message, with values in it."""
+    fixed = VALUE.split(message.text)
+    if sum(map(len, fixed)) < LEAST_FIXED:
+        return False
+    return re.search(".*".join(map(re.escape, fixed)), seen) is not None

@@ -1,0 +1,205 @@
+"""`nyala push`: the trained model of a run on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from configs.errors import SettingsError
+from console.command_line import Run
+from console.report.model_card import CARD, write_card
+from console.run.run_folder import RunFolder, RunState, run_folder_of, settings_of
+from console.samples.try_command import Checkpoint, model_of
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+
+# --------------------------------------------------------------------------------------------------
+# Upload of a folder with a model to the Hugging Face hub, in one commit.
+
+WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
+"""Ends of files that a model of fewer files would leave behind."""
+LOGIN = "set HF_TOKEN to one, or run `hf auth login`"
+
+
+def upload(model: Path, name: str, *, private: bool, revision: str | None, message: str) -> str:
+    """Upload a model; nobody sees half of it.
+
+    Weights of an earlier upload are removed in the same commit.
+
+    Args:
+        model: Its folder.
+        name: `OWNER/NAME`; made if it is not there yet.
+        private: Make it so that nobody else sees it.
+        revision: A branch, made if it is not there yet; None = main.
+        message: Of the commit.
+
+    Returns:
+        Where it is.
+
+    Raises:
+        SettingsError: It cannot be uploaded.
+    """
+    from huggingface_hub import (  # noqa: PLC0415 - half a second
+        CommitOperationAdd,
+        CommitOperationDelete,
+        HfApi,
+        get_token,
+    )
+
+    if get_token() is None:
+        raise SettingsError(
+            f"a token of the Hugging Face hub that may write must be there, got none; {LOGIN}"
+        )
+    api = HfApi(library_name="nyala")
+    files = _files(model)
+    with _errors_of(api, name):
+        _make(api, name, private=private, revision=revision)
+        there = api.list_repo_files(name, revision=revision)
+        old = [path for path in there if path.endswith(WEIGHTS) and path not in files]
+        commit = api.create_commit(
+            name,
+            [
+                *(CommitOperationAdd(path, file) for path, file in files.items()),
+                *(CommitOperationDelete(path) for path in old),
+            ],
+            commit_message=message,
+            revision=revision,
+        )
+    return str(commit.commit_url)
+
+
+def _files(model: Path) -> dict[str, Path]:
+    """Name of each file in the folder -> where it is; hidden ones are left out."""
+    found = {str(path.relative_to(model)): path for path in sorted(model.rglob("*"))}
+    return {
+        name: path
+        for name, path in found.items()
+        if path.is_file() and not any(part.startswith(".") for part in Path(name).parts)
+    }
+
+
+def _make(api: HfApi, name: str, *, private: bool, revision: str | None) -> None:
+    """Make repository and branch where they are missing.
+
+    Raises:
+        SettingsError: It is public, and a private one was asked for.
+    """
+    api.create_repo(name, private=True if private else None, exist_ok=True)
+    if private and not api.model_info(name).private:
+        raise SettingsError(
+            f"{name} must be private with --private, got one that everybody sees; make it private "
+            f"on {api.endpoint}/{name}/settings, or choose another name"
+        )
+    if revision is not None:
+        api.create_branch(name, branch=revision, exist_ok=True)
+
+
+@contextmanager
+def _errors_of(api: HfApi, name: str) -> Iterator[None]:
+    """Say in one sentence why an upload failed, and what to do."""
+    from huggingface_hub.errors import (  # noqa: PLC0415 - half a second
+        HfHubHTTPError,
+        HFValidationError,
+        OfflineModeIsEnabled,
+    )
+    from huggingface_hub.errors import HTTPError as HubError  # type: ignore[attr-defined] # noqa: PLC0415
+
+    try:
+        yield
+    except HFValidationError as error:
+        raise SettingsError(
+            f"the name on the hub must be OWNER/NAME, got {name!r}; {error}"
+        ) from None
+    except OfflineModeIsEnabled:
+        raise SettingsError(
+            f"the hub must be asked to upload {name}, got HF_HUB_OFFLINE="
+            f"{os.environ.get('HF_HUB_OFFLINE')}; unset it"
+        ) from None
+    except HfHubHTTPError as error:
+        raise _refusal(name, error.response.status_code, error) from error
+    except (HubError, OSError, RuntimeError, ValueError) as error:
+        cause = error.__cause__ or error
+        raise SettingsError(
+            f"{api.endpoint} must take the files of {name}, got {_line(cause)}; "
+            f"nothing was changed there: try again"
+        ) from error
+
+
+def _refusal(name: str, status: int, error: Exception) -> SettingsError:
+    if status == 401:
+        return SettingsError(f"the hub must know your token, got 401, Unauthorized; {LOGIN}")
+    if status in (403, 404):
+        return SettingsError(
+            f"{name} must be yours to write to, got {status} from the hub; choose an owner whom "
+            f"your token may write for (`hf auth whoami`), or another token"
+        )
+    return SettingsError(f"the hub must take {name}, got {_line(error)}; try again")
+
+
+def _line(error: BaseException) -> str:
+    """The first line that an error says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+# --------------------------------------------------------------------------------------------------
+# `nyala push`: the trained model of a run on the Hugging Face hub.
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def push(
+    run: Run,
+    name: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Of the model on the hub.")],
+    *,
+    checkpoint: Checkpoint = None,
+    private: Annotated[bool, typer.Option("--private", help="Only its owner may see it.")] = False,
+    revision: Annotated[
+        str | None, typer.Option("--revision", metavar="BRANCH", help="A branch; else main.")
+    ] = None,
+) -> None:
+    """Upload the trained model of a run to the Hugging Face hub.
+
+    That of the end of the run, else of the newest checkpoint, with its model card. It is one
+    commit, so nobody sees half of it. The token is that of HF_TOKEN or `hf auth login`.
+
+    Example: `nyala push runs/demo me/speller --private`
+    """
+    if name.count("/") != 1 or not all(name.split("/")):
+        raise typer.BadParameter(f"the name on the hub must be OWNER/NAME, got {name!r}")
+    folder = run_folder_of(run)
+    _refuse_untrained(folder)
+    settings = settings_of(folder.path)
+    with model_of(settings, checkpoint) as model:
+        path = Path(model.path)
+        if not (path / CARD).exists():
+            write_card(path, settings, model.step)
+        where = upload(
+            path,
+            name,
+            private=private,
+            revision=revision,
+            message=f"{settings.run.name}: {model.name}",
+        )
+    print(f"{model.name} of {settings.run.name} is at {where}")
+
+
+def _refuse_untrained(folder: RunFolder) -> None:
+    """Keep the model that a run begins with from being published as its own.
+
+    Raises:
+        SettingsError: There is no other yet.
+    """
+    if folder.state is not RunState.FINISHED and folder.newest_checkpoint() is None:
+        raise SettingsError(
+            f"{folder.path} must have trained a model to upload, got a run without a checkpoint; "
+            f"look at it with `nyala status {folder.path}`"
+        )

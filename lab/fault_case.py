@@ -1,0 +1,247 @@
+"""One fault on a live run: its victim, its beginning and end, and the recovery.
+
+    settle -> choose a victim by its state -> follow its tasks -> inject -> (lift) -> recover
+
+Owns the clock of a row. Every wait has a limit, and during each the tasks are watched.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from buffer import operations
+from buffer.operations.values import TaskSeen
+from configs.errors import StoreError
+
+from .actor_fleet import Actor
+from .live_run import POLL_S, LiveRun
+from .task_trace import Observer, TaskTrace
+
+# --------------------------------------------------------------------------------------------------
+# A fault, its measured result, and the table of results.
+
+HEADER = (
+    "fault",
+    "detected after",
+    "recovered after",
+    "tokens kept",
+    "attempts charged",
+    "invariants",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault of the matrix."""
+
+    name: str
+    what: str
+    """Written for the table."""
+    act: Callable[[FaultCase], None]
+    """Injects it and waits for the recovery."""
+    obstacle: Callable[[], str | None] = lambda: None
+    """Why it cannot be done here; None = it can."""
+    place: Callable[[Path], AbstractContextManager[Mapping[str, str]]] | None = None
+    """Surroundings of a run of its own, given a folder: yields variables for the processes.
+    None = any run will do."""
+    overrides: tuple[str, ...] = ()
+    """Settings of that run."""
+
+
+@dataclass(slots=True)
+class FaultResult:
+    """Measurements of one fault: a row of the table."""
+
+    name: str
+    what: str
+    detected_s: float | None = None
+    """From the fault to the first reaction; None = no reaction was needed."""
+    recovered_s: float | None = None
+    """From the fault, or from its end where it lasts, until all work goes on."""
+    tokens_kept: float | None = None
+    """Share of the tokens made before the fault that were gone on with."""
+    tasks: int = 0
+    """Unfinished episodes that the fault was about."""
+    charged: int = 0
+    """Of them, those that were charged an attempt."""
+    violations: list[str] = field(default_factory=list)
+    remark: str = ""
+    skipped: str | None = None
+    error: str | None = None
+
+    @property
+    def holds(self) -> bool:
+        """True if the run recovered and every invariant held."""
+        return not self.violations and self.error is None
+
+    def cells(self) -> tuple[str, ...]:
+        """Write it for the table."""
+        if self.skipped is not None:
+            return (self.what, "-", "-", "-", "-", f"not run: {self.skipped}")
+        verdict = (
+            "hold" if self.holds else "; ".join([*self.violations, *filter(None, [self.error])])
+        )
+        kept = "-" if self.tokens_kept is None else f"{self.tokens_kept:.1%}"
+        charged = f"{self.charged} of {self.tasks}" if self.tasks else "-"
+        times = (_seconds(self.detected_s), _seconds(self.recovered_s))
+        what = f"{self.what} ({self.remark})" if self.remark else self.what
+        return (what, *times, kept, charged, verdict)
+
+
+def markdown(rows: Sequence[FaultResult]) -> str:
+    """Write the rows as a table."""
+    lines = [HEADER, tuple("---" for _ in HEADER), *(row.cells() for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def as_json(rows: Sequence[FaultResult]) -> list[dict[str, object]]:
+    """Write the rows for a program."""
+    return [_object(row) for row in rows]
+
+
+def _object(row: FaultResult) -> dict[str, object]:
+    return {**asdict(row), "holds": row.holds}
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} s"
+
+
+# --------------------------------------------------------------------------------------------------
+# One fault on a live run: its victim, its beginning and end, and the recovery.
+
+OBSERVE_S = 0.6  # of how tasks grow, before a victim is chosen
+VICTIM_TASKS = 6  # a victim holds at least so many unfinished episodes with stored tokens
+PROGRESS_STEPS = 2  # batches after the fault that show that training goes on
+ROLES = ("redis", "broker", "learner", "publisher")
+
+
+class FaultCase:
+    """The steps that a fault is written with, and its measurements."""
+
+    def __init__(self, run: LiveRun) -> None:
+        self.run = run
+        self.trace = TaskTrace()
+        self.remark = ""
+        self.is_blind = False
+        """Redis is about to be away: the tasks are not looked at."""
+        self.detected_s: float | None = None
+        self.recovered_s: float | None = None
+        self._observer = Observer(run.settings.actors.snapshot_s)
+        self._sign: Callable[[], bool] | None = None
+        self._began = self._measured_from = 0.0
+        self._step = 0
+
+    def settle(self) -> None:
+        """Wait until the run is whole and at work, and learn how fast its tasks grow."""
+        run = self.run
+        run.until(
+            lambda: all(run.pids(role) for role in ROLES) and run.fleet.all_serve(), "a whole run"
+        )
+        step = run.step
+        run.until(lambda: run.step >= step + PROGRESS_STEPS, "training")
+        self._observe_for(OBSERVE_S)
+
+    def choose(self, among: Iterable[Actor] | None = None) -> Actor:
+        """Wait until an actor is in the middle of episodes, and return it."""
+        candidates = list(self.run.fleet.actors if among is None else among)
+        found: list[Actor] = []
+
+        def is_busy() -> bool:
+            tasks = self._leased()
+            found[:] = [a for a in candidates if len(_begun(tasks, a)) >= VICTIM_TASKS]
+            return bool(found)
+
+        self.run.until(is_busy, f"an actor with {VICTIM_TASKS} unfinished episodes")
+        return found[0]
+
+    def freeze(self, pid: int) -> None:
+        """Stop a process, so that its state can be read before it is killed."""
+        os.kill(pid, signal.SIGSTOP)
+        stat = Path("/proc") / str(pid) / "stat"
+        self.run.until(lambda: stat.read_text().rpartition(")")[2].split()[0] in "TtZ", "a stop")
+
+    def follow(self, actors: Iterable[Actor] | None = None, *, is_orderly: bool = False) -> None:
+        """Watch what these actors, or all, hold now; orderly ones store it before they go."""
+        names = None if actors is None else {actor.incarnation for actor in actors}
+        held = [t for t in self._leased() if names is None or t.incarnation in names]
+        self.trace = TaskTrace.of(held, self._observer, time.monotonic(), is_orderly=is_orderly)
+
+    def inject(self, act: Callable[[], None], sign: Callable[[], bool] | None = None) -> None:
+        """Begin the fault.
+
+        Args:
+            act: Does it.
+            sign: True once the run has reacted; None = that a followed task was taken away.
+        """
+        self._step = max(self._step, self.run.step)
+        self._sign = sign or (lambda: self.trace.any_moved)
+        self._began = self._measured_from = time.monotonic()
+        act()
+
+    def pause(self, seconds: float) -> None:
+        """Let the fault last."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._look()
+            self.run.sleep(POLL_S)
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Wait for something while watching the tasks."""
+        self.run.until(condition, what, look=self._look)
+
+    def lift(self, act: Callable[[], None]) -> None:
+        """End the fault; recovery is measured from here."""
+        act()
+        self.is_blind = False
+        self._measured_from = time.monotonic()
+
+    def recover(self) -> None:
+        """Wait until all followed work goes on, everything is up and batches are trained again."""
+        run = self.run
+        self.until(lambda: not self.trace.open_ids, "work of the victims goes on")
+        self.until(lambda: all(run.pids(role) for role in ROLES), "all processes")
+        self.until(lambda: run.step >= self._step + PROGRESS_STEPS, "training goes on")
+        self.recovered_s = time.monotonic() - self._measured_from
+
+    def restarted(self, role: str) -> Callable[[], bool]:
+        """Return a sign: a new process has taken the place of the role's present ones."""
+        old = set(self.run.pids(role))
+        return lambda: bool(set(self.run.pids(role)) - old)
+
+    def _leased(self) -> list[TaskSeen]:
+        try:
+            tasks = list(self.run.store.run(operations.inspect()).values())
+        except StoreError:
+            return []
+        self._observer.note(tasks, time.monotonic())
+        return tasks
+
+    def _observe_for(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._leased()
+            self.run.sleep(POLL_S)
+
+    def _look(self) -> None:
+        self.run.fleet.refill()
+        if self.is_blind:
+            return
+        if self.trace.open_ids:
+            try:
+                seen = self.run.store.run(operations.inspect(self.trace.open_ids))
+            except StoreError:
+                return
+            self.trace.note_open(seen, time.monotonic())
+        if self.detected_s is None and self._sign is not None and self._sign():
+            self.detected_s = time.monotonic() - self._began
+
+
+def _begun(tasks: Iterable[TaskSeen], actor: Actor) -> list[TaskSeen]:
+    return [t for t in tasks if t.incarnation == actor.incarnation and t.length > 0]

@@ -1,0 +1,8 @@
+"""Faults of the matrix, one module per kind, and the tools that make them.
+
+clock_jumps  Jumps of the wall clock for the processes of one run
+network      Faults of the network between one actor and the broker, made by a proxy
+processes    Faults of processes: killed, stopped, drained
+proxy        A TCP proxy that delays, blocks, resets or half-closes its connections on demand
+stores       Faults of storage: Redis, and the disks under it and under the checkpoints
+"""

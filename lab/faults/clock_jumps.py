@@ -1,0 +1,82 @@
+"""Jumps of the wall clock for the processes of one run; the machine's own clock is not touched.
+
+A small library, compiled on the spot, is loaded into the processes and adds an offset that is in a
+file; see `clock.c`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from lab.fault_case import Fault, FaultCase
+
+JUMP_S = 3600
+COMPILE_S = 60.0
+FILE, LIBRARY = "clock", "clock.so"
+
+
+@contextmanager
+def shiftable(folder: Path) -> Iterator[Mapping[str, str]]:
+    """Return the variables under which a run's clock can be shifted."""
+    folder.mkdir(parents=True, exist_ok=True)
+    library, file = folder / LIBRARY, folder / FILE
+    compiler = shutil.which("cc")
+    assert compiler is not None, "the fault's obstacle was checked first"
+    source = Path(__file__).with_name("clock.c")
+    command = (compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(source))
+    subprocess.run(command, check=True, timeout=COMPILE_S)
+    shift(file, 0)
+    yield {"LD_PRELOAD": str(library), "NYALA_CLOCK": str(file)}
+
+
+def shift(file: Path, seconds: int) -> None:
+    """Make the clocks that read this file jump to the machine's time plus so much."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        # In place and at once: the file is mapped into every process.
+        os.pwrite(descriptor, struct.pack("=q", seconds), 0)
+    finally:
+        os.close(descriptor)
+
+
+def offset_s(file: Path) -> int:
+    """Read how far the clocks of this file are ahead of the machine's, seconds."""
+    (seconds,) = struct.unpack("=q", file.read_bytes())
+    return int(seconds)
+
+
+def jump_forwards(case: FaultCase) -> None:
+    """Every lease expires at once by Redis' clock, though its holder lives."""
+    _jump(case, JUMP_S)
+
+
+def jump_backwards(case: FaultCase) -> None:
+    """Leases would last an hour longer; fences must go on growing."""
+    _jump(case, -JUMP_S)
+
+
+def _jump(case: FaultCase, seconds: int) -> None:
+    file = case.run.folder.path.parent / FILE
+    case.choose()
+    case.follow()
+    case.inject(lambda: shift(file, offset_s(file) + seconds))
+    case.recover()
+
+
+def obstacle() -> str | None:
+    """Reason why the clock of a run cannot be shifted here; None = it can."""
+    if shutil.which("cc") is None:
+        return "it needs a C compiler, to shift the clock of one run alone"
+    return None
+
+
+FAULTS = (
+    Fault("clock-forwards", "clock jumps an hour ahead", jump_forwards, obstacle, shiftable),
+    Fault("clock-backwards", "clock jumps an hour back", jump_backwards, obstacle, shiftable),
+)

@@ -1,0 +1,183 @@
+"""Faults of processes: killed, stopped, drained."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+from collections.abc import Callable, Iterable
+
+from console.run.supervisor import ENGINE_DIED
+from lab.actor_fleet import Actor, descendants
+from lab.fault_case import Fault, FaultCase
+from lab.live_run import Stuck
+
+CORE = "EngineCore"  # in the title that vLLM gives the process
+COMMIT_TRIES = 30  # checkpoints to stop behind: the window before the commit is a few milliseconds
+
+
+def _kill(pids: Iterable[int]) -> Callable[[], None]:
+    def act() -> None:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+    return act
+
+
+def _send(pid: int, number: signal.Signals) -> Callable[[], None]:
+    return lambda: os.kill(pid, number)
+
+
+def _kill_actors(case: FaultCase, victims: list[Actor]) -> None:
+    for victim in victims:
+        case.freeze(victim.pid)
+    case.follow(victims)
+    case.inject(_kill([victim.pid for victim in victims]))
+    case.run.fleet.refill()
+    case.recover()
+
+
+def kill_actor(case: FaultCase) -> None:
+    """One actor dies in the middle of its episodes."""
+    _kill_actors(case, [case.choose()])
+
+
+def kill_all_actors(case: FaultCase) -> None:
+    """All actors die at once; new ones have to start their engines first."""
+    case.choose()
+    _kill_actors(case, list(case.run.fleet.actors))
+    case.remark = "includes the start of new engines"
+
+
+def stop_actor(case: FaultCase) -> None:
+    """An actor hangs for longer than its leases last, then wakes up and writes: a zombie."""
+    victim = case.choose()
+    case.freeze(victim.pid)
+    case.follow([victim])
+    case.inject(lambda: None)
+    case.until(lambda: not case.trace.open_ids, "another actor goes on with its work")
+    case.lift(_send(victim.pid, signal.SIGCONT))
+    case.pause(1.0)  # what it still holds is refused
+    case.recover()
+
+
+def drain_actor(case: FaultCase) -> None:
+    """An actor is drained, as before a spot machine is taken away."""
+    victim = case.choose()
+    case.follow([victim], is_orderly=True)
+    case.inject(_send(victim.pid, signal.SIGTERM))
+    case.recover()
+    case.until(lambda: victim.process.poll() is not None, "the actor has left")
+    case.run.fleet.refill()
+    if victim.process.poll() != 0:
+        case.remark = f"it ended with code {victim.process.poll()}"
+
+
+def kill_engine_core(case: FaultCase) -> None:
+    """The process of an actor's vLLM core dies under it, as of a full memory."""
+    fleet = case.run.fleet
+    victim = fleet.add("actors.engine=vllm", "actors.in_process=false")
+    try:
+        case.run.until(fleet.all_serve, "the actor with vLLM serves")
+        case.settle()
+        case.choose([victim])
+        cores = [pid for pid, words in descendants(victim.pid).items() if CORE in words[0]]
+        case.freeze(victim.pid)
+        case.follow([victim], is_orderly=True)
+        case.inject(_kill(cores))
+        _send(victim.pid, signal.SIGCONT)()
+        case.recover()
+        case.until(lambda: victim.process.poll() is not None, "the actor has ended")
+    finally:
+        fleet.remove(victim)
+    if victim.process.poll() != ENGINE_DIED:
+        raise Stuck(f"the actor must end with {ENGINE_DIED}, got {victim.process.poll()}")
+
+
+def _no_vllm() -> str | None:
+    return None if importlib.util.find_spec("vllm") else "vLLM is not installed"
+
+
+def kill_broker(case: FaultCase) -> None:
+    """The broker dies; it keeps nothing."""
+    case.choose()
+    case.follow()
+    case.inject(_kill(case.run.pids("broker")), case.restarted("broker"))
+    case.recover()
+
+
+def stop_broker(case: FaultCase) -> None:
+    """The broker hangs for longer than leases last."""
+    case.choose()
+    (pid,) = case.run.pids("broker")
+    case.follow()
+    case.inject(_send(pid, signal.SIGSTOP))
+    case.pause(2 * case.run.settings.broker.lease_timeout_s)
+    case.lift(_send(pid, signal.SIGCONT))
+    case.recover()
+
+
+def kill_learner(case: FaultCase) -> None:
+    """The learner dies between two checkpoints; sealed batches are trained again unchanged."""
+    case.run.until(lambda: case.run.step > case.run.stats().committed_step, "uncommitted steps")
+    case.choose()
+    case.follow()
+    case.inject(_kill(case.run.pids("learner")[:1]), case.restarted("learner"))
+    case.recover()
+
+
+def kill_learner_before_commit(case: FaultCase) -> None:
+    """The learner dies with a checkpoint on disk whose commit the store lacks."""
+    case.follow()
+    pid = case.run.pids("learner")[-1]
+    for _ in range(COMMIT_TRIES):
+        case.run.wait_for_checkpoint()
+        case.freeze(pid)
+        saved = int((case.run.folder.newest_checkpoint() or "-0").rpartition("-")[2])
+        if case.run.stats().committed_step < saved:
+            case.inject(_kill(case.run.pids("learner")), case.restarted("learner"))
+            case.recover()
+            return
+        os.kill(pid, signal.SIGCONT)
+    case.remark = f"the window was not met in {COMMIT_TRIES} checkpoints"
+
+
+def kill_learner_while_saving(case: FaultCase) -> None:
+    """The learner dies with half a checkpoint on disk."""
+    case.follow()
+    pid = case.run.pids("learner")[-1]
+    for _ in range(COMMIT_TRIES):
+        case.run.wait_for_save()
+        case.freeze(pid)
+        if case.run.is_saving:
+            case.inject(_kill(case.run.pids("learner")), case.restarted("learner"))
+            case.recover()
+            return
+        os.kill(pid, signal.SIGCONT)
+    raise Stuck(f"the learner must be met while it saves, got {COMMIT_TRIES} saves without that")
+
+
+def kill_publisher(case: FaultCase) -> None:
+    """The publisher dies, in the middle of a broadcast or beside one."""
+    case.follow()
+    case.inject(_kill(case.run.pids("publisher")), case.restarted("publisher"))
+    case.recover()
+
+
+FAULTS = (
+    Fault("actor-kill", "actor killed in mid-episode", kill_actor),
+    Fault("actor-stop", "actor stopped for longer than its leases, then woken", stop_actor),
+    Fault("actor-drain", "actor asked to leave (SIGTERM)", drain_actor),
+    Fault("actors-kill-all", "all actors killed at once", kill_all_actors),
+    Fault("core-kill", "process of vLLM's core killed", kill_engine_core, _no_vllm),
+    Fault("broker-kill", "broker killed", kill_broker),
+    Fault("broker-stop", "broker stopped for two lease timeouts", stop_broker),
+    Fault("learner-kill", "learner killed between checkpoints", kill_learner),
+    Fault(
+        "learner-kill-before-commit",
+        "learner killed between checkpoint and commit",
+        kill_learner_before_commit,
+    ),
+    Fault("learner-kill-saving", "learner killed while it saves", kill_learner_while_saving),
+    Fault("publisher-kill", "publisher of weights killed", kill_publisher),
+)

@@ -1,0 +1,266 @@
+"""Two faults at once: each is written for itself, and both begin together.
+
+    prepare one, then the other -> begin both -> each lasts and ends -> recover from both
+
+Either fault runs in a thread of its own, and the threads take turns: one goes on only while the
+other sleeps, so neither sees the other's half-done steps. What has to be prepared at the last
+moment (a process that is stopped in a state that passes) is prepared second.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+
+from configs.worker import Worker
+from console.display.json_lines import number, read_rows
+
+from .fault_case import Fault, FaultCase
+from .faults import clock_jumps, network, processes, stores
+from .live_run import STALL_S, LiveRun, Stuck
+from .task_trace import TaskTrace
+
+END_S = 10.0  # until a fault's thread has seen that nobody waits for it
+LONGEST_S = 3 * STALL_S  # of one fault, with its preparation and recovery
+
+
+class Turns:
+    """Lets one of several threads run at a time; the turn passes while it sleeps."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._is_over = False
+
+    def __enter__(self) -> None:
+        self._turn.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._turn.release()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep, and let others run meanwhile.
+
+        Raises:
+            Stuck: Nobody waits for the faults any more.
+        """
+        self._turn.release()
+        try:
+            time.sleep(seconds)
+        finally:
+            self._turn.acquire()
+        if self._is_over:
+            raise Stuck("a pair must be waited for, got its end from outside")
+
+    def end(self) -> None:
+        """Let no thread go on: what it does to the run would not be undone."""
+        self._is_over = True
+
+
+@dataclass(slots=True)
+class Meeting:
+    """How far the faults of a pair are."""
+
+    prepared: int = 0
+    ended: int = 0
+    failure: str | None = None
+
+    def check(self) -> None:
+        """Raise in one thread when the other has failed.
+
+        Raises:
+            Stuck: It has.
+        """
+        if self.failure is not None:
+            raise Stuck(f"the other fault of the pair must end well, got: {self.failure}")
+
+
+class PairCase(FaultCase):
+    """One fault of a pair: begins and recovers together with the other."""
+
+    def __init__(self, run: LiveRun, meeting: Meeting, *, delay_s: float) -> None:
+        """Prepare.
+
+        Args:
+            run: The run to hurt.
+            meeting: With the other fault.
+            delay_s: Time after the common beginning at which this one is injected.
+        """
+        super().__init__(run)
+        self._meeting = meeting
+        self._delay_s = delay_s
+
+    def inject(self, act: Callable[[], None], sign: Callable[[], bool] | None = None) -> None:
+        """Begin the fault when the other is prepared too."""
+        self._step = max(self._step, self.run.step)
+        self._meeting.prepared += 1
+        self._meet(lambda: self._meeting.prepared == 2, "the other fault is prepared")
+        if self._delay_s:
+            self.run.sleep(self._delay_s)
+        super().inject(act, sign)
+
+    def recover(self) -> None:
+        """Wait until the other fault has ended too, then for the recovery from both."""
+        self._meeting.ended += 1
+        self._meet(lambda: self._meeting.ended == 2, "the other fault has ended")
+        super().recover()
+
+    def wait_for_first(self) -> None:
+        """Wait until the other fault is prepared."""
+        self._meet(lambda: self._meeting.prepared == 1, "the first fault is prepared")
+
+    def _meet(self, condition: Callable[[], bool], what: str) -> None:
+        self.run.until(condition, what, look=self._meeting.check)
+
+
+def inject_both(case: FaultCase, first: Fault, second: Fault, *, delay_s: float) -> None:
+    """Inject two faults together and wait for the recovery; `case` receives what was measured.
+
+    Args:
+        case: Of the pair.
+        first: Prepared first.
+        second: Prepared last.
+        delay_s: From the first to the second; negative if the second is to come first.
+
+    Raises:
+        Stuck: The run did not come back.
+    """
+    run, turns, meeting = case.run, Turns(), Meeting()
+    cases = (
+        PairCase(run, meeting, delay_s=max(0.0, -delay_s)),
+        PairCase(run, meeting, delay_s=max(0.0, delay_s)),
+    )
+
+    def act(fault: Fault, mine: PairCase, *, is_second: bool) -> None:
+        with turns:
+            try:
+                if is_second:
+                    mine.wait_for_first()
+                fault.act(mine)
+            except BaseException as error:
+                meeting.failure = meeting.failure or str(error)
+                raise
+
+    workers = [
+        Worker(lambda: act(first, cases[0], is_second=False), name=first.name),
+        Worker(lambda: act(second, cases[1], is_second=True), name=second.name),
+    ]
+    run.sleep = turns.sleep
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(LONGEST_S)
+            if worker.is_alive:
+                raise Stuck(f"a pair must end within {LONGEST_S:g} s; the log is {run.log}")
+    finally:
+        turns.end()
+        for worker in workers:
+            with suppress(BaseException):  # raised above already
+                worker.join(END_S)
+        run.sleep = time.sleep
+        _sum_up(case, cases)
+
+
+def _sum_up(case: FaultCase, cases: tuple[PairCase, PairCase]) -> None:
+    """Put the measurements of both faults into those of the pair."""
+    one, other = cases
+    case.trace = TaskTrace({**one.trace.tasks, **other.trace.tasks})
+    detected = [c.detected_s for c in cases if c.detected_s is not None]
+    recovered = [c.recovered_s for c in cases if c.recovered_s is not None]
+    case.detected_s = min(detected, default=None)
+    case.recovered_s = max(recovered) if len(recovered) == len(cases) else None
+    case.remark = "; ".join(filter(None, (one.remark, other.remark)))
+
+
+# --------------------------------------------------------------------------------------------------
+# Pairs of faults: which two, in which order and how far apart, drawn from a seed.
+
+NUM_PAIRS = 40
+APART_S = 0.6  # `nyala up` starts a dead process again after half a second
+KINDS: tuple[tuple[str, ...], ...] = (
+    ("actor-kill", "actors-kill-all"),
+    ("broker-kill",),
+    ("redis-rewind",),
+    ("redis-failover",),
+    ("learner-kill-saving",),
+    ("redis-disk-full", "checkpoint-disk-full"),
+    ("clock-forwards", "clock-backwards"),
+    ("net-half-open",),
+)
+"""Kinds of faults; the variants of one kind take turns."""
+IMPOSSIBLE = (
+    {"redis-rewind", "redis-failover"},  # both exchange the log of the same dead server
+    {"redis-disk-full", "redis-failover"},  # a replica's files need room
+    # Both wait for the same moment of the same process.
+    {"checkpoint-disk-full", "learner-kill-saving"},
+)
+OVERRIDES = ("run.max_policy_lag=64", "actors.max_concurrent_episodes=32")
+"""More episodes to meet half done. A bound of a few batches would drop them while a lease expires,
+and a resumed episode that is not trained shows nothing."""
+PREPARED_LAST = ("actor-kill", "actors-kill-all", "learner-kill-saving")
+"""They stop their victim in a state that passes, the last of them for the shortest time."""
+
+_FAULTS = {
+    fault.name: fault
+    for faults in (
+        processes.FAULTS,
+        stores.FAULTS,
+        stores.FAILOVER_FAULTS,
+        network.FAULTS,
+        clock_jumps.FAULTS,
+    )
+    for fault in faults
+}
+
+
+def draw_pairs(seed: int, count: int = NUM_PAIRS) -> tuple[Fault, ...]:
+    """Draw pairs: each two kinds once in random order, then again with other variants."""
+    draw = random.Random(seed)
+    kinds = [pair for pair in combinations(KINDS, 2) if _choices(*pair)]
+    pairs: list[Fault] = []
+    for turn in range(count):
+        if turn % len(kinds) == 0:
+            draw.shuffle(kinds)
+        choices = _choices(*kinds[turn % len(kinds)])
+        names = choices[(turn // len(kinds)) % len(choices)]
+        pairs.append(_pair(names, turn + 1, draw.uniform(-APART_S, APART_S)))
+    return tuple(pairs)
+
+
+def resumed_episodes(folder: Path) -> int:
+    """Count trained episodes that another actor had begun, over all runs in a folder."""
+    rows = [row for file in folder.glob("*/metrics.jsonl") for row in read_rows(file)]
+    return int(sum(number(row, "resumed_episodes") for row in rows))
+
+
+def _choices(one: Sequence[str], other: Sequence[str]) -> list[tuple[str, str]]:
+    """Return which variants of two kinds go together."""
+    pairs = [(a, b) for a in one for b in other]
+    return [pair for pair in pairs if set(pair) not in IMPOSSIBLE]
+
+
+def _pair(names: tuple[str, str], number_of: int, delay_s: float) -> Fault:
+    """Make one fault of two."""
+    first, second = sorted(names, key=_rank)
+    faults = (_FAULTS[first], _FAULTS[second])
+    obstacles = [fault.obstacle for fault in faults]
+    return Fault(
+        f"{number_of:02}.{first}.{second}",
+        f"{faults[0].what}, and {faults[1].what}",
+        partial(inject_both, first=faults[0], second=faults[1], delay_s=delay_s),
+        lambda: next(filter(None, (obstacle() for obstacle in obstacles)), None),
+        # One that all pairs share, so that they can follow each other on one run.
+        None if clock_jumps.obstacle() else clock_jumps.shiftable,
+        OVERRIDES,
+    )
+
+
+def _rank(name: str) -> int:
+    return PREPARED_LAST.index(name) if name in PREPARED_LAST else -1

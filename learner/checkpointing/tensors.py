@@ -1,0 +1,338 @@
+"""Tensors of a checkpoint: names, copies in host memory, files, random number generators."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.tensor import DTensor
+
+from configs.errors import CheckpointError
+from learner.model.policy import Policy
+from learner.model.ranks import Ranks
+from learner.model.saved_model import Box, TensorFiles, box_of, local_of
+from learner.training.adamw_8bit import zeros_for
+from learner.training.critic import Critic
+from learner.training.optimizer import ScheduledOptimizer
+from learner.weights.wire.layout import unwrapped_name
+
+from .manifest import read_manifest
+
+# --------------------------------------------------------------------------------------------------
+# Tensors of a checkpoint on disk: each rank writes its pieces, and reads any box of the whole.
+#
+#   tensors-<rank>.safetensors    the pieces of one rank; a piece that is not the whole tensor has
+#                                 [shape of the whole, offset in it] under its name in the metadata
+#
+# Whoever loads asks for boxes: with as many ranks as before each is one piece, with others it is
+# put together from several. Files are written by hand, because a digest is taken of the bytes on
+# their way; `safetensors` reads them.
+
+PREFIX, SUFFIX = "tensors-", ".safetensors"
+CHUNK_BYTES = 2**24
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a rank holds of a tensor."""
+
+    local: Tensor
+    box: Box
+
+
+def is_written_here(tensor: Tensor, *, is_first: bool) -> bool:
+    """Return whether this rank writes its piece: of equal ones, one rank does."""
+    if not isinstance(tensor, DTensor):
+        return is_first
+    coordinate = tensor.device_mesh.get_coordinate() or ()
+    return all(
+        not place.is_replicate() or at == 0
+        for place, at in zip(tensor.placements, coordinate, strict=True)
+    )
+
+
+def encode_shards(pieces: Mapping[str, Piece]) -> Iterator[bytes | memoryview]:
+    """Encode pieces as a safetensors file, in chunks."""
+    header: dict[str, Any] = {}
+    boxes: dict[str, Box] = {}
+    end = 0
+    for name, piece in pieces.items():
+        begin, end = end, end + piece.local.numel() * piece.local.element_size()
+        shape = tuple(piece.local.shape)
+        header[name] = {
+            "dtype": DTYPES[piece.local.dtype],
+            "shape": shape,
+            "data_offsets": (begin, end),
+        }
+        if shape != piece.box.whole:
+            boxes[name] = piece.box
+    header["__metadata__"] = {"boxes": json.dumps(boxes)}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)  # so that tensors are aligned
+    yield len(encoded).to_bytes(8, "little") + encoded
+    for piece in pieces.values():
+        flat = piece.local.contiguous().reshape(-1).view(torch.uint8)
+        whole: memoryview = flat.numpy().data
+        for start in range(0, len(whole), CHUNK_BYTES):
+            yield whole[start : start + CHUNK_BYTES]
+
+
+class Shards:
+    """The tensors in a folder of shards, to be read box by box."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the files that the manifest lists, and read what is in them.
+
+        Raises:
+            CheckpointError: One of them is no such file.
+        """
+        self._folder = folder
+        self._files = TensorFiles()
+        for name in sorted(read_manifest(folder).digests):
+            if not (name.startswith(PREFIX) and name.endswith(SUFFIX)):
+                continue
+            path = folder / name
+            try:
+                file = safe_open(str(path), framework="pt")
+                boxes = json.loads(file.metadata()["boxes"])
+            except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+                raise CheckpointError(f"{path} must hold tensors, got: {error}") from error
+            self._files.add(file, boxes)
+        self.shapes = self._files.shapes
+        self.dtypes = {name: TORCH_DTYPES[dtype] for name, dtype in self._files.dtypes.items()}
+
+    def read(self, tensors: Mapping[str, Tensor]) -> None:
+        """Read this rank's pieces of the named tensors into them.
+
+        Raises:
+            CheckpointError: The files do not hold all of them.
+        """
+        for name, tensor in tensors.items():
+            if self.shapes.get(name) != tuple(tensor.shape):
+                raise CheckpointError(
+                    f"{self._folder} must hold {name} of shape {tuple(tensor.shape)}, got "
+                    f"{self.shapes.get(name, 'none')}; it is of another model"
+                )
+            self._read_box(name, local_of(tensor), box_of(tensor).offset)
+
+    def read_whole(self, name: str) -> Tensor:
+        """Read one tensor whole."""
+        whole = torch.empty(self.shapes[name], dtype=self.dtypes[name])
+        self._read_box(name, whole, (0,) * whole.ndim)
+        return whole
+
+    def _read_box(self, name: str, local: Tensor, offset: tuple[int, ...]) -> None:
+        filled = self._files.read(name, local, offset)
+        if filled != local.numel():
+            raise CheckpointError(
+                f"{self._folder} must hold all of {name}, got {filled} of {local.numel()} elements "
+                f"from {offset} on; a rank's file is missing"
+            )
+
+
+# --------------------------------------------------------------------------------------------------
+# The tensors of a learner by name: parameters, buffers, moments; a critic's beside the policy's.
+#
+#     model.<parameter>, optimizer.<parameter>.<moment>, critic..., critic_optimizer...
+#
+# A tied parameter has one name. Names do not depend on how modules are wrapped.
+
+
+class Part(NamedTuple):
+    """A model with its optimizer, and the prefixes of their names."""
+
+    name: str
+    optimizer_name: str
+    model: nn.Module
+    optimizer: ScheduledOptimizer
+
+
+def parts_of(policy: Policy, optimizer: ScheduledOptimizer, critic: Critic | None) -> list[Part]:
+    """List what has tensors in a checkpoint."""
+    parts = [Part("model", "optimizer", policy, optimizer)]
+    if critic is not None:
+        parts.append(Part("critic", "critic_optimizer", critic.model, critic.optimizer))
+    return parts
+
+
+def model_tensors(part: Part) -> dict[str, Tensor]:
+    """Name parameters and buffers; where some are frozen, the trained parameters alone."""
+    named: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    is_frozen = not all(parameter.requires_grad for parameter in part.model.parameters())
+    for name, tensor in part.model.state_dict(keep_vars=True).items():
+        if is_frozen and not tensor.requires_grad:
+            continue
+        if id(tensor) not in seen:  # tied ones come again under another name
+            seen.add(id(tensor))
+            named[f"{part.name}.{unwrapped_name(name)}"] = tensor
+    return named
+
+
+def moments(part: Part) -> dict[str, Tensor]:
+    """Name the optimizer's state."""
+    return {
+        f"{prefix}.{key}": moment
+        for prefix, parameter in _optimized(part)
+        for key, moment in part.optimizer.moments_of(parameter).items()
+    }
+
+
+def make_moments(
+    part: Part, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, torch.dtype]
+) -> dict[str, Tensor]:
+    """Replace the optimizer's state by empty tensors for what was saved, and name them.
+
+    Raises:
+        CheckpointError: They are another optimizer's.
+    """
+    keys: dict[str, list[str]] = defaultdict(list)
+    for name in shapes:
+        prefix, _, key = name.rpartition(".")
+        keys[prefix].append(key)
+    part.optimizer.forget()
+    made: dict[str, Tensor] = {}
+    for prefix, parameter in _optimized(part):  # in the order in which steps would make them
+        expected = part.optimizer.names_of_moments(parameter)
+        if keys[prefix] and set(keys[prefix]) != expected:
+            raise CheckpointError(
+                f"the checkpoint must have the moments {sorted(expected)} of {prefix}, got "
+                f"{sorted(keys[prefix])}; set learner.optimizer as it was when it was written"
+            )
+        moments = part.optimizer.moments_of(parameter)
+        for key in keys[prefix]:
+            name = f"{prefix}.{key}"
+            moments[key] = made[name] = zeros_for(parameter, shapes[name], dtypes[name])
+    return made
+
+
+def _optimized(part: Part) -> Iterator[tuple[str, nn.Parameter]]:
+    for name, tensor in model_tensors(part).items():
+        if isinstance(tensor, nn.Parameter):
+            yield part.optimizer_name + name.removeprefix(part.name), tensor
+
+
+class HostCopies:
+    """Copies of this rank's pieces in host memory, in buffers that the next save uses again."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+        self._boxes: dict[str, Box] = {}
+
+    def pieces(self, parts: list[Part], *, is_first: bool, copied: bool) -> dict[str, Piece]:
+        """Collect the pieces that this rank writes.
+
+        Args:
+            parts: Models and optimizers.
+            is_first: What all ranks have alike, rank 0 writes.
+            copied: Copy them: training may then go on. Otherwise those on a GPU are copied alone.
+        """
+        found: dict[str, Tensor] = {}
+        for part in parts:
+            for name, tensor in (model_tensors(part) | moments(part)).items():
+                if not is_written_here(tensor, is_first=is_first) or not local_of(tensor).numel():
+                    continue
+                found[name] = local_of(tensor)
+                if name not in self._boxes:
+                    self._boxes[name] = box_of(tensor)
+        if copied or any(tensor.is_cuda for tensor in found.values()):
+            found = self._copy(found)
+        return {name: Piece(local, self._boxes[name]) for name, local in found.items()}
+
+    def _copy(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        for name, tensor in found.items():
+            if name not in self._buffers:
+                self._buffers[name] = torch.empty(
+                    tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda
+                )
+            self._buffers[name].copy_(tensor, non_blocking=True)
+        if any(tensor.is_cuda for tensor in found.values()):
+            torch.cuda.synchronize()
+        return {name: self._buffers[name] for name in found}
+
+
+# --------------------------------------------------------------------------------------------------
+# States of a rank's random number generators: that of the CPU, then that of its GPU.
+
+
+def random_state(device: torch.device) -> bytes:
+    """Encode the states."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return torch.cat(states).numpy().tobytes()
+
+
+def restore_random_state(encoded: bytes, device: torch.device) -> None:
+    """Restore what `random_state` encoded; the CPU's alone where the device is another kind."""
+    both = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+    size = torch.get_rng_state().numel()
+    torch.set_rng_state(both[:size])
+    if device.type == "cuda" and len(both) > size:
+        torch.cuda.set_rng_state(both[size:], device)
+
+
+# --------------------------------------------------------------------------------------------------
+# Tensors of checkpoints that earlier releases wrote, in torch's distributed format.
+#
+# Its layout is a pickle, so one is opened only after its manifest was compared with the run's key.
+
+LAYOUT = ".metadata"
+
+
+def is_earlier_format(folder: Path) -> bool:
+    """Return whether its manifest lists a layout; one that was put beside it is not read."""
+    return LAYOUT in read_manifest(folder).digests
+
+
+class EarlierShards:
+    """The tensors of such a checkpoint; a stand-in for `Shards`."""
+
+    def __init__(self, folder: Path, ranks: Ranks) -> None:
+        self._folder, self._ranks = folder, ranks
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
+        self._names: dict[str, str] = {}
+        for theirs, layout in FileSystemReader(folder).read_metadata().state_dict_metadata.items():
+            if isinstance(layout, TensorStorageMetadata):
+                name = theirs.replace("optimizer.state.", "optimizer.", 1)
+                self._names[name] = theirs
+                self.shapes[name] = tuple(layout.size)
+                self.dtypes[name] = layout.properties.dtype
+
+    def read(self, tensors: Mapping[str, Tensor]) -> None:
+        """Read this rank's pieces of the named tensors into them; collective.
+
+        Raises:
+            CheckpointError: The files do not hold all of them.
+        """
+        missing = [name for name in tensors if name not in self._names]
+        if missing:
+            raise CheckpointError(f"{self._folder} must hold {missing[0]}, got none")
+        load_tensors(
+            {self._names[name]: tensor.detach() for name, tensor in tensors.items()},
+            checkpoint_id=self._folder,
+            process_group=self._ranks.control,
+        )

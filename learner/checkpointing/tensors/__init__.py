@@ -1,1 +1,0 @@
-"""Tensors of a checkpoint: names, copies in host memory, files, random number generators."""

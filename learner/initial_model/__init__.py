@@ -1,1 +1,0 @@
-"""Small initial models, for runs that have no pretrained one."""

@@ -1,0 +1,276 @@
+"""Start of the learner's ranks as processes of one machine, without torch."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from configs.errors import SettingsError
+from configs.settings import LearnerSettings, RunSettings, Settings
+from configs.validation.learner import layout_of
+from configs.weight_path import is_loopback
+from learner.model.rendezvous import RENDEZVOUS_FILE, interfaces
+
+# --------------------------------------------------------------------------------------------------
+# The ranks of this machine as processes: begun together, and ended together.
+
+GRACE_S = 5.0
+"""Time for ranks to end by themselves when another has: they report why, and write no more."""
+TICK_S = 0.1
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The ranks of one machine among all."""
+
+    first: int
+    """Rank of its first process."""
+    count: int
+    size: int
+    """Ranks of all machines."""
+
+
+class RankProcesses:
+    """Processes of `python -m learner`, one for each rank; no rank is started again alone."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        share: Share,
+        environment: Mapping[str, str],
+        *,
+        inherited: int | None = None,
+    ) -> None:
+        """Start them.
+
+        Args:
+            command: Of a rank.
+            share: Which ranks they are.
+            environment: How a rank finds the others, in addition to the present one.
+            inherited: A descriptor that they keep.
+        """
+        self._processes = [
+            subprocess.Popen(
+                command,
+                env={
+                    **os.environ,
+                    **environment,
+                    "RANK": str(share.first + local),
+                    "LOCAL_RANK": str(local),
+                    "WORLD_SIZE": str(share.size),
+                },
+                pass_fds=() if inherited is None else (inherited,),
+            )
+            for local in range(share.count)
+        ]
+
+    def code(self) -> int | None:
+        """Exit code of the first rank that failed, 0 once all ended well; None = not yet."""
+        codes = [process.poll() for process in self._processes]
+        failed = [code for code in codes if code]
+        if failed:
+            return failed[0] if failed[0] > 0 else 128 - failed[0]
+        return None if None in codes else 0
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every rank that runs."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def end(self, grace_s: float = GRACE_S) -> None:
+        """Wait for all ranks to end, and kill those that have not in time."""
+        deadline = time.monotonic() + grace_s
+        while time.monotonic() < deadline and None in [p.poll() for p in self._processes]:
+            time.sleep(TICK_S)
+        self.signal(signal.SIGKILL)
+        for process in self._processes:
+            process.wait()
+
+
+def rank_command(arguments: Sequence[str]) -> list[str]:
+    """Return the command of a rank."""
+    return [sys.executable, "-P", "-m", "learner", *arguments]
+
+
+def die_with_launcher() -> None:
+    """Ask for SIGKILL when the launcher of this rank dies (Linux): others start in its place."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+# --------------------------------------------------------------------------------------------------
+# The machines of a learner, and where its ranks meet.
+
+JOIN_S = 600.0
+"""Longest wait for nodes that are needed: machines may start minutes apart."""
+REJOIN_S = 30.0
+"""Wait for nodes that can be done without."""
+
+
+class Meeting(NamedTuple):
+    """Where the ranks of a start meet, as one machine sees it."""
+
+    share: Share
+    host: str
+    port: int
+    own_address: str
+    """Of this machine, on the network of the others."""
+    listener: socket.socket | None = None
+    """On the machine of rank 0: where its store listens."""
+
+
+StartRanks = Callable[[Meeting], RankProcesses]
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The machines, as each of them was given them."""
+
+    number: int
+    """Of machines."""
+    node: int
+    """This one, from 0."""
+    host: str
+    port: int
+    """Where node 0 listens."""
+    ranks: Callable[[], int]
+    """Counts the ranks of this machine."""
+    min_ranks: int | None = None
+    """Fewest to go on with; None = all."""
+    fits: Callable[[int], bool] = lambda _: True
+    """Whether so many ranks can be divided as `parallel` says."""
+    rejoin_s: float = REJOIN_S
+
+
+def check_nodes(run: RunSettings, number: int, node: int, rendezvous: str) -> tuple[str, int]:
+    """Check what was given on the command line; host and port of node 0.
+
+    Raises:
+        SettingsError: It cannot be, or others could join.
+    """
+    host, _, port = rendezvous.rpartition(":")
+    if not 0 <= node < number:
+        raise SettingsError(
+            f"--node-rank must be from 0 to --nodes - 1 = {number - 1}, got {node}; node 0 is the "
+            f"one that listens at --rendezvous"
+        )
+    if not host or not port.isdigit():
+        raise SettingsError(
+            f"--rendezvous must be the host:port at which node 0 listens, got {rendezvous!r}; "
+            f"choose an address of node 0 that the others reach, and a free port"
+        )
+    if not run.trusted_network and not is_loopback(f"tcp://{rendezvous}"):
+        raise SettingsError(
+            f"--rendezvous must be on loopback where run.trusted_network is false, got "
+            f"{rendezvous}; whoever reaches a process group can read and write weights: set "
+            f"run.trusted_network to true if nobody else is on that network"
+        )
+    return host, int(port)
+
+
+# --------------------------------------------------------------------------------------------------
+# Number of ranks that this machine can run: fewer than asked for where GPUs are gone.
+
+COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
+COUNT_S = 120.0  # torch is imported, and the driver may have to be woken
+
+
+def fits_of(settings: Settings) -> Callable[[int], bool]:
+    """Return what says whether so many ranks can be divided as `parallel` says."""
+
+    def fits(ranks: int) -> bool:
+        try:
+            layout_of(settings.parallel, ranks)
+        except SettingsError:
+            return False
+        return True
+
+    return fits
+
+
+def usable_ranks(learner: LearnerSettings, fits: Callable[[int], bool] = lambda _: True) -> int:
+    """Count the ranks that can be started here; fewer than asked only with `learner.min_ranks`.
+
+    Args:
+        learner: Says how many there should be, and on what.
+        fits: Whether so many can be divided as `parallel` says.
+
+    Raises:
+        SettingsError: They are too few.
+    """
+    least = learner.min_ranks
+    if least is None or learner.device == "cpu":
+        return learner.ranks
+    gpus = _count_gpus()
+    if not gpus and learner.device == "auto":
+        return learner.ranks
+    for ranks in range(min(gpus, learner.ranks), 0, -1):
+        if ranks >= least and fits(ranks):
+            return ranks
+    raise SettingsError(
+        f"learner.min_ranks must be <= the GPUs that work here = {gpus}, and a number that "
+        f"parallel divides, got {least}; repair the others, or lower it"
+    )
+
+
+def _count_gpus() -> int:
+    counted = subprocess.run(
+        [sys.executable, "-c", COUNT_GPUS],
+        capture_output=True,
+        text=True,
+        timeout=COUNT_S,
+        check=False,
+    )
+    return int(counted.stdout) if counted.returncode == 0 else 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Several ranks on one machine, which listen on loopback alone.
+#
+# They meet through a file in a private folder, and gloo and NCCL use the loopback interface,
+# unless a person has set another. A TCP store, which torchrun would start, listens on every
+# interface.
+
+log = structlog.get_logger()
+
+
+def launch(arguments: list[str], *, ranks: int, stopping: threading.Event) -> int:
+    """Run `python -m learner <arguments>` as `ranks` processes; the first failure's exit code.
+
+    No rank is restarted alone: whoever started this starts all again, at the newest checkpoint.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="nyala-ranks-"))
+    environment = {
+        RENDEZVOUS_FILE: str(folder / "ranks"),
+        **interfaces("lo", os.environ),
+    }
+    processes = RankProcesses(rank_command(arguments), Share(0, ranks, ranks), environment)
+    try:
+        while (code := processes.code()) is None:
+            if stopping.wait(TICK_S):
+                processes.signal(signal.SIGTERM)  # rank 0 checkpoints, and all end
+                while (code := processes.code()) is None:
+                    time.sleep(TICK_S)
+                break
+        if code:
+            log.error("a rank failed", exit_code=code)
+        return code
+    finally:
+        processes.end()
+        shutil.rmtree(folder, ignore_errors=True)

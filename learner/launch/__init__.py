@@ -1,1 +1,0 @@
-"""Start of the learner's ranks as processes, on one machine or several, without torch."""

@@ -1,0 +1,320 @@
+"""Logits of tokens, a chunk at a time: log-probs, entropies and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from configs.architecture import LogitChange
+
+from .memory_rules import CHUNK_SIZES
+
+# --------------------------------------------------------------------------------------------------
+# The way from the output layer's logits to the distribution that a token was drawn from.
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """Changes of logits before a softmax, and the dtype that they are computed in."""
+
+    change: LogitChange
+    """Of the logits, before anything else."""
+    temperature: float
+    """Divides the logits."""
+    dtype: torch.dtype | None = None
+    """In which the layer multiplies and adds up; None = that of its weight."""
+
+    def prepare(self, logits: Tensor) -> Tensor:
+        """Change logits of any shape, in place."""
+        if self.change.factor != 1.0:
+            logits.mul_(self.change.factor)
+        if self.change.cap is not None:
+            logits.div_(self.change.cap).tanh_().mul_(self.change.cap)
+        return logits if self.temperature == 1.0 else logits.div_(self.temperature)
+
+    def slope(self, prepared: Tensor) -> Tensor | float:
+        """Differentiate `prepare`, given its result."""
+        slope = self.change.factor / self.temperature
+        if self.change.cap is None:
+            return slope
+        tanh = prepared * (self.temperature / self.change.cap)
+        return tanh.square_().neg_().add_(1).mul_(slope)
+
+
+# --------------------------------------------------------------------------------------------------
+# A part of the vocabulary on each of several ranks: none of them has all logits of a token.
+#
+# Each computes maximum, sums and the chosen logit over its part; from those of all parts every rank
+# gets the same log-probs and entropies. Gradients of the weight stay where they are, those of the
+# hidden states are added up.
+#
+# Shapes: C tokens of a chunk.
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyPart:
+    """Consecutive tokens of the vocabulary, whose logits this rank computes."""
+
+    first: int = 0
+    group: dist.ProcessGroup | None = None
+    """The ranks that have the others; None = there are none."""
+
+    def places(self, targets_C: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
+        """Find tokens among this rank's; whether they are there, None = all of them are."""
+        if self.group is None:
+            return targets_C, None
+        places_C = targets_C - self.first
+        is_here_C = (places_C >= 0) & (places_C < size)
+        return torch.where(is_here_C, places_C, 0), is_here_C
+
+    def merge(self, found_4C: Tensor, is_here_C: Tensor | None) -> Tensor:
+        """Merge the parts of all ranks.
+
+        Args:
+            found_4C: Largest logit; from it, the chosen logit, the sum of the powers, and that of
+                their products with the logits. Shape [4, C].
+            is_here_C: Whether the chosen one is of this rank's part. Shape [C].
+
+        Returns:
+            The same of the whole vocabulary. Shape [4, C].
+        """
+        if self.group is None:
+            return found_4C
+        assert is_here_C is not None
+        own_C, chosen_C, sums_C, products_C = found_4C
+        tops_C = own_C.clone()
+        dist.all_reduce(tops_C, op=dist.ReduceOp.MAX, group=self.group)
+        lower_C = own_C - tops_C
+        factors_C = lower_C.exp()
+        chosen_C = torch.where(is_here_C, chosen_C + lower_C, 0)
+        products_C = factors_C * (products_C + sums_C * lower_C)
+        sums_3C = torch.stack([chosen_C, factors_C * sums_C, products_C])
+        dist.all_reduce(sums_3C, group=self.group)
+        return torch.cat([tops_C[None], sums_3C])
+
+    def before(self, shares_C: Tensor) -> Tensor:
+        """Add up the shares of all earlier parts, given this one's. Shape [C]."""
+        if self.group is None:
+            return torch.zeros_like(shares_C)
+        rank = dist.get_rank(self.group)
+        shares_PC = shares_C.new_zeros(dist.get_world_size(self.group), len(shares_C))
+        shares_PC[rank] = shares_C
+        dist.all_reduce(shares_PC, group=self.group)
+        return shares_PC[:rank].sum(0)
+
+    def count(self, tokens_C: Tensor, size: int) -> Tensor:
+        """Add up numbers of tokens of all parts, of which this has `size`; the last one at most."""
+        last = torch.full_like(tokens_C[:1], size)
+        counts = torch.cat([tokens_C, last])
+        if self.group is not None:
+            dist.all_reduce(counts, group=self.group)
+        return torch.minimum(counts[:-1], counts[-1] - 1)  # shares add up to 1, nearly
+
+    def add(self, of_states_ND: Tensor) -> None:
+        """Add up the ranks' gradients of the hidden states, in place."""
+        if self.group is not None:
+            dist.all_reduce(of_states_ND, group=self.group)
+
+
+ALL_OF_IT = VocabularyPart()
+
+
+# --------------------------------------------------------------------------------------------------
+# The logits of a chunk of tokens, in one buffer that the next chunk overwrites.
+#
+# So an [N, V] tensor never exists. All between the products goes block by block, a few tokens at a
+# time, so that it stays in a core's caches.
+#
+# Shapes: N scored tokens (flat), C tokens of a chunk, R of a block, D model width, V vocabulary,
+# S blocks of scratch memory.
+
+BLOCKS_PER_CHUNK = 16  # fewer, and their temporaries outweigh the chunk
+
+
+class Inputs(NamedTuple):
+    """From which logits are computed."""
+
+    states_ND: Tensor
+    weight_VD: Tensor
+    bias_V: Tensor | None
+    part: VocabularyPart = ALL_OF_IT
+    """What V counts."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistics:
+    """Numbers of each token of a chunk, from all of its logits. Shapes [C]."""
+
+    log_sums_C: Tensor
+    """Log of the sum of the logits' powers."""
+    logprobs_C: Tensor
+    entropies_C: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slopes:
+    """Derivatives of a loss. Shapes [C]."""
+
+    logprobs_C: Tensor
+    entropies_C: Tensor | None
+    """None = it does not depend on them."""
+
+
+class Chunk:
+    """Logits of consecutive tokens, which their gradient replaces."""
+
+    def __init__(
+        self,
+        rows: slice,
+        logits_CV: Tensor,
+        targets_C: Tensor,
+        *,
+        softmax: Softmax,
+        scratch_SRV: Tensor,
+        part: VocabularyPart,
+    ) -> None:
+        self.rows = rows
+        """Its tokens, of all N."""
+        self.logits_CV = logits_CV
+        self._places_C, self._is_here_C = part.places(targets_C, logits_CV.shape[1])
+        self._part = part
+        self._softmax = softmax
+        self._scratch_SRV = scratch_SRV
+        self._is_prepared = False
+
+    def statistics(self) -> Statistics:
+        """Compute log-probs and entropies."""
+        found = self._scratch_SRV.new_empty(4, len(self.logits_CV))
+        for rows, logits_RV in self._blocks():
+            # Each is a maximum or a sum over the vocabulary, or one element of it.
+            tops_R = logits_RV.amax(-1)
+            shifted_RV, powers_RV = self._scratch_SRV[:2, : len(tops_R)]
+            torch.sub(logits_RV, tops_R[:, None], out=shifted_RV)
+            found[0, rows] = tops_R
+            found[1, rows] = shifted_RV.gather(1, self._places_C[rows, None])[:, 0]
+            torch.exp(shifted_RV, out=powers_RV)
+            found[2, rows] = powers_RV.sum(-1)
+            found[3, rows] = powers_RV.mul_(shifted_RV).sum(-1)
+        tops_C, chosen_C, sums_C, products_C = self._part.merge(found, self._is_here_C)
+        logs_C = sums_C.log()
+        return Statistics(tops_C + logs_C, chosen_C - logs_C, logs_C - products_C / sums_C)
+
+    def draw(self, numbers_C: Tensor) -> Tensor:
+        """Draw a token from each distribution, by numbers between 0 and 1. Shape [C], int64."""
+        log_sums_C = self.statistics().log_sums_C
+        shares_C = torch.empty_like(log_sums_C)
+        for rows, logits_RV in self._blocks():
+            shares_C[rows] = (logits_RV - log_sums_C[rows, None]).exp_().sum(-1)
+        before_C = self._part.before(shares_C)
+        drawn_C = torch.empty_like(self._places_C)
+        for rows, logits_RV in self._blocks():
+            shares_RV = (logits_RV - log_sums_C[rows, None]).exp_().cumsum_(-1)
+            left_R1 = (numbers_C[rows] - before_C[rows])[:, None]
+            drawn_C[rows] = (shares_RV < left_R1).sum(-1)
+        return self._part.count(drawn_C, self.logits_CV.shape[1])
+
+    def differentiate(self, log_sums_C: Tensor, entropies_C: Tensor, slopes: Slopes) -> None:
+        """Put the gradient of a loss in the place of the logits.
+
+        Args:
+            log_sums_C: Of these logits. Shape [C].
+            entropies_C: Of these logits. Shape [C].
+            slopes: Of the loss.
+        """
+        for rows, logits_RV in self._blocks():
+            slope = self._softmax.slope(logits_RV)
+            slopes_R1 = slopes.logprobs_C[rows, None]
+            log_pi_RV = logits_RV.sub_(log_sums_C[rows, None])
+            gradient_RV = self._scratch_SRV[0, : len(log_pi_RV)]
+            torch.exp(log_pi_RV, out=gradient_RV)
+            if slopes.entropies_C is None:
+                gradient_RV.mul_(-slopes_R1)
+            else:  # of the entropy H: -pi (log pi + H)
+                log_pi_RV.add_(entropies_C[rows, None]).mul_(slopes.entropies_C[rows, None])
+                gradient_RV.mul_(log_pi_RV.add_(slopes_R1).neg_())
+            if self._is_here_C is not None:
+                slopes_R1 = slopes_R1 * self._is_here_C[rows, None]
+            gradient_RV.scatter_add_(1, self._places_C[rows, None], slopes_R1)
+            self.logits_CV[rows].copy_(gradient_RV.mul_(slope))
+
+    def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the logits of each block, wide, and ready for the softmax."""
+        first = 0
+        for narrow_RV in self.logits_CV.split(-(-len(self.logits_CV) // BLOCKS_PER_CHUNK)):
+            logits_RV = narrow_RV
+            if narrow_RV.dtype != self._scratch_SRV.dtype:
+                logits_RV = self._scratch_SRV[2, : len(narrow_RV)].copy_(narrow_RV)
+            if not self._is_prepared:
+                self._softmax.prepare(logits_RV)
+            yield slice(first, first + len(logits_RV)), logits_RV
+            first += len(logits_RV)
+        # Then they were changed in place.
+        self._is_prepared = self.logits_CV.dtype == self._scratch_SRV.dtype
+
+
+class Gradients:
+    """Gradients of what logits are computed from, added up chunk by chunk."""
+
+    def __init__(self, inputs: Inputs, needed: tuple[bool, ...]) -> None:
+        self._inputs = inputs
+        self.of_inputs = tuple(
+            torch.zeros_like(each) if each is not None and is_needed else None
+            for each, is_needed in zip(inputs[:3], needed, strict=False)
+        )
+        """Of states, weight and bias; None where they are not needed."""
+
+    def add(self, chunk: Chunk) -> None:
+        """Add those of a chunk whose logits have been replaced by their gradient."""
+        states_ND, weight_VD, *_ = self._inputs
+        gradient_CV = chunk.logits_CV.to(weight_VD.dtype)
+        of_states_ND, of_weight_VD, of_bias_V = self.of_inputs
+        if of_states_ND is not None:
+            torch.mm(gradient_CV, weight_VD, out=of_states_ND[chunk.rows])
+        if of_weight_VD is not None:
+            of_weight_VD.addmm_(gradient_CV.T, states_ND[chunk.rows])
+        if of_bias_V is not None:
+            of_bias_V.add_(gradient_CV.sum(0))
+
+    def finish(self) -> tuple[Tensor | None, ...]:
+        """Return those of states, weight and bias once all chunks are in."""
+        if self.of_inputs[0] is not None:
+            self._inputs.part.add(self.of_inputs[0])
+        return self.of_inputs
+
+
+def chunks(inputs: Inputs, targets_N: Tensor, softmax: Softmax) -> Iterator[Chunk]:
+    """Compute the logits of one chunk after the other, each in the place of the one before."""
+    states_ND, weight_VD, bias_V, part = inputs
+    least = CHUNK_SIZES[states_ND.device.type]
+    size = max(1, min(len(states_ND), max(least.tokens, least.logits // len(weight_VD))))
+    dtype = softmax.dtype or weight_VD.dtype
+    buffer_CV = weight_VD.new_empty(size, len(weight_VD), dtype=dtype)
+    # bfloat16, in which the layer computes, has too few digits for a log-prob.
+    wide = torch.promote_types(dtype, torch.float32)
+    # One allocation for all blocks: on a CPU, memory that is new takes longer than what fills it.
+    shape = 2 + (wide != dtype), -(-size // BLOCKS_PER_CHUNK), len(weight_VD)
+    scratch_SRV = weight_VD.new_empty(shape, dtype=wide)
+    for start in range(0, len(states_ND), size):
+        rows = slice(start, min(start + size, len(states_ND)))
+        logits_CV = buffer_CV[: rows.stop - start]
+        _multiply(states_ND[rows], weight_VD.T, logits_CV)
+        if bias_V is not None:
+            logits_CV.add_(bias_V)
+        yield Chunk(
+            rows, logits_CV, targets_N[rows], softmax=softmax, scratch_SRV=scratch_SRV, part=part
+        )
+
+
+def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Multiply matrices; the products are added up and kept in the dtype of `out`."""
+    if out.dtype == a.dtype:
+        torch.mm(a, b, out=out)
+    elif a.is_cuda:  # reads 16 bits, adds up in 32
+        torch.mm(a, b, out_dtype=out.dtype, out=out)
+    else:
+        torch.mm(a.to(out.dtype), b.to(out.dtype), out=out)

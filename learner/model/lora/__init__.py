@@ -1,1 +1,0 @@
-"""Low-rank adapters: small trained matrices beside frozen ones."""

@@ -1,1 +1,0 @@
-"""Layers whose matrices are divided over ranks."""

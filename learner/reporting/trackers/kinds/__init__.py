@@ -1,1 +1,0 @@
-"""The trackers that there are, each behind the interface of `tracker.py`."""

@@ -1,0 +1,494 @@
+"""Ranks on several machines: node 0 starts all of them, and all again when one is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from configs.errors import DeadlineError, NyalaError, SettingsError, exit_code
+from learner.model.rendezvous import RENDEZVOUS_ADDRESS, RENDEZVOUS_SOCKET, interfaces
+
+from .launch import JOIN_S, TICK_S, Meeting, Nodes, RankProcesses, Share, StartRanks, rank_command
+
+# --------------------------------------------------------------------------------------------------
+# A connection between the launchers of two machines: JSON objects, one a line, and signs of life.
+#
+# It neither authenticates nor encrypts, as the process groups that it prepares.
+
+ALIVE_S = 1.0
+SILENT_S = 15.0
+"""After which a machine counts as gone: a switch that starts again is not worth a restart."""
+SEND_S = 5.0
+END_S = 10.0  # the other side may wait for its ranks to end
+LONGEST_LINE = 4096
+
+
+class Lost(Exception):
+    """The other side is gone, silent, or no launcher."""
+
+
+class Lines:
+    """One end of a connection; `receive` is called several times a second."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._received = b""
+        self._is_closed = False
+        """The other side sends nothing more."""
+        self._heard_at = self._sent_at = time.monotonic()
+
+    @property
+    def own_address(self) -> str:
+        """Address of this machine on the way to the other."""
+        return str(self._socket.getsockname()[0])
+
+    def send(self, **message: Any) -> None:
+        """Send a message.
+
+        Raises:
+            Lost: The other side is gone.
+        """
+        self._sent_at = time.monotonic()
+        try:
+            self._socket.settimeout(SEND_S)
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            raise Lost(str(error)) from error
+
+    def receive(self) -> list[dict[str, Any]]:
+        """Take the messages that have arrived, without waiting, and give a sign of life.
+
+        Raises:
+            Lost: The other side is gone, has been silent for long, or sends something else.
+        """
+        if time.monotonic() - self._sent_at > ALIVE_S and not self._is_closed:
+            self.send()
+        try:
+            self._socket.settimeout(0.0)
+            while chunk := self._socket.recv(LONGEST_LINE):
+                self._received += chunk
+                self._heard_at = time.monotonic()
+                if len(self._received) > LONGEST_LINE:
+                    break
+            else:
+                self._is_closed = True
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise Lost(str(error)) from error
+        if time.monotonic() - self._heard_at > SILENT_S:
+            raise Lost(f"it has been silent for {SILENT_S:.0f} s")
+        messages = self._messages()
+        if self._is_closed and not messages:
+            raise Lost("it has closed the connection")
+        return messages
+
+    def end(self) -> None:
+        """End the connection once the other side has, so that it reads what was sent last."""
+        deadline = time.monotonic() + END_S
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.settimeout(END_S)
+            while self._socket.recv(LONGEST_LINE) and time.monotonic() < deadline:
+                pass
+        self.close()
+
+    def close(self) -> None:
+        """End the connection."""
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    def _messages(self) -> list[dict[str, Any]]:
+        *lines, self._received = self._received.split(b"\n")
+        try:
+            messages = [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise Lost("it is no launcher of a learner") from error
+        if len(self._received) > LONGEST_LINE or not all(isinstance(m, dict) for m in messages):
+            raise Lost("it is no launcher of a learner")
+        return [message for message in messages if message]
+
+
+# --------------------------------------------------------------------------------------------------
+# Node 0: counts the launchers that are there, starts all ranks, and starts all again.
+#
+# A rank that fails, or a node that is gone, ends all ranks. Codes that only a person can do
+# something about end the learner; after all others the ranks begin at the newest checkpoint, with
+# all nodes, or with those that are there if they are enough.
+
+log = structlog.get_logger()
+
+SEVERAL_CAUSES_S = 2.0
+"""From a rank's failure to the end of those that it takes with it: the first is not the cause."""
+PAUSE_S = (1.0, 3.0)
+MOST_FAILURES = 10
+"""In a row, each within `JOIN_S` of its start: then another start does not help."""
+HELPLESS = (2, 3)
+"""Exit codes after which no other start helps: a person must act; another learner has the run."""
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """Another node, as node 0 sees it."""
+
+    lines: Lines
+    node: int = -1
+    """-1 until it has joined."""
+    ranks: int = 0
+    is_ready: bool = False
+    """It waits for its ranks to be started."""
+    code: int | None = None
+    """Of its ranks."""
+
+
+@dataclass(slots=True, eq=False)
+class NodeZero:
+    """The launcher that the others follow."""
+
+    nodes: Nodes
+    start: StartRanks
+    stopping: threading.Event
+    listener: socket.socket
+    members: list[Member] = field(default_factory=list)
+
+    def run(self) -> int:
+        """Start all ranks, again and again, until they end for good; the exit code."""
+        self.listener.setblocking(False)
+        failures = code = 0
+        try:
+            own = self.nodes.ranks()
+            while (ready := self._gather(own)) is not None:
+                began = time.monotonic()
+                code = self._run_once(own, ready)
+                failures = failures + 1 if time.monotonic() - began < JOIN_S else 1
+                if code == 0 or code in HELPLESS or failures > MOST_FAILURES:
+                    break
+                log.error("ranks failed; all begin at the newest checkpoint", exit_code=code)
+                self.stopping.wait(random.uniform(*PAUSE_S))
+                own = self.nodes.ranks()
+        except NyalaError as error:
+            code = exit_code(error)
+            raise
+        except BaseException:
+            code = 1
+            raise
+        finally:
+            self._tell_all(finished=code)
+            for member in self.members:
+                member.lines.end()
+        return code
+
+    def _gather(self, own: int) -> list[Member] | None:
+        """Wait for the other nodes, in their order; None if asked to stop meanwhile.
+
+        Raises:
+            DeadlineError: Too few came.
+        """
+        began = time.monotonic()
+        least = self.nodes.min_ranks
+        while not self.stopping.is_set():
+            self._listen()
+            ready = sorted((m for m in self.members if m.is_ready), key=lambda m: m.node)
+            size = own + sum(member.ranks for member in ready)
+            waited_s = time.monotonic() - began
+            if len(ready) == self.nodes.number - 1:
+                return ready
+            is_enough = least is not None and size >= least and self.nodes.fits(size)
+            if is_enough and waited_s > self.nodes.rejoin_s:
+                log.warning("going on without the nodes that are gone", ranks=size)
+                return ready
+            if waited_s > JOIN_S:
+                there = ", ".join(str(member.node) for member in ready) or "none"
+                raise DeadlineError(
+                    f"--nodes must all be there within {JOIN_S:.0f} s, got {there} of 1 to "
+                    f"{self.nodes.number - 1}; start the others with the same --rendezvous, or "
+                    f"set learner.min_ranks to go on with fewer"
+                )
+            time.sleep(TICK_S)
+        return None
+
+    def _run_once(self, own: int, ready: list[Member]) -> int:
+        """Start all ranks, and wait until they have ended; their exit code."""
+        size = own + sum(member.ranks for member in ready)
+        host = self.nodes.host
+        with socket.create_server((host, 0)) as store:
+            port = store.getsockname()[1]
+            share = Share(0, own, size)
+            processes = self.start(Meeting(share, host, port, socket.gethostbyname(host), store))
+        first = own
+        for member in ready:
+            member.code = None
+            with contextlib.suppress(Lost):  # noticed when it is read from
+                member.lines.send(start=(first, member.ranks, size), port=port)
+            first += member.ranks
+        try:
+            return self._watch(processes, ready)
+        finally:
+            self._tell_all(halt=True)
+            processes.end()
+            for member in self.members:
+                member.is_ready = False
+
+    def _watch(self, processes: RankProcesses, ready: list[Member]) -> int:
+        is_told = False
+        failed_at: float | None = None
+        while True:
+            if self.stopping.is_set() and not is_told:
+                processes.signal(signal.SIGTERM)  # rank 0 checkpoints, and all end
+                is_told = True
+            self._listen()
+            own = processes.code()
+            codes = [own, *(1 if m not in self.members else m.code for m in ready)]
+            failed = [code for code in codes if code]
+            if own == 0 and not failed:
+                return 0
+            if helpless := [code for code in failed if code in HELPLESS]:
+                return helpless[0]
+            if failed:
+                failed_at = failed_at or time.monotonic()
+                if time.monotonic() - failed_at > SEVERAL_CAUSES_S:
+                    return failed[0]
+            time.sleep(TICK_S)
+
+    def _listen(self) -> None:
+        """Read what nodes say, let new ones in, and forget those that are gone."""
+        with contextlib.suppress(BlockingIOError):
+            while len(self.members) < 2 * self.nodes.number:
+                self.members.append(Member(Lines(self.listener.accept()[0])))
+        for member in [*self.members]:
+            try:
+                for message in member.lines.receive():
+                    self._take(member, message)
+            except (Lost, ValueError, TypeError, KeyError) as error:
+                member.lines.close()
+                if member in self.members:
+                    log.warning("node lost", node=member.node, reason=str(error))
+                    self.members.remove(member)
+
+    def _take(self, member: Member, message: dict[str, Any]) -> None:
+        if "join" in message:
+            member.node, member.ranks = int(message["join"]), int(message["ranks"])
+            if not 0 < member.node < self.nodes.number or member.ranks < 1:
+                raise ValueError("it is no node of this learner")
+            earlier = [m for m in self.members if m.node == member.node and m is not member]
+            for other in earlier:  # its launcher was started again
+                other.lines.close()
+                self.members.remove(other)
+            member.is_ready = True
+            log.info("node joined", node=member.node, ranks=member.ranks)
+        if "ended" in message:
+            member.code = int(message["ended"])
+        if "stop" in message:
+            self.stopping.set()
+
+    def _tell_all(self, **message: Any) -> None:
+        for member in self.members:
+            with contextlib.suppress(Lost):
+                member.lines.send(**message)
+
+
+# --------------------------------------------------------------------------------------------------
+# Any node but 0: starts and ends its ranks as node 0 says, and waits for one that is gone.
+
+CONNECT_S = 2.0
+AGAIN_S = (0.5, 1.5)
+
+
+def follow(nodes: Nodes, start: StartRanks, stopping: threading.Event) -> int:
+    """Take part until node 0 says that the learner has ended; its exit code.
+
+    Raises:
+        DeadlineError: Node 0 does not listen.
+    """
+    while (lines := _connect(nodes, stopping)) is not None:
+        follower = _Follower(nodes, start, stopping, lines)
+        try:
+            return follower.run()
+        except Lost as error:
+            log.error("node 0 is gone; waiting for it", reason=str(error))
+        finally:
+            follower.end_ranks()
+            lines.close()
+    return 0
+
+
+def _connect(nodes: Nodes, stopping: threading.Event) -> Lines | None:
+    """Reach node 0; None if asked to stop meanwhile."""
+    deadline = time.monotonic() + JOIN_S
+    while not stopping.is_set():
+        with contextlib.suppress(OSError):
+            return Lines(socket.create_connection((nodes.host, nodes.port), timeout=CONNECT_S))
+        if time.monotonic() > deadline:
+            raise DeadlineError(
+                f"--rendezvous must be where node 0 listens, got {nodes.host}:{nodes.port}, which "
+                f"did not answer for {JOIN_S:.0f} s; start node 0"
+            )
+        stopping.wait(random.uniform(*AGAIN_S))
+    return None
+
+
+@dataclass(slots=True, eq=False)
+class _Follower:
+    """This machine, while node 0 is there."""
+
+    nodes: Nodes
+    start: StartRanks
+    stopping: threading.Event
+    lines: Lines
+    processes: RankProcesses | None = None
+    is_reported: bool = False
+    """Node 0 has the exit code of these processes."""
+    is_told: bool = False
+    """Node 0 was asked to stop."""
+
+    def run(self) -> int:
+        """Start and end ranks as node 0 says; the exit code in the end."""
+        self._join()
+        while True:
+            messages = self.lines.receive()
+            for message in messages:
+                if "finished" in message:
+                    return int(message["finished"])
+            for message in messages:
+                self._obey(message)
+            self._report()
+            time.sleep(TICK_S)
+
+    def end_ranks(self) -> None:
+        """End them, if they run."""
+        if self.processes is not None:
+            self.processes.end()
+            self.processes = None
+
+    def _join(self) -> None:
+        self.lines.send(join=self.nodes.node, ranks=self.nodes.ranks())
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        if "halt" in message:
+            self.end_ranks()
+            self._join()
+        if "start" in message:
+            share, port = Share(*message["start"]), int(message["port"])
+            meeting = Meeting(share, self.nodes.host, port, self.lines.own_address)
+            self.processes, self.is_reported = self.start(meeting), False
+
+    def _report(self) -> None:
+        code = None if self.processes is None else self.processes.code()
+        if code is not None and not self.is_reported:
+            self.lines.send(ended=code)
+            self.is_reported = True
+        if self.stopping.is_set() and not self.is_told:
+            self.lines.send(stop=True)
+            self.is_told = True
+
+
+# --------------------------------------------------------------------------------------------------
+# Ranks on several machines: node 0 starts all of them, and all again when one is lost.
+#
+#     every other node                  node 0
+#     join: its number, its ranks  -->  waits for all of them, or enough (`learner.min_ranks`)
+#     starts its ranks             <--  start: first rank, number of all, port of their store
+#     ended: exit code             -->  a failure, or a node that is silent, ends all ranks
+#     ends its ranks, joins again  <--  halt
+#     ends                         <--  finished: exit code
+#
+# Rank 0, which talks to Redis and publishes weights, is always on node 0. So node 0 cannot be done
+# without: the others wait until it is there again. torchrun would put rank 0 on any node, and
+# listen on every interface; here each socket is on the network of `--rendezvous`.
+
+NAMED_S = 30.0
+"""In which the name of a machine that has just started leads to it: caches of name servers."""
+PORT_IS_NOT_OURS = (errno.EADDRINUSE, errno.EACCES)
+SIOCGIFADDR = 0x8915  # address of an interface; Linux
+
+
+def launch_node(nodes: Nodes, start: StartRanks, stopping: threading.Event) -> int:
+    """Run the ranks of this machine beside those of the others; the learner's exit code.
+
+    Raises:
+        SettingsError: The port cannot be listened on.
+        DeadlineError: The nodes do not find one another.
+    """
+    if nodes.node:
+        return follow(nodes, start, stopping)
+    listener = _listen(nodes, stopping)
+    if listener is None:
+        return 0
+    with listener:
+        return NodeZero(nodes, start, stopping, listener).run()
+
+
+def _listen(nodes: Nodes, stopping: threading.Event) -> socket.socket | None:
+    """Listen where the others look for node 0; None if asked to stop meanwhile."""
+    deadline = time.monotonic() + NAMED_S
+    while not stopping.is_set():
+        try:
+            return socket.create_server((nodes.host, nodes.port))
+        except OSError as error:
+            given = f"{nodes.host}:{nodes.port}: {error.strerror}"
+            if error.errno in PORT_IS_NOT_OURS:
+                raise SettingsError(
+                    f"--rendezvous must be a free address of node 0, which this is, got {given}; "
+                    f"choose another port"
+                ) from error
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"--rendezvous must lead to node 0, which this is, within {NAMED_S:.0f} s, got "
+                    f"{given}; choose an address of this machine, or start it again when its name "
+                    f"is known"
+                ) from error
+        stopping.wait(NAMED_S / 30)
+    return None
+
+
+def starter(arguments: Sequence[str]) -> StartRanks:
+    """Return what starts `python -m learner <arguments>` for each rank of this machine."""
+
+    def start(meeting: Meeting) -> RankProcesses:
+        environment = {
+            RENDEZVOUS_ADDRESS: f"{meeting.host}:{meeting.port}",
+            **interfaces(interface_of(meeting.own_address), os.environ),
+        }
+        inherited = None
+        if meeting.listener is not None:
+            inherited = meeting.listener.fileno()
+            environment[RENDEZVOUS_SOCKET] = str(inherited)
+        return RankProcesses(
+            rank_command(arguments), meeting.share, environment, inherited=inherited
+        )
+
+    return start
+
+
+def interface_of(address: str) -> str:
+    """Find the network interface that has an address, as gloo and NCCL want to be told.
+
+    Raises:
+        SettingsError: None has.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+        for _, name in socket.if_nameindex():
+            try:
+                packed = fcntl.ioctl(query, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # it has no address
+                continue
+            if socket.inet_ntoa(packed[20:24]) == address:
+                return name
+    raise SettingsError(
+        f"--rendezvous must be an IPv4 address of one of this machine's interfaces, got {address}; "
+        f"choose one that `ip -4 address` lists"
+    )
