@@ -22,6 +22,7 @@ import os
 import re
 import sqlite3
 import sys
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,6 +178,7 @@ class Scores:
 
     def __init__(self, path: str | Path | None) -> None:
         self._database = sqlite3.connect(path or ":memory:", timeout=10, isolation_level=None)
+        weakref.finalize(self, self._database.close)  # Python 3.13 warns of one that is left open
         if path is not None:
             self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("CREATE TABLE IF NOT EXISTS scores (key TEXT PRIMARY KEY, score)")
