@@ -30,10 +30,6 @@ def _vllm() -> str | None:
     return lack_of_vllm(on_gpu=bool(visible_gpus()))
 
 
-def _compiler() -> str | None:
-    return None if shutil.which(os.environ.get("CXX", "g++")) else "no g++ (apt install g++)"
-
-
 def _namespaces() -> str | None:
     command = ("unshare", "-rmn", "true")
     made = shutil.which("unshare") and subprocess.run(
@@ -46,18 +42,18 @@ def _root() -> str | None:
     return "another user runs the tests" if os.geteuid() else None
 
 
-def _promtool() -> str | None:
-    return None if shutil.which("promtool") else "no promtool (apt install prometheus)"
+def _program(name: str, package: str) -> Callable[[], str | None]:
+    return lambda: None if shutil.which(name) else f"no {name} (apt install {package})"
 
 
 PARTS: dict[str, Callable[[], str | None]] = {
     "vLLM": _vllm,
-    "a C++ compiler": _compiler,
     "namespaces": _namespaces,
     "root": _root,
     "a second network": obstacle,
     "a second network with a limit": lambda: obstacle(limits=True),
-    "promtool": _promtool,
+    "promtool": _program("promtool", "prometheus"),
+    "openssl": _program("openssl", "openssl"),
 }
 
 
@@ -96,7 +92,7 @@ class LeftOut:
         """Write a line for each part, here and for whoever collects several runs."""
         counts = sorted(self._counts.items())
         for part, count in counts:
-            terminalreporter.write_line(f"{count} tests left out without {part}", yellow=True)
+            terminalreporter.write_line(f"{count} test(s) left out without {part}", yellow=True)
         if counts and (path := os.environ.get(SUMMARY)):
             with Path(path).open("a", encoding="utf-8") as file:
                 file.writelines(f"{count} {part}\n" for part, count in counts)

@@ -389,8 +389,8 @@ def test_what_the_machine_lacks_is_counted_over_all_parts_of_a_run(checkout):
 
     assert done.returncode == 0
     assert done.stderr.splitlines()[-2:] == [
-        "run: 3 tests left out without root: another user",
-        "run: 6 tests left out without vLLM: no library (apt install it)",
+        "run: 3 test(s) left out without root: another user",
+        "run: 6 test(s) left out without vLLM: no library (apt install it)",
     ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,6 +15,7 @@ from buffer.store import AsyncStore, Store
 from configs.errors import SettingsError, StoreError, StoreUnreachable
 from tests.buffer.support.run_in_store import RunInStore
 from tests.buffer.support.servers import tls_front, wait_until, watched_pair
+from tests.needs import needs
 
 
 def test_a_url_with_sentinels_names_them_the_service_and_the_database() -> None:
@@ -95,7 +95,7 @@ def test_the_run_goes_on_at_the_server_that_the_sentinels_name_next(tmp_path: Pa
             assert run.lease_status() == "OK"
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes the certificate with openssl")
+@needs("openssl")  # makes the certificate
 def test_a_server_behind_tls_must_show_a_certificate_that_is_trusted(
     redis_url: str, tmp_path: Path
 ) -> None:
