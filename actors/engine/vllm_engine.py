@@ -33,7 +33,13 @@ from configs.worker import Worker
 from .device import engine_device
 from .engine import INITIAL_VERSION, Request, Sampled, StagedWeights
 from .threaded import ThreadedEngine
-from .vllm_options import VllmOptions, engine_arguments, prepare_environment, refused_arguments
+from .vllm_options import (
+    VllmOptions,
+    engine_arguments,
+    prepare_environment,
+    refused_arguments,
+    without_preloads,
+)
 from .vllm_private import (
     OUTPUTS_S,
     CoreClient,
@@ -247,13 +253,14 @@ class VllmStepper:
         if self._meter is not None:
             arguments["disable_log_stats"] = False
         try:
-            self._engine = LLMEngine.from_engine_args(
-                EngineArgs(**arguments),
-                # Of a batch, as it is: any other has no default for the tokens of a step, and
-                # prefills 2,048 at a time where a card takes 8,192 or 16,384.
-                usage_context=UsageContext.LLM_CLASS,
-                enable_multiprocessing=not self._options.in_process,
-            )
+            with without_preloads(self._options.in_process):
+                self._engine = LLMEngine.from_engine_args(
+                    EngineArgs(**arguments),
+                    # Of a batch, as it is: any other has no default for the tokens of a step, and
+                    # prefills 2,048 at a time where a card takes 8,192 or 16,384.
+                    usage_context=UsageContext.LLM_CLASS,
+                    enable_multiprocessing=not self._options.in_process,
+                )
         except (TypeError, ValueError) as error:
             if not self._options.engine_args:
                 raise

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,19 +60,14 @@ DEFAULTS = {
     "GLOO_SOCKET_IFNAME": "lo",
 }
 """Environment variables that vLLM reads when it is imported or started."""
-CPU_DEFAULTS = {
-    # Of what runs on a CPU torch would compile one function, the rank of a log-prob: that asks for
-    # a C++ compiler and a path without blanks, takes 2 to 16 s of a start, and makes no token
-    # quicker (docs/performance.md).
-    "TORCH_COMPILE_DISABLE": "1",
-}
-"""The same, where there is no GPU."""
+PRELOADS = "LD_PRELOAD"
+COMPILES_NOTHING = "TORCH_COMPILE_DISABLE"
+"""Environment variable of torch, which it reads once: `1` = `torch.compile` does nothing."""
 
 
 def set_defaults() -> None:
     """Set `DEFAULTS`, before vLLM is imported; what a person has set stays."""
-    defaults = DEFAULTS if engine_device() == "cuda" else DEFAULTS | CPU_DEFAULTS
-    for name, value in defaults.items():
+    for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
 
 
@@ -83,6 +79,38 @@ def prepare_environment(options: VllmOptions) -> None:
     if options.in_process:
         # Those of this thread: for it the environment comes too late.
         torch.set_num_threads(options.threads)
+    if engine_device() == "cpu":
+        _compile_nothing(options.in_process)
+
+
+def _compile_nothing(in_process: bool) -> None:
+    """Let vLLM run on a CPU as it is written, unless `TORCH_COMPILE_DISABLE` is 0.
+
+    torch would compile one function, the rank of a log-prob. That asks for a C++ compiler, Python's
+    headers and a path without blanks, takes 2 to 16 s of a start, and makes no token quicker
+    (docs/performance.md). A variable set here would reach reward functions too, so it is set only
+    where the core is a process of its own.
+    """
+    if not in_process:
+        os.environ.setdefault(COMPILES_NOTHING, "1")
+        return
+    from torch._dynamo import config  # noqa: PLC0415 - it takes a second to import
+
+    config.disable = os.environ.get(COMPILES_NOTHING, "1") == "1"
+
+
+@contextmanager
+def without_preloads(in_process: bool) -> Iterator[None]:
+    """Take back what vLLM sets for workers in other processes where there are none.
+
+    Every program that this process starts would load it, and complain in a path with a blank.
+    """
+    before = os.environ.get(PRELOADS)
+    yield
+    if in_process and before is None:
+        os.environ.pop(PRELOADS, None)
+    elif in_process and before is not None:
+        os.environ[PRELOADS] = before
 
 
 def engine_arguments(options: VllmOptions, backend: str) -> dict[str, Any]:
