@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import shutil
 from importlib.metadata import PackageNotFoundError, version
+from shutil import which
 from typing import Literal, NamedTuple
 
 from configs.errors import SettingsError
@@ -68,7 +68,8 @@ def usable_engine(settings: Settings, *, on_gpu: bool) -> Choice:
     lack = lack_of_vllm(on_gpu=on_gpu) if choice.engine == "vllm" else None
     if lack is None:
         return choice
-    instead = "auto" if settings.actors.engine == "vllm" else "torch"
+    own = _of_vllm_alone(settings.actors)
+    instead = f"torch, and leave out actors.{own}" if own else "auto"
     raise SettingsError(
         f"actors.engine must be an engine that can start on this machine, got vllm "
         f"({choice.reason}), and {lack}; or set actors.engine: {instead}"
@@ -85,15 +86,19 @@ def lack_of_vllm(*, on_gpu: bool) -> str | None:
         return "vLLM is not installed (./run setup installs it)"
     if not _is_for_cpus():
         return None if on_gpu else "vLLM is built for CUDA, and no GPU is visible (PROFILE=cpu)"
-    for library, remedy in LIBRARIES.items():
-        try:
-            ctypes.CDLL(library)
-        except OSError:
-            return f"vLLM cannot load {library} ({remedy})"
-    for program, remedy in PROGRAMS.items():
-        if shutil.which(program) is None:
-            return f"vLLM cannot call {program} ({remedy})"
-    return None
+    lacks = [
+        *(f"cannot load {name} ({remedy})" for name, remedy in LIBRARIES.items() if _fails(name)),
+        *(f"cannot call {name} ({remedy})" for name, remedy in PROGRAMS.items() if not which(name)),
+    ]
+    return f"vLLM {' and '.join(lacks)}" if lacks else None
+
+
+def _fails(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return True
+    return False
 
 
 def _is_for_cpus() -> bool:

@@ -8,6 +8,7 @@ error.
 from __future__ import annotations
 
 import asyncio
+import json
 import queue
 import re
 import time
@@ -226,13 +227,16 @@ IDLE_LOOK_S = 1.0
 LASTING = (ImportError, AttributeError, NotImplementedError, TypeError, ValueError)
 """Kinds of errors of a start that the next one meets again."""
 LASTING_TEXT = re.compile(
-    r"shared object|compiler|compile error|driver|no kernel image", re.IGNORECASE
+    r"cannot open shared object file|NVIDIA driver|CUDA driver|no kernel image"
+    r"|No working C\+\+ compiler|C\+\+ compile error|Failed to find C compiler"
 )
 """What libraries say of such a fault in errors of other kinds."""
+BROKEN_FILE = (json.JSONDecodeError, UnicodeDecodeError)
+"""Kinds of `ValueError` that a file has which somebody is still writing."""
+PASSING_TEXT = re.compile(r"[Ff]ree memory|[Cc]onnect|[Tt]imed? ?out|HTTPError|temporarily")
+"""What is said where a card is still held by the process before, or a hub is away."""
 SHOWN = 700
 """Characters of an error that are shown."""
-PASSING_TEXT = re.compile(r"free memory", re.IGNORECASE)
-"""What vLLM says in a `ValueError` while the process before it still holds the card."""
 
 HandOver = list[tuple[int, Delta]]
 
@@ -376,7 +380,9 @@ class EngineThread:
         try:
             self._stepper.check()
         except EngineDied as known:  # as of a process: what the step raised says less
-            return known
+            if not is_start:
+                return known
+            error = known
         if is_start:
             death = not_started(error)
         else:
@@ -443,14 +449,17 @@ class EngineThread:
 
 def not_started(error: BaseException) -> EngineError:
     """Make the error of an engine that could not start; its kind says whether to try again."""
-    if isinstance(error, EngineError):
+    if isinstance(error, EngineError) and not isinstance(error, EngineDied):
         return error
-    text = " ".join(repr(error).split())[:SHOWN]
-    is_lasting = isinstance(error, LASTING) or LASTING_TEXT.search(text) is not None
-    if is_lasting and not PASSING_TEXT.search(text):
+    whole = " ".join(repr(error).split())
+    text = whole[:SHOWN]
+    if PASSING_TEXT.search(whole):
+        return EngineError(f"the engine must start, got: {text}; this may pass: start it again")
+    is_lasting = isinstance(error, LASTING) and not isinstance(error, BROKEN_FILE)
+    if is_lasting or LASTING_TEXT.search(whole):
         return EngineUnfit(
             f"the engine must be able to start with this model on this machine, got: {text}; "
-            "change what it names (`nyala doctor` looks for more), or set actors.engine: torch"
+            "change what it names; `nyala doctor` looks for more"
         )
     return EngineNotStarted(
         f"the engine must start, got: {text}; the lines before this one in its log say why"

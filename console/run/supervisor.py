@@ -39,6 +39,7 @@ SETTINGS_ERROR = 2
 LOST_LINEAGE = 3
 ENGINE_DIED = 4
 ENGINE_NOT_STARTED = 5
+MEMORY_DELAY_S = 10.0  # a process that died on a card holds its memory for seconds
 
 
 class Action(StrEnum):
@@ -100,7 +101,7 @@ class RestartPolicy:
         if role == "actor" and code in self._drained:
             return Decision(Action.LEAVE, f"{name} has drained")
         if code == SETTINGS_ERROR:
-            return Decision(Action.FAIL, f"{name} needs other settings")
+            return Decision(Action.FAIL, f"{name} needs something changed first")
         if code == LOST_LINEAGE:
             return Decision(Action.FAIL, f"{name} has lost the run to another learner")
         if code != ENGINE_NOT_STARTED:
@@ -114,6 +115,8 @@ class RestartPolicy:
             times = f"{len(recent)} restarts within {WINDOW_S / 60:.0f} minutes"
             return Decision(Action.FAIL, f"{name} {how} again after {times}")
         delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** len(recent))
+        if code == ENGINE_NOT_STARTED:
+            delay_s = max(delay_s, MEMORY_DELAY_S)
         delay_s *= 1.0 + JITTER * self._jitter()
         recent.append(self._clock())
         return Decision(Action.RESTART, f"{name} {how}; it starts again", delay_s)

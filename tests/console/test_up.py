@@ -212,7 +212,7 @@ def test_a_settings_error_of_a_process_stops_the_run_with_its_words(up):
 
     assert code == 2
     assert "broker: run.reward must be good, got bad" in out
-    assert "stopped: broker needs other settings" in out
+    assert "stopped: broker needs something changed first" in out
     assert up.processes() == []
 
 

@@ -107,7 +107,10 @@ def test_a_setting_that_vllm_alone_has_asks_for_it_and_is_named_where_it_cannot_
     name = next(iter(own))
 
     assert choose_engine(settings(**own), on_gpu=False) == ("vllm", f"actors.{name} is set")
-    with pytest.raises(SettingsError, match=rf"actors\.{name} is set.*libgone.*engine: torch$"):
+    with pytest.raises(
+        SettingsError,
+        match=rf"actors\.{name} is set.*libgone.*torch, and leave out actors\.{name}$",
+    ):
         usable_engine(settings(**own), on_gpu=False)
 
 

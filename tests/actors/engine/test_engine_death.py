@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -14,7 +15,14 @@ from actors.engine.engine import Delta, Request, Sampled, StagedWeights
 from actors.engine.engine_thread import not_started
 from actors.engine.threaded import ThreadedEngine
 from actors.engine.waits import FIRST_S, SILENT_S, StallWatch
-from configs.errors import DeadlineError, EngineDied, EngineNotStarted, EngineUnfit
+from configs.errors import (
+    DeadlineError,
+    EngineDied,
+    EngineError,
+    EngineNotStarted,
+    EngineUnfit,
+    exit_code,
+)
 from tests.actors.support.lost_core import CoreStepper
 
 NOTICED_S = 5.0
@@ -215,12 +223,27 @@ def test_a_start_that_would_fail_again_is_told_from_others(fault: Exception) -> 
     "fault",
     [
         RuntimeError("Engine core initialization failed. See root cause above."),
-        ValueError("Free memory on device cuda:0 (20/79 GiB) is less than desired"),
-        ConnectionResetError("the hub hung up"),
+        json.JSONDecodeError("Expecting value", "{", 1),
+        EngineDied("the process of vLLM's core must run, got its end"),
     ],
 )
-def test_a_start_that_may_succeed_the_next_time_may_be_tried_again(fault: Exception) -> None:
+def test_a_start_that_may_succeed_the_next_time_is_tried_once_more(fault: Exception) -> None:
     error = not_started(fault)
 
     assert isinstance(error, EngineNotStarted)
     assert repr(fault) in str(error)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ValueError("Free memory on device cuda:0 (20/79 GiB) is less than desired"),
+        OSError("We couldn't connect to the hub to load this file"),
+        TimeoutError("timed out"),
+    ],
+)
+def test_a_start_that_waits_for_others_is_tried_like_any_other_crash(fault: Exception) -> None:
+    error = not_started(fault)
+
+    assert type(error) is EngineError
+    assert exit_code(error) == 1

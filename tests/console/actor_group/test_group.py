@@ -104,4 +104,4 @@ def test_settings_that_no_actor_can_have_end_all_with_the_code_of_settings(tmp_p
     written, _ = group.process.communicate(timeout=90)
 
     assert group.process.returncode == 2, written
-    assert "needs other settings: " in written
+    assert "needs something changed first: " in written
