@@ -100,10 +100,11 @@ def _lacking(name: str, error: ModuleNotFoundError) -> str:
     """Write the error of a dataset that needs a package, with the version that it asks for."""
     wanted = [text for text in requires("reasoning-gym") or () if text.startswith(str(error.name))]
     package = wanted[0] if wanted else error.name
+    uv = Path(sys.executable).with_name("uv")
     return (
         f"run.environment_settings.dataset must be one whose packages are installed, got {name}, "
-        f"which needs {package}; {sys.executable} -m pip install '{package}' (to compile some of "
-        f"them, Debian, Ubuntu: apt install gcc python3-dev)"
+        f"which needs {package}; {uv} pip install --python {sys.executable} '{package}', again after "
+        "each change of the locks (pycosat is compiled: apt install gcc python3-dev)"
     )
 
 

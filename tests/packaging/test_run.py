@@ -99,7 +99,7 @@ def checkout(tmp_path):
     return Checkout(folder, environment)
 
 
-@pytest.mark.parametrize("script", ["run", ".ci/run", "requirements/lock"])
+@pytest.mark.parametrize("script", ["run", ".ci/run", "requirements/lock", "tests/bare/run"])
 def test_scripts_are_posix_sh(script):
     shell = shutil.which("dash") or "sh"
 
@@ -305,6 +305,21 @@ def test_a_new_driver_or_one_that_does_not_tell_is_no_matter(checkout, driver):
 
     assert (done.returncode, "driver" in done.stderr) == (0, False), done.stderr
     assert checkout.calls()[0].endswith("requirements/cuda.lock")
+
+
+def test_another_python_makes_another_environment(checkout, tmp_path):
+    checkout.run("setup")
+    checkout.calls()
+    text = BARE_PYTHON % sys.executable
+    other = (
+        f'#!/bin/sh\ncase "$2" in *print*) echo "3 99"; exit ;; esac\n{text.partition(chr(10))[2]}'
+    )
+    named = write_program(tmp_path / "other", other)
+
+    checkout.run("setup")
+    assert checkout.calls() == []
+    checkout.run("setup", PYTHON=str(named))
+    assert len(checkout.calls()) == 2
 
 
 def test_an_unknown_profile_is_refused(checkout):

@@ -143,7 +143,7 @@ def test_a_dataset_asks_for_the_package_that_it_alone_needs(name, package):
         pytest.skip(f"{package} is installed here")
 
     with pytest.raises(
-        SettingsError, match=rf"got {name}, which needs {package}[=>].* -m pip install"
+        SettingsError, match=rf"got {name}, which needs {package}[=>].*uv pip install"
     ):
         import_dataset(name)
 
