@@ -103,8 +103,8 @@ def _lacking(name: str, error: ModuleNotFoundError) -> str:
     uv = Path(sys.executable).with_name("uv")
     return (
         f"run.environment_settings.dataset must be one whose packages are installed, got {name}, "
-        f"which needs {package}; {uv} pip install --python {sys.executable} '{package}', again after "
-        "each change of the locks (pycosat is compiled: apt install gcc python3-dev)"
+        f"which needs {package}; {uv} pip install --python {sys.executable} '{package}', again "
+        "after each change of the locks (pycosat is compiled: apt install gcc python3-dev)"
     )
 
 
