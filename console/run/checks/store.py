@@ -53,7 +53,7 @@ def store_checks(run: RunSettings, buffer: BufferSettings, url: str) -> list[Che
 
 
 def check_version(_run: RunSettings, _buffer: BufferSettings, state: ServerState) -> str | Doubt:
-    """It has the commands of our scripts, and no known holes.
+    """It has the commands of our scripts, and is new enough to have no known holes.
 
     Raises:
         SettingsError: It is too old.
