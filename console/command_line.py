@@ -177,7 +177,7 @@ TrustCheckpoint = Annotated[
         "--trust-checkpoint",
         metavar="NAME",
         help="Make this checkpoint, such as step-000050, the run's own although the run did not "
-        "write it. Loading one of an earlier release can run code of whoever wrote it.",
+        "write it.",
         show_default=False,
     ),
 ]

@@ -27,7 +27,6 @@ from configs.logging import bind_version
 from learner.algorithm.microbatch import Microbatch
 from learner.checkpointing.export import export_model
 from learner.checkpointing.resume import roll_back
-from learner.checkpointing.tensors import is_earlier_format
 from learner.data.batch import BatchPlan, pack
 from learner.data.evaluation import is_due
 from learner.model.ranks import Ranks
@@ -133,9 +132,7 @@ class Loop:
         self._guard = components.guard
         self._run = components.run
         self._step = components.start.state.step
-        loaded = components.start.checkpoint
-        # One of an earlier release is written anew, in the format that can be exported.
-        self._checkpointed = self._step if loaded and not is_earlier_format(loaded) else None
+        self._checkpointed = self._step if components.start.checkpoint is not None else None
         self._memory = MemoryBudget(
             self._run.folder, components.learner.microbatch_tokens, components.ranks
         )

@@ -57,7 +57,6 @@ from .folders import (
 )
 from .learner_state import STATE, LearnerState
 from .manifest import (
-    BLAKE3,
     MANIFEST,
     ForeignCheckpoint,
     encode_manifest,
@@ -69,12 +68,10 @@ from .manifest import (
 from .tensors import (
     PREFIX,
     SUFFIX,
-    EarlierShards,
     HostCopies,
     Part,
     Shards,
     encode_shards,
-    is_earlier_format,
     make_moments,
     model_tensors,
     parts_of,
@@ -314,11 +311,9 @@ class Checkpoints:
         self.under_way.wait()
         if not self._ranks.is_first:
             while (order := self._ranks.broadcast(None)) != END:
-                path, algorithm, names = msgspec.msgpack.decode(
-                    order, type=tuple[str, str, list[str]]
-                )
+                path, names = msgspec.msgpack.decode(order, type=tuple[str, list[str]])
                 with contextlib.suppress(CheckpointError):  # rank 0 reports it
-                    hash_on_all_ranks(self._ranks, Path(path), algorithm, names)
+                    hash_on_all_ranks(self._ranks, Path(path), names)
             chosen = self._ranks.broadcast(None).decode()
         else:
             copies = self._elsewhere if before is None else None
@@ -352,7 +347,7 @@ class Checkpoints:
             CheckpointError: It does not hold this model, or the adapters or the critic that the
                 settings ask for.
         """
-        shards = EarlierShards(path, self._ranks) if is_earlier_format(path) else Shards(path)
+        shards = Shards(path)
         wanted: dict[str, Tensor] = {}
         check_adapter(path, policy.adapter)
         for part in parts_of(policy, optimizer, self._critic):
@@ -429,15 +424,15 @@ class Checkpoints:
             )
         return None
 
-    def _hash_files(self, path: Path, algorithm: str, names: list[str]) -> dict[str, str]:
-        self._ranks.broadcast(msgspec.msgpack.encode((str(path), algorithm, names)))
-        return hash_on_all_ranks(self._ranks, path, algorithm, names)
+    def _hash_files(self, path: Path, names: list[str]) -> dict[str, str]:
+        self._ranks.broadcast(msgspec.msgpack.encode((str(path), names)))
+        return hash_on_all_ranks(self._ranks, path, names)
 
     def _while_others_wait(self, action: Callable[[], object]) -> None:
         """Do something on rank 0 while the others, told to hash nothing, stay with it."""
         worker = Worker(action, name="copies").start()
         while worker.is_alive:
-            self._hash_files(self._folder, BLAKE3, [])
+            self._hash_files(self._folder, [])
             worker.join(SIGN_OF_LIFE_S)
         worker.check()
 

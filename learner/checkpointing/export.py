@@ -97,16 +97,11 @@ def export_model(checkpoint: Path, run: RunSettings, folder: Path) -> None:
         folder: For the files.
 
     Raises:
-        CheckpointError: It is in the format of an earlier release, or of another model.
+        CheckpointError: It is of another model.
     """
     shards: Shards | MergedTensors = Shards(checkpoint)
     dtype: torch.dtype = getattr(torch, run.dtype)
     names = [name for name in shards.shapes if name.startswith(PREFIX)]
-    if not names:
-        raise CheckpointError(
-            f"{checkpoint} must be in the present format to be exported, got one of an earlier "
-            "release; go on with the run once, which writes the next checkpoint in it"
-        )
     if (adapter := adapter_of(checkpoint)) is not None:
         shards = MergedTensors(
             Shards(checkpoint), adapter, prefix=PREFIX, model_path=run.model_path, dtype=dtype

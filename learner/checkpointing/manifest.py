@@ -1,9 +1,8 @@
 """Manifest of a checkpoint: the digests of its files, and a MAC under a key of the run.
 
-Weights that somebody else wrote decide what is trained, and a checkpoint of an earlier release has
-a pickle inside, which can run their code. An HMAC-SHA256 of the digests says that this run wrote
-it. The key lies in the run's folder, outside `checkpoints/`: a copied folder of checkpoints has no
-key with it. Only rank 0 reads the key, writes manifests and checks them.
+Weights that somebody else wrote decide what is trained. An HMAC-SHA256 of the digests says that
+this run wrote them. The key lies in the run's folder, outside `checkpoints/`: a copied folder of
+checkpoints has no key with it. Only rank 0 reads the key, writes manifests and checks them.
 """
 
 from __future__ import annotations
@@ -30,16 +29,14 @@ class ForeignCheckpoint(CheckpointError):
     """A checkpoint that this run did not write, or whose manifest was changed."""
 
 
-BLAKE3, SHA256 = "blake3", "sha256"
+DIGESTS = "blake3"
 
 
 class Manifest(NamedTuple):
     """What `manifest.json` holds."""
 
-    algorithm: str
-    """`blake3`; `sha256` in checkpoints of earlier releases."""
     digests: dict[str, str]
-    """Of each file, by name."""
+    """BLAKE3 of each file, by name."""
     mac: str | None
     """None where it was written without one."""
 
@@ -71,20 +68,25 @@ def read_manifest(path: Path) -> Manifest:
     """Read the manifest of a checkpoint.
 
     Raises:
-        CheckpointError: There is none, or it is malformed.
+        CheckpointError: There is none, it is malformed, or it is of a format that is not read.
     """
     try:
         tree = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        algorithm = BLAKE3 if BLAKE3 in tree else SHA256
-        digests = {str(name): str(digest) for name, digest in tree[algorithm].items()}
-        return Manifest(algorithm, digests, str(tree["mac"]) if "mac" in tree else None)
+        if "sha256" in tree and DIGESTS not in tree:
+            raise ForeignCheckpoint(
+                f"{path} must have BLAKE3 digests, got SHA-256, as in an earlier format with a "
+                f"pickle inside, which is not read; finish the run with the version that began it "
+                f"and set its model as run.model of a new run, or begin again with --fresh"
+            )
+        digests = {str(name): str(digest) for name, digest in tree[DIGESTS].items()}
+        return Manifest(digests, str(tree["mac"]) if "mac" in tree else None)
     except (OSError, *MALFORMED) as error:
         raise CheckpointError(f"{path / MANIFEST} must be a manifest, got: {error}") from error
 
 
-def encode_manifest(digests: Mapping[str, str], key: bytes, *, algorithm: str = BLAKE3) -> bytes:
+def encode_manifest(digests: Mapping[str, str], key: bytes) -> bytes:
     """Write a manifest that this run vouches for."""
-    return json.dumps({algorithm: digests, "mac": _mac(digests, key)}, indent=1).encode()
+    return json.dumps({DIGESTS: digests, "mac": _mac(digests, key)}, indent=1).encode()
 
 
 def refuse_foreign(path: Path, manifest: Manifest, key: bytes) -> None:
@@ -97,10 +99,8 @@ def refuse_foreign(path: Path, manifest: Manifest, key: bytes) -> None:
         return
     raise ForeignCheckpoint(
         f"{path} must have been written by this run, got a manifest with "
-        f"{'another' if manifest.mac else 'no'} MAC, as of another run or of an earlier release; "
-        f"its weights decide what is trained, and one of an earlier release can run code of "
-        f"whoever wrote it: if you trust it, start with "
-        f"--trust-checkpoint {path.name}, else remove it"
+        f"{'another' if manifest.mac else 'no'} MAC, as of another run; its weights decide what is "
+        f"trained: if you trust it, start with --trust-checkpoint {path.name}, else remove it"
     )
 
 

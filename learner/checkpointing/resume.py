@@ -257,9 +257,8 @@ def roll_back(
 #
 #     --trust-checkpoint step-000050 -> digests of all files -> the same run -> MAC of this run
 #
-# Its weights decide what is trained, and one of an earlier release can run code of whoever wrote
-# it: so a person has to name it. It is done once, before the learner starts; nothing of it is a
-# setting.
+# Its weights decide what is trained: so a person has to name it. It is done once, before the
+# learner starts; nothing of it is a setting.
 
 
 def trust_checkpoint(run: RunSettings, name: str) -> None:
@@ -277,6 +276,5 @@ def trust_checkpoint(run: RunSettings, name: str) -> None:
         )
     path = found[name]
     check_same_run(run, verify(path), path)
-    manifest = read_manifest(path)
-    sealed = encode_manifest(manifest.digests, run_key(run.folder), algorithm=manifest.algorithm)
+    sealed = encode_manifest(read_manifest(path).digests, run_key(run.folder))
     durable.replace_file(path / MANIFEST, sealed)

@@ -5,7 +5,6 @@ Every rank hashes what it writes, and its share of what is verified.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -17,13 +16,13 @@ from configs.errors import CheckpointError
 from learner.model.ranks import Ranks
 
 from .learner_state import STATE, LearnerState
-from .manifest import BLAKE3, MANIFEST, read_manifest
+from .manifest import MANIFEST, read_manifest
 
 READ_BYTES = 2**24
 
 Files = Mapping[str, Iterable[bytes | memoryview]]
 """A rank's files by name, in chunks."""
-HashFiles = Callable[[Path, str, list[str]], dict[str, str]]
+HashFiles = Callable[[Path, list[str]], dict[str, str]]
 
 
 def verify(path: Path, hash_files: HashFiles | None = None) -> LearnerState:
@@ -38,7 +37,7 @@ def verify(path: Path, hash_files: HashFiles | None = None) -> LearnerState:
     """
     manifest = read_manifest(path)
     names = sorted(manifest.digests)
-    found = (hash_files or hash_here)(path, manifest.algorithm, names)
+    found = (hash_files or hash_here)(path, names)
     for name, digest in manifest.digests.items():
         if found[name] != digest:
             raise CheckpointError(
@@ -50,7 +49,7 @@ def verify(path: Path, hash_files: HashFiles | None = None) -> LearnerState:
     return LearnerState.decode((path / STATE).read_text(encoding="utf-8"))
 
 
-def hash_here(path: Path, algorithm: str, names: list[str]) -> dict[str, str]:
+def hash_here(path: Path, names: list[str]) -> dict[str, str]:
     """Hash files in this process.
 
     Raises:
@@ -58,8 +57,7 @@ def hash_here(path: Path, algorithm: str, names: list[str]) -> dict[str, str]:
     """
     digests: dict[str, str] = {}
     for name in names:
-        # SHA-256 in earlier releases.
-        running = blake3(max_threads=blake3.AUTO) if algorithm == BLAKE3 else hashlib.sha256()
+        running = blake3(max_threads=blake3.AUTO)
         try:
             with (path / name).open("rb") as stream:
                 while chunk := stream.read(READ_BYTES):
@@ -70,7 +68,7 @@ def hash_here(path: Path, algorithm: str, names: list[str]) -> dict[str, str]:
     return digests
 
 
-def hash_on_all_ranks(ranks: Ranks, path: Path, algorithm: str, names: list[str]) -> dict[str, str]:
+def hash_on_all_ranks(ranks: Ranks, path: Path, names: list[str]) -> dict[str, str]:
     """Hash files, each on one of the ranks; collective.
 
     Raises:
@@ -79,7 +77,7 @@ def hash_on_all_ranks(ranks: Ranks, path: Path, algorithm: str, names: list[str]
     own: dict[str, str] = {}
     reason = ""
     try:
-        own = hash_here(path, algorithm, names[ranks.rank :: ranks.size])
+        own = hash_here(path, names[ranks.rank :: ranks.size])
     except CheckpointError as error:
         reason = str(error)
     digests, reason = gather_digests(ranks, own, reason)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,14 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from configs.errors import CheckpointError
 from configs.settings import LearnerSettings
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.learner_state import LearnerState
-from learner.checkpointing.manifest import MANIFEST, encode_manifest, read_manifest, run_key
+from learner.checkpointing.manifest import MANIFEST, encode_manifest
 from learner.checkpointing.tensors import (
     Piece,
     Shards,
@@ -26,7 +24,6 @@ from learner.checkpointing.tensors import (
     random_state,
     restore_random_state,
 )
-from learner.checkpointing.verification import verify
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
 from learner.model.saved_model import Box
@@ -34,13 +31,10 @@ from learner.reporting.metrics import Totals
 from learner.training.optimizer import ScheduledOptimizer
 from tests.learner.support.tiny_policy import constant_rate
 
-EARLIER = Path(__file__).parent / "earlier_release.tar.gz"
-"""A checkpoint in torch's distributed format, with SHA-256 and without a MAC; and what it held."""
-
 STATE = LearnerState("r", "h", 1, lineage=1, cursor=0, trained=(), totals=Totals())
 
 
-def _policy_of_that_release(ranks: Ranks) -> tuple[Policy, ScheduledOptimizer]:
+def _tiny_policy(ranks: Ranks) -> tuple[Policy, ScheduledOptimizer]:
     config = Qwen3Config(
         vocab_size=12,
         hidden_size=8,
@@ -60,60 +54,10 @@ def _policy_of_that_release(ranks: Ranks) -> tuple[Policy, ScheduledOptimizer]:
     return policy, ScheduledOptimizer(policy, constant_rate(1e-2), LearnerSettings())
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
-
-
-def _named(policy: Policy, optimizer: ScheduledOptimizer) -> dict[str, Tensor]:
-    found = {f"model.{name}": _whole(p) for name, p in policy.named_parameters()}
-    for name, parameter in policy.named_parameters():
-        for key, moment in optimizer.moments_of(parameter).items():
-            found[f"optimizer.{name}.{key}"] = _whole(moment)
-    return found
-
-
-def _assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def test_a_checkpoint_of_an_earlier_release_loads_and_is_saved_anew(
-    tmp_path: Path, ranks: Ranks
-) -> None:
-    with tarfile.open(EARLIER) as archive:
-        archive.extractall(tmp_path)
-    old = tmp_path / "checkpoints" / "step-000002"
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2, ranks=ranks)
-    with pytest.raises(CheckpointError, match=r"no MAC.*--trust-checkpoint step-000002"):
-        checkpoints.newest()
-    manifest = read_manifest(old)
-    sealed = encode_manifest(manifest.digests, run_key(tmp_path), algorithm=manifest.algorithm)
-    (old / MANIFEST).write_bytes(sealed)
-    policy, optimizer = _policy_of_that_release(ranks)
-    expected = load_file(tmp_path / "expected.safetensors")
-
-    newest = checkpoints.newest()
-    assert newest is not None and newest[1].guards.rollbacks == 1
-    checkpoints.load(old, policy, optimizer)
-    _assert_equal(_named(policy, optimizer), expected)
-
-    again = checkpoints.save(newest[1], policy, optimizer)
-    assert not (again / ".metadata").exists(), "no pickle in it any more"
-    policy, optimizer = _policy_of_that_release(ranks)
-    checkpoints.load(again, policy, optimizer)
-    _assert_equal(_named(policy, optimizer), expected)
-
-    changed = bytearray((again / "tensors-0.safetensors").read_bytes())
-    changed[-1] ^= 1
-    (again / "tensors-0.safetensors").write_bytes(changed)
-    with pytest.raises(CheckpointError, match="must have the digest"):
-        verify(again)
-
-
 def test_tied_embeddings_and_every_other_tensor_are_saved_once(
     tmp_path: Path, ranks: Ranks
 ) -> None:
-    policy, optimizer = _policy_of_that_release(ranks)
+    policy, optimizer = _tiny_policy(ranks)
     for parameter in optimizer.parameters:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step(1)

@@ -36,7 +36,7 @@ def _state(run: RunSettings, step: int) -> LearnerState:
 
 
 def _moved(tmp_path: Path, *steps: int) -> tuple[RunSettings, StoredBytes]:
-    """A run whose checkpoints came from elsewhere: with other keys, as of an earlier release."""
+    """A run whose checkpoints came from elsewhere: with other keys."""
     there, here = _run(tmp_path / "there"), _run(tmp_path / "here")
     theirs = StoredBytes(there.folder, keep=9)
     for step in steps:
@@ -72,7 +72,7 @@ def test_what_the_message_advises_works_beside_an_own_and_older_checkpoint(tmp_p
     assert newest[1].step == 5
 
 
-def test_a_rollback_after_an_upgrade_names_the_checkpoint_that_it_needs(tmp_path: Path) -> None:
+def test_a_rollback_names_the_checkpoint_of_another_run_that_it_needs(tmp_path: Path) -> None:
     run, checkpoints = _moved(tmp_path, 2, 4)
     trust_checkpoint(run, "step-000004")
     with pytest.raises(CheckpointError, match="--trust-checkpoint step-000002"):
