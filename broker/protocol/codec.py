@@ -1,12 +1,11 @@
 """Codec of messages: one msgpack map {v, run, inc, seq, message} in one frame.
 
-Owns the wire form and its limits (`fields.py`). Any input is a message of this wire version, or of
-the one before, or raises `RecordError`, never anything else. The meaning of messages lies
-elsewhere.
+Owns the wire form and its limits (`fields.py`). Any input is a message of a wire version that is
+served, or raises `RecordError`, never anything else. The meaning of messages lies elsewhere.
 
-A peer that is one version behind is served: what it sends is read with the defaults of fields that
-it does not have, and a server answers it in its version. So actors of the release
-before go on until they leave.
+A version can serve the one before: what such a peer sends is read with the defaults of fields that
+it does not have, and a server answers it in its version. So actors of the release before go on
+until they leave.
 
 Example:
     frame = encode(Bye(), run="demo", incarnation="actor-1", seq=7)
@@ -28,31 +27,28 @@ from configs.errors import RecordError
 
 from .fields import Message, Text
 from .manifest import WeightManifest
-from .messages import BrokerMessage, TaskSpec, Verdicts, Welcome
-from .weight_messages import Announce, Brokers, Join, Moved, Neighbours, WeightMessage
+from .messages import BrokerMessage, TaskSpec
+from .weight_messages import WeightMessage
 
 # --------------------------------------------------------------------------------------------------
 # Messages as a peer of the wire version before reads them.
 #
 # What a version adds to a message is a field with a default, and the message has `omit_defaults`:
 # a reader of the version before refuses fields that it does not know, so it must not be sent them.
-# Whoever raises the wire version replaces these tables, after recording frames of the version
-# before (`tests/broker/support/recorded_frames.py`).
+# Whoever raises the wire version after a release fills these tables and lowers `OLDEST_VERSION`,
+# after recording frames of the version before (`tests/broker/support/recorded_frames.py`).
 
-ADDED_IN = 5
-ADDED_FIELDS: Mapping[type[Message], tuple[str, ...]] = {
-    Welcome: ("brokers",),
-    Verdicts: ("brokers",),
-    Join: ("site",),
-    Announce: ("update_digests",),
-    Moved: ("update_digests",),
-}
-ADDED_MESSAGES: tuple[type[Message], ...] = (Brokers, Neighbours)
+WIRE_VERSION = 5
+OLDEST_VERSION = WIRE_VERSION
+"""Still read, and answered in; no release has spoken an earlier one."""
+ADDED_FIELDS: Mapping[type[Message], tuple[str, ...]] = {}
+ADDED_MESSAGES: tuple[type[Message], ...] = ()
+"""What `WIRE_VERSION` has and `OLDEST_VERSION` has not."""
 
 
 def is_known_to(version: int, message: object) -> bool:
     """Return whether a served wire version has a message of this kind."""
-    return version >= ADDED_IN or not isinstance(message, ADDED_MESSAGES)
+    return version >= WIRE_VERSION or not isinstance(message, ADDED_MESSAGES)
 
 
 def as_known_to(version: int, message: Message) -> Message:
@@ -73,9 +69,6 @@ def as_known_to(version: int, message: Message) -> Message:
 # --------------------------------------------------------------------------------------------------
 # Codec of messages: one msgpack map {v, run, inc, seq, message} in one frame.
 
-WIRE_VERSION = ADDED_IN
-OLDEST_VERSION = WIRE_VERSION - 1
-"""Still read, and answered in."""
 HEADER_FIELDS = 4
 HEADER_BYTES = 1024  # of it, with names as long as they may be
 
@@ -141,8 +134,7 @@ def decode(frame: Frame, *, max_bytes: int) -> Envelope:
     """Turn the bytes of a frame into a checked message.
 
     Raises:
-        RecordError: the bytes are not exactly one well-formed message of this wire version or the
-            one before.
+        RecordError: the bytes are not exactly one well-formed message of a served wire version.
     """
     if len(frame) > max_bytes:
         raise RecordError(f"a message must be at most {max_bytes} bytes, got {len(frame)}")
@@ -218,7 +210,8 @@ def _check_version(frame: Frame) -> None:
     except _MALFORMED:
         return
     if not is_served(version):
+        served = " or ".join(map(str, range(OLDEST_VERSION, WIRE_VERSION + 1)))
         raise RecordError(
-            f"wire version must be {OLDEST_VERSION} or {WIRE_VERSION}, got {version}; both ends "
-            "must run the same version of Nyala, or an actor the one before"
+            f"wire version must be {served}, got {version}; both ends must run versions of Nyala "
+            "that speak it"
         )

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.protocol.codec import (
-    OLDEST_VERSION,
     WIRE_VERSION,
     Envelope,
     decode,
@@ -169,7 +168,7 @@ def test_a_field_of_any_other_shape_is_a_record_error_or_a_value(
 LEASE = {"n": 1, "version": [1, 0]}
 BEAT = {"beats": [], "version": [1, 0], "stats": {}}
 REFUSED: list[tuple[bytes, str]] = [
-    (pack(v=1), f"wire version must be {OLDEST_VERSION} or {WIRE_VERSION}, got 1"),
+    (pack(v=1), f"wire version must be {WIRE_VERSION}, got 1"),
     (pack(v=True), "Expected `int`, got `bool`"),
     (msgpack.packb({"v": 1, "run": "r", "inc": "a", "seq": 1, "op": "bye"}), "got 1; both ends"),
     (pack("eval"), "Invalid value 'eval'"),

@@ -52,9 +52,9 @@ def example(kind: Any) -> Any:
     return kind(**{name: example(hints[name]) for name in kind.__struct_fields__})
 
 
-def recorded(version: int) -> dict[str, tuple[bytes, Any]]:
+def recorded(version: int, folder: Path = FRAMES) -> dict[str, tuple[bytes, Any]]:
     """Frames of a version by the message's name, each with what it says as plain values."""
-    lines = (FRAMES / f"wire-{version}.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (folder / f"wire-{version}.jsonl").read_text(encoding="utf-8").splitlines()
     found = map(json.loads, lines)
     return {each["message"]: (base64.b64decode(each["frame"]), each["content"]) for each in found}
 
@@ -64,7 +64,7 @@ def plain(message: object) -> Any:
     return json.loads(msgspec.json.encode(message))
 
 
-def main() -> None:
+def record(folder: Path) -> None:
     """Record this code's frames."""
     lines = []
     for number, kind in enumerate(KINDS):
@@ -76,9 +76,9 @@ def main() -> None:
             "frame": base64.b64encode(frame).decode(),
         }
         lines.append(json.dumps(row) + "\n")
-    FRAMES.mkdir(exist_ok=True)
-    (FRAMES / f"wire-{WIRE_VERSION}.jsonl").write_text("".join(lines), encoding="utf-8")
+    folder.mkdir(exist_ok=True)
+    (folder / f"wire-{WIRE_VERSION}.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    record(FRAMES)
