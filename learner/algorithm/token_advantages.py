@@ -44,25 +44,6 @@ class Estimates(NamedTuple):
 
 
 @torch.no_grad()
-def discounted_returns(rewards: Tensor, discounts: Tensor, bootstrap_value: Tensor) -> Tensor:
-    """Discount the rewards from each token on: G_t = r_t + gamma_t G_{t+1}, with G_T = V(x_T).
-
-    Args:
-        rewards: Reward after each token. Shape [T, B].
-        discounts: Discount after each token, 0 at the end of an episode. Shape [T, B].
-        bootstrap_value: V(x_T). Shape [B].
-
-    Returns:
-        Shape [T, B].
-
-    Raises:
-        ValueError: The shapes do not agree.
-    """
-    check_shapes(rewards, bootstrap_value, discounts=discounts)
-    return discounted_sums(rewards, discounts, bootstrap_value)
-
-
-@torch.no_grad()
 def gae(
     rewards: Tensor, discounts: Tensor, values: Tensor, bootstrap_value: Tensor, *, lam: float
 ) -> Estimates:

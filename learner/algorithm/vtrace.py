@@ -76,8 +76,8 @@ def vtrace(
     return VTrace(vs, clipped_rhos * (rewards + discounts * next_vs - values))
 
 
-def discounted_sums(terms: Tensor, factors: Tensor, last: Tensor | None = None) -> Tensor:
-    """Solve x_t = terms_t + factors_t x_{t+1}, for all steps at once in log2(T) levels.
+def discounted_sums(terms: Tensor, factors: Tensor) -> Tensor:
+    """Solve x_t = terms_t + factors_t x_{t+1}, x_T = 0, for all steps at once in log2(T) levels.
 
     Each level doubles the steps that a sum reaches: over r steps from t on, x is affine in x_{t+r},
     and two of these in a row are one over 2r. In float64, so that long products do not overflow.
@@ -85,14 +85,11 @@ def discounted_sums(terms: Tensor, factors: Tensor, last: Tensor | None = None) 
     Args:
         terms: Shape [T, B].
         factors: Shape [T, B].
-        last: x_T; None = 0. Shape [B].
 
     Returns:
         Shape [T, B].
     """
     sums, reaching = terms.to(torch.float64, copy=True), factors.double()
-    if last is not None:
-        sums[-1] += reaching[-1] * last
     reach = 1
     while reach < len(sums):
         near = reaching[: len(sums) - reach]  # those past it have reached the end

@@ -48,8 +48,6 @@ GROUPS = {
     "health": ("alerts", "advice"),
 }  # fmt: skip
 """First part of the name -> keys of `metrics.jsonl`."""
-NO_FIGURES = ("step", "time", "actors_wanted_why")
-"""Keys that are drawn over, or texts."""
 RENAMED = {
     "environments": "environments",  # figures by name, each of which has parts of its own
     "episodes_by_actor": "actors/sampling",

@@ -1,11 +1,11 @@
-"""Returns and generalised advantage estimates against sums written out."""
+"""Generalised advantage estimates against sums written out."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from learner.algorithm.token_advantages import discounted_returns, gae
+from learner.algorithm.token_advantages import gae
 from learner.algorithm.vtrace import vtrace
 from tests.learner.support.trajectories import (
     LENGTHS,
@@ -18,14 +18,6 @@ from tests.learner.support.trajectories import (
 STEPS = [(t, b) for t in range(NUM_STEPS) for b in range(len(LENGTHS))]
 EPISODES = random_trajectories()
 FIELDS = (EPISODES.rewards, EPISODES.discounts, EPISODES.values, EPISODES.bootstrap_value)
-
-
-def test_discounted_returns_equal_their_sum() -> None:
-    found = discounted_returns(EPISODES.rewards, EPISODES.discounts, EPISODES.bootstrap_value)
-
-    for t, b in STEPS:
-        expected = n_step_return(EPISODES, t, b, num_steps=NUM_STEPS - t)
-        assert float(found[t, b]) == near(expected)
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.3, 0.95, 1.0])
@@ -44,13 +36,11 @@ def test_gae_weighs_the_advantages_of_all_horizons(lam: float) -> None:
         assert float(found.advantages[t, b]) == near(advantage)
 
 
-def test_lambda_0_is_the_temporal_difference_and_lambda_1_the_return_less_the_value() -> None:
+def test_lambda_0_is_the_temporal_difference() -> None:
     next_values = torch.cat([EPISODES.values[1:], EPISODES.bootstrap_value[None]])
     differences = EPISODES.rewards + EPISODES.discounts * next_values - EPISODES.values
-    returns = discounted_returns(EPISODES.rewards, EPISODES.discounts, EPISODES.bootstrap_value)
 
     assert torch.allclose(gae(*FIELDS, lam=0.0).advantages, differences, atol=1e-12)
-    assert torch.allclose(gae(*FIELDS, lam=1.0).advantages, returns - EPISODES.values, atol=1e-12)
 
 
 def test_gae_at_lambda_1_is_v_trace_on_policy() -> None:
@@ -85,4 +75,4 @@ def test_values_of_another_shape_are_refused() -> None:
     with pytest.raises(ValueError, match=r"values must have the shape"):
         gae(rewards, discounts, values[1:], bootstrap_value, lam=1.0)
     with pytest.raises(ValueError, match=r"bootstrap_value must have the shape"):
-        discounted_returns(rewards, discounts, bootstrap_value[1:])
+        gae(rewards, discounts, values, bootstrap_value[1:], lam=1.0)

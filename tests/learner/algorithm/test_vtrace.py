@@ -182,9 +182,9 @@ def test_targets_and_advantages_equal_those_of_rlax(rho_bar: float) -> None:
         assert list(map(float, peers.pg_advantage)) == pytest.approx(advantages, rel=1e-5, abs=1e-5)
 
 
-def _sums_one_by_one(terms: Tensor, factors: Tensor, last: Tensor) -> Tensor:
+def _sums_one_by_one(terms: Tensor, factors: Tensor) -> Tensor:
     """Walk from the last step to the first."""
-    sums = torch.empty_like(terms)
+    sums, last = torch.empty_like(terms), torch.zeros_like(terms[0])
     for t in reversed(range(len(terms))):
         last = terms[t] + factors[t] * last
         sums[t] = last
@@ -197,11 +197,10 @@ def test_sums_of_all_steps_at_once_equal_those_one_after_the_other(steps: int) -
     generator = torch.Generator().manual_seed(steps)
     terms, factors = torch.randn(2, steps, 3, dtype=torch.float64, generator=generator)
     factors = factors.sigmoid() * 1.1 * (torch.rand(steps, 3, generator=generator) > 0.01)
-    last = torch.randn(3, dtype=torch.float64, generator=generator)
 
-    sums = discounted_sums(terms, factors, last)
+    sums = discounted_sums(terms, factors)
 
-    torch.testing.assert_close(sums, _sums_one_by_one(terms, factors, last), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(sums, _sums_one_by_one(terms, factors), rtol=1e-12, atol=1e-12)
     assert discounted_sums(terms.float(), factors.float()).dtype == torch.float32
 
 
