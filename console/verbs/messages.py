@@ -14,21 +14,19 @@ import yaml
 from .settings_list import table
 
 # --------------------------------------------------------------------------------------------------
-# Messages as the source has them: errors, refusals, lines of logs, and reasons in Lua.
+# Messages as the source has them: classes of errors, and texts for whoever has to change something.
 #
 # A value within a message is shown by the name of what it is: `<path> must be a YAML file`.
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("configs", "buffer", "broker", "actors", "learner", "console")
-LEVELS = {"warning", "error", "exception", "critical"}
 UNNAMED = "<…>"
 OWN_STYLE = re.compile(r"[^ ].* must .*, got\b")
 """The form of most texts about something that a person has to change."""
 OF_BYTES = {"RecordError", "WeightsError", "MalformedReply"}
 """Errors about bytes of a peer: they stand within other messages as their reason."""
-OF_CALLERS = {"ValueError", "TypeError", "Stuck"}
-"""Errors of code that calls ours wrongly, and of faults on purpose."""
-LUA_REASON = re.compile(r"\b(?:charge|take_away|drop_unit)\(.*'([a-z_ ]+)'\)")
+OF_CALLERS = {"ValueError", "TypeError"}
+"""Errors of code that calls ours wrongly."""
 
 
 Nodes = Sequence[ast.AST]
@@ -47,7 +45,7 @@ def error_classes() -> frozenset[str]:
     """Find all classes of errors of this project, the base left out."""
     bases = {
         node.name: {base.id for base in node.bases if isinstance(base, ast.Name)}
-        for _, nodes in _modules()
+        for _, nodes in modules()
         for node in nodes
         if isinstance(node, ast.ClassDef)
     }
@@ -60,7 +58,7 @@ def error_classes() -> frozenset[str]:
 def texts_for_people() -> list[Found]:
     """Find what is said about something that a person has to change."""
     found: dict[Found, None] = {}
-    for module, nodes in _modules():
+    for module, nodes in modules():
         hidden, raised = _hidden(nodes), _raised(nodes)
         for node in nodes:
             if isinstance(node, ast.JoinedStr | ast.Constant) and id(node) not in hidden:
@@ -68,33 +66,6 @@ def texts_for_people() -> list[Found]:
                 if id(node) in raised or OWN_STYLE.match(text):
                     found[Found(module, text)] = None
     return list(found)
-
-
-def refusals() -> set[str]:
-    """Find the codes of the broker's refusals."""
-    return _first_arguments("Refusal")
-
-
-def alerts() -> set[str]:
-    """Find the names of alerts."""
-    return _first_arguments("Alert")
-
-
-def log_lines() -> list[Found]:
-    """Find lines of logs from warning on."""
-    found: dict[Found, None] = {}
-    for module, nodes in _modules():
-        for node in nodes:
-            if isinstance(node, ast.Call) and _is_warning(node.func):
-                found |= {Found(module, text): None for text in _choices(node.args[0])}
-    return list(found)
-
-
-def lua_reasons() -> set[str]:
-    """Find for which reasons scripts of the store end tasks and groups."""
-    files = (ROOT / "buffer" / "lua").rglob("*.lua")
-    lines = (line for path in files for line in path.read_text(encoding="utf-8").splitlines())
-    return {reason for line in lines for reason in LUA_REASON.findall(line)}
 
 
 def shape(node: ast.expr) -> str:
@@ -108,32 +79,6 @@ def shape(node: ast.expr) -> str:
             return f"<{name}>"
         case _:
             return UNNAMED
-
-
-def _is_warning(function: ast.expr) -> bool:
-    match function:
-        case ast.Attribute(value=ast.Name("log"), attr=level):
-            return level in LEVELS
-        case ast.Attribute(value=ast.Call(func=ast.Attribute(attr="get_logger")), attr=level):
-            return level in LEVELS
-        case _:
-            return False
-
-
-def _choices(node: ast.expr) -> Iterator[str]:
-    if isinstance(node, ast.IfExp):
-        yield from (*_choices(node.body), *_choices(node.orelse))
-    else:
-        yield shape(node)
-
-
-def _first_arguments(of: str) -> set[str]:
-    return {
-        shape(node.args[0])
-        for _, nodes in _modules()
-        for node in nodes
-        if _is_call(node, {of}) and isinstance(node, ast.Call)
-    }
 
 
 def _is_call(node: ast.AST, names: Collection[str]) -> bool:
@@ -168,7 +113,8 @@ def _hidden(nodes: Nodes) -> set[int]:
 
 
 @cache
-def _modules() -> list[tuple[str, Nodes]]:
+def modules() -> list[tuple[str, Nodes]]:
+    """List the modules of the source."""
     paths = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
     return [
         (str(path.relative_to(ROOT)), list(ast.walk(ast.parse(path.read_text(encoding="utf-8")))))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 from typer.testing import CliRunner
@@ -11,12 +12,21 @@ from typer.testing import CliRunner
 from configs import errors
 from configs.settings import Settings
 from console.main import app
-from console.verbs import messages as message_shapes
-from console.verbs.messages import as_markdown, explained, messages
+from console.verbs.messages import (
+    ROOT,
+    as_markdown,
+    error_classes,
+    explained,
+    messages,
+    modules,
+    shape,
+)
 from learner.data import group_filter
 
-PAGE = Path(__file__).parents[3] / "docs" / "messages.md"
+PAGE = ROOT / "docs" / "messages.md"
 ADD = "add or remove it in console/verbs/causes.yaml"
+LEVELS = {"warning", "error", "exception", "critical"}
+LUA_REASON = re.compile(r"\b(?:charge|take_away|drop_unit)\(.*'([a-z_ ]+)'\)")
 
 
 def test_the_page_is_written_from_the_source() -> None:
@@ -25,15 +35,58 @@ def test_the_page_is_written_from_the_source() -> None:
     assert is_same, "write it again: .venv/bin/nyala messages --markdown > docs/messages.md"
 
 
+def calls() -> Iterator[ast.Call]:
+    for _, nodes in modules():
+        yield from (node for node in nodes if isinstance(node, ast.Call) and node.args)
+
+
+def first_arguments(of: str) -> set[str]:
+    found = (call for call in calls() if isinstance(call.func, ast.Name) and call.func.id == of)
+    return {shape(call.args[0]) for call in found}
+
+
+def log_lines() -> set[str]:
+    """Collect lines of logs from warning on."""
+    return {
+        text
+        for call in calls()
+        if isinstance(call.func, ast.Attribute) and call.func.attr in LEVELS
+        if is_log(call.func.value)
+        for text in choices(call.args[0])
+    }
+
+
+def is_log(node: ast.expr) -> bool:
+    match node:
+        case ast.Name("log") | ast.Call(func=ast.Attribute(attr="get_logger")):
+            return True
+        case _:
+            return False
+
+
+def choices(node: ast.expr) -> Iterator[str]:
+    if isinstance(node, ast.IfExp):
+        yield from (*choices(node.body), *choices(node.orelse))
+    else:
+        yield shape(node)
+
+
+def lua_reasons() -> set[str]:
+    """Collect reasons for which scripts of the store end tasks and groups."""
+    scripts = (ROOT / "buffer" / "lua").rglob("*.lua")
+    lines = (line for path in scripts for line in path.read_text(encoding="utf-8").splitlines())
+    return {reason for line in lines for reason in LUA_REASON.findall(line)}
+
+
 def in_the_source(family: str) -> set[str]:
     """Collect what the source has of a family."""
     dropped = {group_filter.UNREADABLE, group_filter.IMPOSSIBLE, group_filter.STALE}
-    of_lua = message_shapes.lua_reasons()
+    of_lua = lua_reasons()
     return {
-        "errors": set(message_shapes.error_classes()),
-        "refusals of the broker": message_shapes.refusals(),
-        "alerts": message_shapes.alerts(),
-        "log lines": {line.text for line in message_shapes.log_lines()},
+        "errors": set(error_classes()),
+        "refusals of the broker": first_arguments("Refusal"),
+        "alerts": first_arguments("Alert"),
+        "log lines": log_lines(),
         "dead letters": of_lua - {"group_broken"} | {"poison", "(text of an actor)"},
         "dropped groups": dropped | {group_filter.ZERO_VARIANCE, "group_broken", "forgotten"},
     }[family]
