@@ -9,6 +9,7 @@ hashes           Hashes of all that the processes of a run must agree on
 loader           Settings from a YAML file and `table.key=value` overrides, and back to a file
 logging          Logs of every process: one JSON object per line on stderr, with role and run
 machine          Facts about the machine of a process: cards, arithmetic
+markdown         Markdown: tables, and texts of other people inside them
 metrics          Metrics of a role: descriptions, addresses that serve them, health
 metrics_server   The HTTP server of one process: `/metrics`, `/livez`, `/readyz`
 metrics_serving  Serving of a role's metrics where its settings ask for it

@@ -18,6 +18,7 @@ from pathlib import Path
 from buffer import operations
 from buffer.operations.values import TaskSeen
 from configs.errors import StoreError
+from configs.markdown import table
 
 from .actor_fleet import Actor
 from .live_run import POLL_S, LiveRun
@@ -96,8 +97,7 @@ class FaultResult:
 
 def markdown(rows: Sequence[FaultResult]) -> str:
     """Write the rows as a table."""
-    lines = [HEADER, tuple("---" for _ in HEADER), *(row.cells() for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return table(HEADER, [row.cells() for row in rows]) + "\n"
 
 
 def as_json(rows: Sequence[FaultResult]) -> list[dict[str, object]]:

@@ -12,8 +12,9 @@ from pathlib import Path, PurePath
 
 import yaml
 
-from configs import durable
+from configs import durable, markdown
 from configs.hashes import data_files
+from configs.markdown import block, code
 from configs.settings import RunSettings, Settings
 from console.run.run_folder import RunFolder
 
@@ -166,7 +167,7 @@ def _title(run: RunSettings) -> str:
 def _base(run: RunSettings) -> str:
     if run.model == "init":
         return "a small character model of its own"
-    return _code(_named(run.model))
+    return code(_named(run.model))
 
 
 def _accuracies(evaluations: Sequence[Evaluation]) -> str:
@@ -194,15 +195,15 @@ def _figure(accuracy: float | None) -> str:
 
 def _environment(name: str, run: RunSettings) -> str:
     """One environment, its data and rewards, as a line of a list."""
-    found = [f"environment {_code(_named(run.environment))}"]
+    found = [f"environment {code(_named(run.environment))}"]
     given = {**data_files(run)}
     given |= {
         key: str(run.environment_settings[key])
         for key in ("dataset", "subset", "split", "held_out_split")
         if run.environment_settings.get(key) is not None
     }
-    found += [f"{key.replace('_', ' ')} {_code(_named(value))}" for key, value in given.items()]
-    rewards = [_code(_named(each)) for each in run.reward_functions.values()]
+    found += [f"{key.replace('_', ' ')} {code(_named(value))}" for key, value in given.items()]
+    rewards = [code(_named(each)) for each in run.reward_functions.values()]
     found.append(f"rewards {', '.join(rewards)}" if rewards else "its own score as the reward")
     share = f"{name}: " if run.environments else ""
     return f"- {share}{'; '.join(found)}"
@@ -211,7 +212,7 @@ def _environment(name: str, run: RunSettings) -> str:
 def _prompts(run: RunSettings) -> list[str]:
     if run.system_prompt is None:
         return []
-    return ["Each prompt stood behind this system message:", _block(run.system_prompt)]
+    return ["Each prompt stood behind this system message:", block(run.system_prompt)]
 
 
 def _hub_datasets(run: RunSettings) -> dict[str, object]:
@@ -235,7 +236,7 @@ def _settings(settings: Settings) -> list[tuple[str, str]]:
         if SHOWN_IF_CHANGED.fullmatch(path) and path not in SHOWN
     }
     rows = {path: setting_of(settings, path) for path in SHOWN} | changed
-    return [(_code(path), _code(_named(value))) for path, value in rows.items()]
+    return [(code(path), code(_named(value))) for path, value in rows.items()]
 
 
 def _named(value: str) -> str:
@@ -245,20 +246,4 @@ def _named(value: str) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return "Not recorded."
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _code(text: str) -> str:
-    """Write a value that the page shows as it is."""
-    plain = " ".join(text.split()).replace("|", "\\|").replace("`", "'")
-    return f"`{plain}`"
-
-
-def _block(text: str) -> str:
-    """Fence a text with more backticks than it has in a row."""
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}text\n{text}\n{fence}"
+    return markdown.table(head, rows) if rows else "Not recorded."

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 
 from actors.metrics_page import METRICS as OF_ACTOR
 from broker.metrics_page import METRICS as OF_BROKER
+from configs import markdown
 from configs import metrics as cards
 from configs.errors import SettingsError
 from configs.metrics import Metric
@@ -71,9 +72,9 @@ def as_markdown() -> str:
         ]
         meaning = textwrap.fill(choice.meaning, DOCS_WIDTH)
         head = ("name", "formula", "works on", "reads (default)", "use", "source")
-        parts.append(f"### `{choice.setting}`\n\n{meaning}\n\n{_table(head, rows)}")
+        parts.append(f"### `{choice.setting}`\n\n{meaning}\n\n{markdown.table(head, rows)}")
     methods = [(m.name, f"`{_yaml(m)}`", m.note, m.source) for m in METHODS]
-    table = _table(("method", "settings", "what it is", "source"), methods)
+    table = markdown.table(("method", "settings", "what it is", "source"), methods)
     return "\n\n".join((*parts, f"### Published methods\n\n{table}")) + "\n"
 
 
@@ -124,13 +125,6 @@ def _value(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(
-        "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines
-    )
-
-
 # --------------------------------------------------------------------------------------------------
 # All figures of a run, as lines and as the tables of docs/metrics.md.
 
@@ -157,11 +151,11 @@ def metrics_as_markdown() -> str:
     head = ("key", "unit", "meaning")
     parts = [
         "## Keys of metrics.jsonl",
-        _metrics_table(head, [(f"`{k[0]}`", *k[1:]) for k in keys()]),
+        markdown.table(head, [(f"`{k[0]}`", *k[1:]) for k in keys()]),
     ]
     for page, metrics in PAGES.items():
         rows = [(f"`{_shown(each)}`", each.kind, each.unit, each.meaning) for each in metrics]
-        parts += [f"### {page}", _metrics_table(("metric", "kind", "unit", "meaning"), rows)]
+        parts += [f"### {page}", markdown.table(("metric", "kind", "unit", "meaning"), rows)]
         if page == "Every role":
             parts.insert(2, "## Metrics for Prometheus")
     return "\n\n".join(parts) + "\n"
@@ -169,12 +163,3 @@ def metrics_as_markdown() -> str:
 
 def _shown(metric: Metric) -> str:
     return f"{metric.name}{{{metric.label}}}" if metric.label else metric.name
-
-
-def _metrics_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(_metrics_rows([head, ["---"] * len(head), *rows]))
-
-
-def _metrics_rows(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    for row in rows:
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"

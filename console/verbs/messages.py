@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import yaml
 
-from .settings_list import table
+from configs.markdown import table
 
 # --------------------------------------------------------------------------------------------------
 # Messages as the source has them: classes of errors, and texts for whoever has to change something.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, get_args
 
 from pydantic import TypeAdapter
@@ -12,25 +12,9 @@ from pydantic.fields import FieldInfo
 
 from configs.error_text import allowed, suggest
 from configs.errors import SettingsError
+from configs.markdown import table
 from configs.settings import Settings
 from configs.tables.base import Table
-
-# --------------------------------------------------------------------------------------------------
-# Tables of markdown pages.
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table; cells may have line breaks and bars."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
-
-
-# --------------------------------------------------------------------------------------------------
-# All settings, as lines of a terminal and as docs/settings.md.
 
 UNITS = (
     (r"_s$", "s"),

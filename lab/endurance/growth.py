@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from configs.markdown import table
 from configs.worker import Worker
 
 EVERY_S = 5.0
@@ -193,7 +194,7 @@ def processes_of(folder: Path) -> list[int]:
 def markdown(rows: Sequence[RoleGrowth]) -> str:
     """Write the roles as a table."""
     head = ("role", "lives", "warm min", "RSS, MiB", "kB/min", "descriptors", "per min")
-    lines = [head, tuple("---" for _ in head)]
+    lines = []
     for row in rows:
         memory = " → ".join(f"{value:g}" for value in row.rss_mb[:2])
         files = " → ".join(f"{value:g}" for value in row.descriptors[:2])
@@ -204,7 +205,7 @@ def markdown(rows: Sequence[RoleGrowth]) -> str:
                 *(f"{files}, at most {row.descriptors[2]:g}", _number(row.descriptors_per_min)),
             )
         )
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return table(head, lines) + "\n"
 
 
 def as_json(rows: Sequence[RoleGrowth]) -> list[dict[str, object]]:
@@ -228,9 +229,9 @@ def _links(pid: int) -> set[str]:
 def _listening() -> list[str]:
     """Return the inodes of the TCP sockets that listen."""
     found = []
-    for table in ("tcp", "tcp6"):
+    for protocol in ("tcp", "tcp6"):
         with suppress(OSError):
-            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            for line in Path(f"/proc/net/{protocol}").read_text().splitlines()[1:]:
                 words = line.split()
                 if words[3] == LISTENING:
                     found.append(words[9])

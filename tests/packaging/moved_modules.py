@@ -387,8 +387,6 @@ RENAMED = {
     ("console.api.up_process", "LOOK_EVERY_S"): "POLL_UP_EVERY_S",
     ("console.display.metrics_list", "as_markdown"): "metrics_as_markdown",
     ("console.display.metrics_list", "as_lines"): "metrics_as_lines",
-    ("console.display.metrics_list", "_table"): "_metrics_table",
-    ("console.display.metrics_list", "_lines"): "_metrics_rows",
     ("console.doctor.packages", "GROUP"): "PACKAGES",
     ("console.chaos.faults.partition", "SERVE_S"): "PARTITION_SERVE_S",
     ("console.chaos.faults.partition", "FAULTS"): "PARTITION_FAULTS",

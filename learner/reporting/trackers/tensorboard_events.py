@@ -9,6 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from configs import markdown
+from configs.markdown import literal
+
 from .http_api import require_package
 from .tracker import Parameters, Point, SampleTable
 
@@ -38,7 +41,9 @@ class TensorboardEvents:
         if run_id is None:
             self._add(0, time.time(), self._hyperparameters(parameters))
             rows = [(name, json.dumps(value)) for name, value in parameters.items()]
-            self._text("settings", 0, time.time(), _markdown(("setting", "value"), rows))
+            self._text(
+                "settings", 0, time.time(), markdown.table(("setting", "value"), rows, cell=literal)
+            )
             self._writer.flush()
         return FOLDER
 
@@ -51,7 +56,9 @@ class TensorboardEvents:
         self._writer.flush()
 
     def table(self, table: SampleTable) -> None:
-        self._text(table.name, table.step, table.time, _markdown(table.columns, table.rows))
+        rows = [[str(value) for value in row] for row in table.rows]
+        text = markdown.table(table.columns, rows, cell=literal)
+        self._text(table.name, table.step, table.time, text)
         self._writer.flush()
 
     def take_model(self, folder: Path, on_progress: Callable[[], None]) -> None:
@@ -79,16 +86,3 @@ class TensorboardEvents:
 
     def _add(self, step: int, at: float, summary: Any) -> None:
         self._writer.add_event(self._protos.Event(wall_time=at, step=step, summary=summary))
-
-
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Write a table; a text may have any characters."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(_cell(each) for each in line)} |" for line in lines)
-
-
-def _cell(value: object) -> str:
-    text = str(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    for character in "\\`*_[]|~#":
-        text = text.replace(character, f"\\{character}")
-    return " <br> ".join(text.splitlines())
