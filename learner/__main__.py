@@ -23,6 +23,7 @@ from pathlib import Path
 import structlog
 
 from broker.transport.keys import load_public
+from configs.child import die_with_parent
 from configs.errors import NyalaError, exit_code
 from configs.loader import load
 from configs.logging import configure_logging
@@ -30,7 +31,7 @@ from configs.machine import without_collection
 from configs.settings import Settings
 from configs.tracing import tracing
 
-from .launch import Nodes, check_nodes, die_with_launcher, fits_of, launch, usable_ranks
+from .launch import Nodes, check_nodes, fits_of, launch, usable_ranks
 from .several_machines import launch_node, starter
 
 log = structlog.get_logger()
@@ -78,7 +79,7 @@ def _train(settings: Settings, arguments: list[str], chosen: argparse.Namespace)
         signal.signal(number, lambda *_: stopping.set())
     if "RANK" in os.environ:
         if "TORCHELASTIC_RUN_ID" not in os.environ:  # the launcher is ours
-            die_with_launcher()
+            die_with_parent()  # other ranks start in place of these
     elif chosen.nodes > 1:
         if chosen.node_rank and _is_over(settings):  # node 0 has ended, and nobody would answer
             return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import signal
@@ -31,7 +30,6 @@ from learner.model.rendezvous import RENDEZVOUS_FILE, interfaces
 GRACE_S = 5.0
 """Time for ranks to end by themselves when another has: they report why, and write no more."""
 TICK_S = 0.1
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +104,6 @@ class RankProcesses:
 def rank_command(arguments: Sequence[str]) -> list[str]:
     """Return the command of a rank."""
     return [sys.executable, "-P", "-m", "learner", *arguments]
-
-
-def die_with_launcher() -> None:
-    """Ask for SIGKILL when the launcher of this rank dies (Linux): others start in its place."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -12,15 +12,14 @@ its parent.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import resource
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
+from configs.child import die_with_parent
 from configs.errors import RewardError, SettingsError
 from configs.own_code import explain
 
@@ -45,7 +44,6 @@ from .functions import (
     recognise,
 )
 
-PR_SET_PDEATHSIG = 1
 FIRST_DESCRIPTOR = 200  # above those of files that a function opens
 MAX_REASON_CHARACTERS = 2000
 OUT_OF_MEMORY = 77
@@ -118,8 +116,7 @@ def _send(replies: BinaryIO, message: Reply) -> None:
 
 def main() -> None:
     """Serve on the pipes that this process was started with."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     reward, memory_mb, inherited = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     requests, replies = (
         os.fdopen(fcntl.fcntl(inherited, fcntl.F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR), mode)

@@ -15,6 +15,8 @@ import resource
 import sys
 from collections.abc import Callable
 
+from configs.child import die_with_parent
+
 from . import kernel
 from .kernel import NAMESPACES, enter_namespaces, filter_for, readable, restrict_with_landlock
 
@@ -27,7 +29,6 @@ MAX_DESCRIPTORS = 64
 MAX_THREADS = 32
 OWN_USERS = 1 << 30  # numbers of users from here on belong to nobody: one for each process
 NOBODY = 65534
-SIGKILL = 9
 
 
 def main() -> None:
@@ -37,9 +38,7 @@ def main() -> None:
     program = _read_exactly(int.from_bytes(_read_exactly(8), "big")).decode()
     os.nice(NICENESS)
     run = _role(role, [int(number) for number in descriptors])
-    _lock_in(view, cpu_s=int(cpu_s), memory_bytes=int(memory_mb) << 20)
-    if os.getppid() != int(parent):
-        sys.exit("the actor has ended")
+    _lock_in(view, int(parent), cpu_s=int(cpu_s), memory_bytes=int(memory_mb) << 20)
     os.write(1, READY)
     run(program)
 
@@ -59,7 +58,7 @@ def _run_program(program: str) -> None:
     exec(compile(program, "program.py", "exec"), vars(module))  # noqa: S102 - what this is for
 
 
-def _lock_in(view: str, *, cpu_s: int, memory_bytes: int) -> None:
+def _lock_in(view: str, parent: int, *, cpu_s: int, memory_bytes: int) -> None:
     _be_the_first_to_go()
     is_root, paths, others = os.geteuid() == 0, readable(), _threads_of_all()
     kernel.prctl("no new privileges", kernel.PR_SET_NO_NEW_PRIVS, 1)
@@ -84,7 +83,7 @@ def _lock_in(view: str, *, cpu_s: int, memory_bytes: int) -> None:
         resource.setrlimit(limit, (most, most))
     kernel.drop_capabilities()
     kernel.prctl("no dumps", kernel.PR_SET_DUMPABLE, 0)
-    kernel.prctl("a signal at the actor's end", kernel.PR_SET_PDEATHSIG, SIGKILL)
+    die_with_parent(parent=parent)
     kernel.install_filter(filter_for(os.getpid()))
 
 

@@ -6,16 +6,15 @@ Nothing is changed here: no folder, no key in Redis, no process that stays.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from configs.child import die_with_parent
 from configs.errors import NyalaError, SettingsError
 from configs.hashes import is_hosted
 from configs.machine import visible_gpus
@@ -149,8 +148,6 @@ def _listed(problems: Sequence[str]) -> str:
 # Run as `python -m console.run.preflight`: settings and URL of the store come in as JSON, and what
 # is found goes out as JSON. A model that `init` stands for needs no library.
 
-PR_SET_PDEATHSIG = 1
-
 
 def check_start(settings: Settings, *, redis_url: str | None, forks: Forks | None) -> list[str]:
     """Do all checks of a start, and return what is doubtful.
@@ -215,8 +212,7 @@ def _limit_s(settings: Settings, redis_url: str | None) -> float:
 
 def main() -> None:
     """Read the settings, and write what is found; end with the process that asked."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     request = json.load(sys.stdin)
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)  # an environment or a reward may print

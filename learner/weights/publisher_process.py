@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -32,6 +31,7 @@ from broker.transport.sockets import advertised, bound_endpoint, host_and_port, 
 from broker.transport.zap import ZapAuthenticator
 from broker.weights.object_store import WeightStore
 from broker.weights.port import open_router
+from configs.child import die_with_parent
 from configs.logging import configure_logging
 
 from .broadcast import BroadcastSettings
@@ -42,7 +42,6 @@ from .slots import Slots
 from .updates.sparse_chain import SparseChain
 
 ALIVE_EVERY_S = 1.0
-PR_SET_PDEATHSIG = 1
 
 
 class PublisherSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,7 +84,7 @@ def main() -> None:
     (argument,) = sys.argv[1:]
     settings = parse(argument)
     parent = os.getppid()
-    _die_with_parent()
+    die_with_parent(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 decides
     configure_logging("publisher", run=settings.run)
     os.set_blocking(sys.stdout.fileno(), False)  # never blocks on a learner that does not read
@@ -164,12 +163,6 @@ def _report_sent(sent: Sent) -> None:
 def _write_line(line: dict[str, object]) -> None:
     with contextlib.suppress(BlockingIOError):  # one line less; `alive` comes again
         os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
-
-
-def _die_with_parent() -> None:
-    """Ask for SIGTERM when rank 0 dies (Linux); elsewhere the end of stdin has to do."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 if __name__ == "__main__":

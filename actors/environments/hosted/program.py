@@ -9,10 +9,8 @@ import what knows the forms of environments, which needs no package. It ends wit
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
-import signal
 import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
@@ -21,7 +19,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 OURS = ("actors", "configs")
 FIRST_DESCRIPTOR = 200  # above those of files that the user's code opens
-PR_SET_PDEATHSIG = 1
 OLD_PYTHON = 79
 """Exit status where our packages cannot be imported."""
 
@@ -39,8 +36,8 @@ def main() -> None:
     """Serve until the input ends."""
     if sys.version_info < (3, 11):  # noqa: UP036 - not ours: the user's
         sys.exit(OLD_PYTHON)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    sys.meta_path.insert(0, OurPackages)
+    import_module("configs.child").die_with_parent()
     if sys.path[:1] == [str(Path(__file__).parent)]:
         del sys.path[0]  # `import environment` means the user's
     requests, replies = (
@@ -49,7 +46,6 @@ def main() -> None:
     )
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    sys.meta_path.insert(0, OurPackages)
     serving = import_module("actors.environments.hosted.serving")
     serving.serve(requests, replies, threads=int(sys.argv[1]))
     os._exit(0)  # at once: threads of the environment may never end

@@ -76,7 +76,7 @@ def test_a_rank_that_was_told_to_go_has_not_failed(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr(process, "die_with_launcher", lambda: None)
+    monkeypatch.setattr(process, "die_with_parent", lambda: None)
 
     assert code(run, f"--set=learner.exit_when_told={TOLD}") == 0
 
