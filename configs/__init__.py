@@ -1,7 +1,8 @@
 """Settings, errors, logging; the presets beside them. Imports nothing of ours.
 
 architecture     The architecture of a model, as its `config.json` has it
-child            Child processes: their end with their parent
+child            Child processes: their end with their parent, and frames on the pipes between
+                 both
 durable          Files that survive a power loss: written, synced, renamed
 error_text       Errors of settings in words: path, allowed values, given value
 errors           The tree of errors: one class per failure that a person or a caller can act on

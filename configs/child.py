@@ -1,4 +1,4 @@
-"""Child processes: their end with their parent.
+"""Child processes: their end with their parent, and frames on the pipes between both.
 
 Imports no more than Python has loaded anyway: a program in the sandbox starts with it.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import sys
+from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
 SIGKILL = 9  # `signal` takes as long to import as everything else here
@@ -32,3 +34,46 @@ def die_with_parent(number: int = SIGKILL, *, parent: int | None = None) -> None
         raise OSError(code, f"a signal at the parent's end: {os.strerror(code)}")
     if parent is not None and os.getppid() != parent:
         sys.exit("the parent of this process has ended")
+
+
+LENGTH = struct.Struct(">I")
+"""What stands before each frame."""
+
+
+class MalformedFrame(ValueError):
+    """What came is no frame."""
+
+
+def as_frame(body: bytes) -> bytes:
+    """Return a body with its length before it."""
+    return LENGTH.pack(len(body)) + body
+
+
+def length_of(header: bytes, *, max_bytes: int) -> int:
+    """Return the length of the body that follows.
+
+    Raises:
+        MalformedFrame: Nobody sends one of that length: something else stands there.
+    """
+    length: int = LENGTH.unpack(header)[0]
+    if length > max_bytes:
+        raise MalformedFrame(f"a frame of {length:,} bytes")
+    return length
+
+
+def read_frame(read: Callable[[int], bytes], *, max_bytes: int = 2**32 - 1) -> bytes | None:
+    """Return the body of the next frame; None = the other side has ended, be it within a frame.
+
+    Args:
+        read: Reads as many bytes as it is asked for, or fewer at the end.
+        max_bytes: The longest body that the other side sends.
+
+    Raises:
+        MalformedFrame: There is something else.
+    """
+    header = read(LENGTH.size)
+    if len(header) < LENGTH.size:
+        return None
+    length = length_of(header, max_bytes=max_bytes)
+    body = read(length)
+    return body if len(body) == length else None

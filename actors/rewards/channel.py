@@ -16,9 +16,10 @@ from contextlib import contextmanager, suppress
 
 import structlog
 
+from configs.child import LENGTH, MalformedFrame, length_of
 from configs.errors import DeadlineError
 
-from .frames import LENGTH, MAX_FRAME_BYTES, MalformedReply, Reply, pack_frame, unpack_reply
+from .frames import MAX_FRAME_BYTES, MalformedReply, Reply, pack_frame, unpack_reply
 from .functions import RewardSample
 
 log = structlog.get_logger()
@@ -79,10 +80,10 @@ class Channel:
         try:
             async with asyncio.timeout(timeout_s):
                 header = await self._reader.readexactly(LENGTH.size)
-                length: int = LENGTH.unpack(header)[0]
-                if length > MAX_FRAME_BYTES:
-                    raise MalformedReply(f"a frame of {length} bytes")
+                length = length_of(header, max_bytes=MAX_FRAME_BYTES)
                 body = await self._reader.readexactly(length)
+        except MalformedFrame as error:
+            raise MalformedReply(str(error)) from error
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
             return None
         return unpack_reply(body)

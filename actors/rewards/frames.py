@@ -1,16 +1,14 @@
-"""Messages between an actor and its reward worker: a length of four bytes, then msgpack."""
+"""Messages between an actor and its reward worker: frames of msgpack."""
 
 from __future__ import annotations
 
-import struct
-
 import msgspec
 
+from configs.child import as_frame
 from configs.errors import RewardError
 
 from .functions import Convention, RewardSample
 
-LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 64 * 2**20  # 64 completions of the largest episode would not fit: those are split
 
 Outcome = tuple[float | None, str | None]
@@ -58,7 +56,7 @@ def pack_frame(message: Reply | list[RewardSample]) -> bytes:
         body = msgspec.msgpack.encode(message, enc_hook=str)
     except (msgspec.MsgspecError, OverflowError, TypeError, ValueError, RecursionError) as error:
         raise RewardError(f"the columns of an item must be plain data: {error}") from error
-    return LENGTH.pack(len(body)) + body
+    return as_frame(body)
 
 
 def unpack_samples(body: bytes) -> list[RewardSample]:

@@ -19,12 +19,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
-from configs.child import die_with_parent
+from configs.child import die_with_parent, read_frame
 from configs.errors import RewardError, SettingsError
 from configs.own_code import explain
 
 from .frames import (
-    LENGTH,
     Loaded,
     Outcome,
     Outcomes,
@@ -60,9 +59,8 @@ def serve(reward: str, requests: BinaryIO, replies: BinaryIO) -> None:
         return
     _send(replies, Loaded(convention))
     number = 0
-    while header := requests.read(LENGTH.size):
-        samples = unpack_samples(requests.read(LENGTH.unpack(header)[0]))
-        for outcomes in judge(function, convention, samples):
+    while (body := read_frame(requests.read)) is not None:
+        for outcomes in judge(function, convention, unpack_samples(body)):
             _send(replies, Outcomes(number, outcomes))
             number += len(outcomes)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import io
 import time
 
 import pytest
@@ -12,6 +13,8 @@ from actors.environments.registry import check_environment
 from actors.rewards.functions import RewardSample
 from actors.rewards.pool import check_reward
 from actors.rewards.process import RewardProcess
+from actors.rewards.worker import serve
+from configs.child import as_frame, read_frame
 from configs.errors import RewardError, SettingsError
 from configs.settings import RunSettings, Settings
 
@@ -252,3 +255,14 @@ def test_check_describes_what_will_judge(write):
 
     assert check(make_settings(f"{path}:f")) == f"{path}:f, called with a sample"
     assert check(make_settings(None)) == "the score of calculator"
+
+
+def test_a_worker_ends_with_an_actor_that_dies_within_a_request(tmp_path):
+    (tmp_path / "reward.py").write_text("def f(completion):\n    return 1.0\n")
+    replies = io.BytesIO()
+
+    serve(f"{tmp_path / 'reward.py'}:f", io.BytesIO(as_frame(bytes(100))[:50]), replies)
+
+    replies.seek(0)
+    assert b"Loaded" in (read_frame(replies.read) or b"")
+    assert read_frame(replies.read) is None

@@ -1,7 +1,8 @@
-"""Child processes end with their parents."""
+"""Child processes end with their parents, and what they send is read with care."""
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.child import die_with_parent
+from configs.child import LENGTH, MalformedFrame, as_frame, die_with_parent, read_frame
 
 ROOT = Path(__file__).parents[2]
 CHILD = """
@@ -88,3 +89,22 @@ def test_a_program_in_the_sandbox_starts_with_it_and_with_no_heavy_module():
     )
 
     assert not {"signal", "enum", "typing", "pathlib", "re"} & {*done.stdout.decode().split()}
+
+
+def test_frames_come_as_they_went_and_then_none():
+    pipe = io.BytesIO(as_frame(b"one") + as_frame(b""))
+
+    assert [read_frame(pipe.read) for _ in range(3)] == [b"one", b"", None]
+
+
+@pytest.mark.parametrize("left", range(1, len(as_frame(b"one"))))
+def test_a_frame_that_is_cut_is_the_end(left: int):
+    assert read_frame(io.BytesIO(as_frame(b"one")[:left]).read) is None
+
+
+def test_a_length_that_nobody_sends_is_refused_before_it_is_read():
+    pipe = io.BytesIO(LENGTH.pack(11) + bytes(11))
+
+    with pytest.raises(MalformedFrame, match="a frame of 11 bytes"):
+        read_frame(pipe.read, max_bytes=10)
+    assert pipe.tell() == LENGTH.size

@@ -120,7 +120,8 @@ actors.environments.dataset.environment
 actors.environments.hosted.environment
  actors.environments.hosted.host actors.environments.hosted.environment
 actors.environments.hosted.serving
- actors.environments.hosted.lanes actors.environments.hosted.serving
+ actors.environments.hosted.frames actors.environments.hosted.lanes
+ actors.environments.hosted.serving
 actors.episodes.environment_workers
  actors.episodes.environment_job actors.episodes.environment_loop
  actors.episodes.environment_threads actors.episodes.environment_workers
@@ -385,6 +386,8 @@ FOLDERS = {
 RENAMED = {
     ("configs.validation.reference", "_whitens_groups"): "_whitens_groups_beside_kl",
     ("console.api.up_process", "LOOK_EVERY_S"): "POLL_UP_EVERY_S",
+    ("actors.environments.hosted.frames", "pack_frame"): "pack_message",
+    ("actors.environments.hosted.frames", "read_frame"): "read_message",
     ("console.display.metrics_list", "as_markdown"): "metrics_as_markdown",
     ("console.display.metrics_list", "as_lines"): "metrics_as_lines",
     ("console.doctor.packages", "GROUP"): "PACKAGES",

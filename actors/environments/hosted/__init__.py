@@ -1,7 +1,6 @@
 """Environments in a process and a Python of their own.
 
 environment  An environment whose episodes are played in its host
-frames       Frames between an actor and an environment host: a length of four bytes, then JSON
 process      One process of an environment host, and the calls that wait for it
 program      Program of an environment host: a class of the user, in a Python of its own
 python       The Python of an environment host: one of the user's

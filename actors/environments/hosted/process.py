@@ -22,11 +22,11 @@ from typing import Any
 
 import structlog
 
+from configs.child import MalformedFrame
 from configs.worker import Worker
 
-from .frames import MalformedFrame, pack_frame, read_frame
 from .program import OLD_PYTHON
-from .serving import HUNG
+from .serving import HUNG, pack_message, read_message
 
 log = structlog.get_logger()
 
@@ -90,7 +90,7 @@ class HostProcess:
 
     def leave(self, episode: int) -> None:
         """Have it forget an episode."""
-        self._requests.put(pack_frame({"do": "leave", "episode": episode}))
+        self._requests.put(pack_message({"do": "leave", "episode": episode}))
 
     def kill(self, reason: str) -> None:
         """End it."""
@@ -120,7 +120,7 @@ class HostProcess:
         Worker(self._write, name="environment-requests").start()
         reason = None
         try:
-            while (reply := read_frame(process.stdout)) is not None:  # type: ignore[arg-type]
+            while (reply := read_message(process.stdout.read)) is not None:
                 self._heard_at = time.monotonic()
                 if reply:
                     self._settle(reply)
@@ -175,6 +175,6 @@ class HostProcess:
 
 def _packed(request: Mapping[str, Any]) -> bytes:
     try:
-        return pack_frame(request)
+        return pack_message(request)
     except ValueError as error:
         raise HostError(str(error)) from None

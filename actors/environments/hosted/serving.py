@@ -13,13 +13,14 @@ frame without a call says that the host is alive. Imports no package.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import queue
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -29,10 +30,59 @@ from typing import Any, BinaryIO
 from actors.environments.adapters.forms import adapt, over_rows
 from actors.environments.base import Environment, Score, Segment, Step, columns_of, tools_of
 from actors.environments.calls import overdue
+from configs.child import MalformedFrame, as_frame, read_frame
 from configs.errors import NyalaError
 from configs.own_code import explain, load_own, own_place
 
-from .frames import pack_frame, read_frame
+# --------------------------------------------------------------------------------------------------
+# Messages between an actor and an environment host: frames of JSON.
+#
+# Both sides read what the other's code may have spoilt. JSON, because the host's Python need not
+# have a package of ours.
+
+MAX_FRAME_BYTES = 16 * 2**20  # a prompt with the columns of its row
+
+
+def pack_message(message: Mapping[str, Any]) -> bytes:
+    """Return a message as bytes.
+
+    Raises:
+        ValueError: It is too long, or holds what is no plain data.
+    """
+    try:
+        body = json.dumps(message, default=_plain).encode()
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"what an environment gives must be plain data: {error}") from error
+    if len(body) > MAX_FRAME_BYTES:
+        raise ValueError(
+            f"what an environment gives must be at most {MAX_FRAME_BYTES:,} bytes, "
+            f"got {len(body):,}"
+        )
+    return as_frame(body)
+
+
+def read_message(read: Callable[[int], bytes]) -> dict[str, Any] | None:
+    """Return the next message; None = the other side has ended.
+
+    Raises:
+        MalformedFrame: There is something else.
+    """
+    body = read_frame(read, max_bytes=MAX_FRAME_BYTES)
+    if body is None:
+        return None
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise MalformedFrame(str(error)) from error
+    if not isinstance(message, dict):
+        raise MalformedFrame("a frame without names")
+    return message
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of numpy or torch as Python's, all else as its text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
 
 # --------------------------------------------------------------------------------------------------
 # Threads of an environment host, and calls that take too long.
@@ -320,9 +370,9 @@ def serve(requests: BinaryIO, replies: BinaryIO, *, threads: int) -> None:
 
     def send(message: dict[str, Any]) -> None:
         try:
-            frame = pack_frame(message)
+            frame = pack_message(message)
         except ValueError as error:
-            frame = pack_frame({"call": message["call"], "error": str(error), "is_ours": False})
+            frame = pack_message({"call": message["call"], "error": str(error), "is_ours": False})
         with lock:
             replies.write(frame)
             replies.flush()
@@ -334,7 +384,7 @@ def serve(requests: BinaryIO, replies: BinaryIO, *, threads: int) -> None:
 
     serving = Serving(send, threads=threads)
     threading.Thread(target=beat, daemon=True).start()
-    while (request := read_frame(requests)) is not None:
+    while (request := read_message(requests.read)) is not None:
         serving.take(request)
     sys.stderr.flush()
 
