@@ -8,7 +8,6 @@ engine/             Inference engines behind one protocol: vLLM, and a small one
 engine_of_settings  The engine of an actor, made from the settings of its run
 environments/       Environments: prompts, steps and scores
 episodes/           Episodes from lease to submission
-libraries           Import of an actor's libraries ahead of it, by a process that forks actors
 loop                Episode loop of one actor
 membership/         Membership of this actor in weight groups
 metrics_page        An actor's page of `/metrics`: what this incarnation samples

@@ -116,7 +116,7 @@ def _say_engine(settings: Settings) -> None:
         SettingsError: It cannot start here.
     """
     choice = engine_of_this_process(settings)
-    is_lacking = settings.actors.engine == "auto" and choice.engine == "torch"
+    is_lacking = settings.actors.engine == "auto" and choice.is_substitute
     log.log(WARNING if is_lacking else INFO, "engine", **choice._asdict())
 
 

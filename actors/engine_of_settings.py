@@ -6,14 +6,29 @@ The only module that names the classes behind the `Engine` protocol.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from actors.engine.choice import engine_of_this_process
+from actors.engine.choice import ENGINES, engine_of_this_process, import_function
 from actors.engine.engine import Engine
 from actors.engine.engine_args import check_engine_args
 from actors.membership.worker_line import WorkerLine
 from configs.settings import Settings
 
 from .capacity import CacheMeter
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an engine runs, and what it has there."""
+
+    device: str
+    seed: int
+    max_model_len: int
+    line: WorkerLine | None
+    """To the first worker of an engine in processes of its own."""
+    meter: CacheMeter | None
+    """Of its KV cache; None = nobody looks at it."""
 
 
 def line_to_worker(settings: Settings) -> WorkerLine | None:
@@ -26,7 +41,7 @@ def runs_in_process(settings: Settings) -> bool:
     from actors.engine.device import engine_device  # noqa: PLC0415 - torch
 
     actors = settings.actors
-    if engine_of_this_process(settings).engine == "torch":
+    if not ENGINES[engine_of_this_process(settings).engine].has_processes:
         return True
     if actors.in_process is not None:
         return actors.in_process
@@ -45,44 +60,62 @@ def make_engine(
     """
     from actors.engine.device import engine_device  # noqa: PLC0415 - torch
 
-    run, actors = settings.run, settings.actors
-    device = "cpu" if run.deterministic else engine_device()
-    seed = secrets.randbits(31)  # with one seed two actors would sample the same of one prompt
-    max_model_len = actors.max_model_len or run.max_prompt_tokens + run.max_completion_tokens
-    if engine_of_this_process(settings).engine == "torch":
-        from actors.engine.torch_engine import TorchOptions, torch_engine  # noqa: PLC0415 - torch
+    run = settings.run
+    place = Place(
+        device="cpu" if run.deterministic else engine_device(),
+        seed=secrets.randbits(31),  # with one seed two actors would sample the same of one prompt
+        max_model_len=(
+            settings.actors.max_model_len or run.max_prompt_tokens + run.max_completion_tokens
+        ),
+        line=line,
+        meter=meter,
+    )
+    make: Callable[[Settings, Place], Engine]
+    make = import_function(ENGINES[engine_of_this_process(settings).engine].make)
+    return make(settings, place), place.device
 
-        options = TorchOptions(
-            model=run.model_path,
-            max_model_len=max_model_len,
-            dtype=run.dtype,
-            head_dtype=run.head_dtype,
-            max_concurrent=actors.slots,
-            threads=actors.threads,
-            device=device,
-            seed=seed,
-            recompute_kv=actors.kv_on_swap == "recompute",
-            deterministic=run.deterministic,
-        )
-        return torch_engine(options), device
+
+def make_torch_engine(settings: Settings, place: Place) -> Engine:
+    """Return the small engine."""
+    from actors.engine.torch_engine import TorchOptions, torch_engine  # noqa: PLC0415 - torch
+
+    run, actors = settings.run, settings.actors
+    options = TorchOptions(
+        model=run.model_path,
+        max_model_len=place.max_model_len,
+        dtype=run.dtype,
+        head_dtype=run.head_dtype,
+        max_concurrent=actors.slots,
+        threads=actors.threads,
+        device=place.device,
+        seed=place.seed,
+        recompute_kv=actors.kv_on_swap == "recompute",
+        deterministic=run.deterministic,
+    )
+    return torch_engine(options)
+
+
+def make_vllm_engine(settings: Settings, place: Place) -> Engine:
+    """Return vLLM."""
     from actors.engine.vllm_engine import vllm_engine  # noqa: PLC0415 - vLLM
     from actors.engine.vllm_options import VllmOptions  # noqa: PLC0415 - vLLM
 
+    run, actors = settings.run, settings.actors
     check_engine_args(actors.engine_args)
-    vllm_options = VllmOptions(
+    options = VllmOptions(
         model=run.model_path,
-        max_model_len=max_model_len,
+        max_model_len=place.max_model_len,
         dtype=run.dtype,
         head_dtype=run.head_dtype,
         max_concurrent=actors.slots,
         in_process=runs_in_process(settings),
-        line=line.path if line is not None else "",
+        line=place.line.path if place.line is not None else "",
         threads=actors.threads,
         kv_cache_gib=actors.kv_cache_gib,
         recompute_kv=actors.kv_on_swap == "recompute",
         gpu_memory_utilization=actors.gpu_memory_utilization,
         tensor_parallel_size=actors.tensor_parallel_size,
-        seed=seed,
+        seed=place.seed,
         engine_args=actors.engine_args,
     )
-    return vllm_engine(vllm_options, meter=meter), device
+    return vllm_engine(options, meter=place.meter)

@@ -1,6 +1,7 @@
 """Inference engines behind one protocol: vLLM, and a small one in torch.
 
-choice         Engine of an actor: the one that is set or, with `actors.engine: auto`
+choice         Engines by name, and the one of an actor: that which is set or, with `auto`, which
+               runs here
 device         The device of the engines, found without the CUDA driver
 dma/           Weights that a card copies out of shared memory by itself
 engine         Interfaces of engines: `Engine` for the actor, `Stepper` for the model behind it

@@ -1,4 +1,4 @@
-"""Engine of an actor: the one that is set or, with `actors.engine: auto`, the one that runs here.
+"""Engines by name, and the one of an actor: that which is set or, with `auto`, which runs here.
 
 vLLM needs more of a machine than torch does. What is missing is found before anything starts,
 because vLLM itself only warns of a library that it could not load, and fails later at a call of it.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from shutil import which
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from configs.errors import SettingsError
 from configs.settings import ActorSettings, Settings
@@ -21,13 +24,24 @@ LIBRARIES = {
 """Libraries of the system that vLLM's kernels for a CPU are linked with, and what brings them."""
 PROGRAMS = {"lscpu": "Debian, Ubuntu: apt install util-linux; Fedora: dnf install util-linux"}
 """Programs that vLLM asks about the CPU."""
+LIBRARIES_OF_ALL = (
+    "transformers.models.auto.tokenization_auto",
+    "actors.assembly",
+    "actors.weights.receiver",
+)
+"""Modules that every actor imports until it samples."""
 
 
 class Choice(NamedTuple):
     """An engine, and why it is that one."""
 
-    engine: Literal["vllm", "torch"]
+    engine: str
     reason: str
+
+    @property
+    def is_substitute(self) -> bool:
+        """Whether another engine would be the better one for all but very small models."""
+        return self.engine != next(iter(ENGINES))
 
 
 def choose_engine(settings: Settings, *, on_gpu: bool) -> Choice:
@@ -40,11 +54,17 @@ def choose_engine(settings: Settings, *, on_gpu: bool) -> Choice:
     actors = settings.actors
     if actors.engine != "auto":
         return Choice(actors.engine, "actors.engine is set")
-    if own := _of_vllm_alone(actors):
-        return Choice("vllm", f"actors.{own} is set")
-    if lack := lack_of_vllm(on_gpu=on_gpu):
-        return Choice("torch", lack)
-    return Choice("vllm", "it runs on this machine")
+    for name, engine in ENGINES.items():
+        for key, is_set in engine.own_settings(actors).items():
+            if is_set:
+                return Choice(name, f"actors.{key} is set")
+    lacks: list[str] = []
+    for name, engine in ENGINES.items():
+        lack = engine.lack(on_gpu)
+        if lack is None:
+            return Choice(name, "; ".join(lacks) or "it runs on this machine")
+        lacks.append(lack)
+    raise AssertionError("one engine must start on every machine")
 
 
 def engine_of_this_process(settings: Settings) -> Choice:
@@ -65,15 +85,36 @@ def usable_engine(settings: Settings, *, on_gpu: bool) -> Choice:
         SettingsError: It cannot start here.
     """
     choice = choose_engine(settings, on_gpu=on_gpu)
-    lack = lack_of_vllm(on_gpu=on_gpu) if choice.engine == "vllm" else None
+    entry = ENGINES[choice.engine]
+    lack = entry.lack(on_gpu)
     if lack is None:
         return choice
-    own = _of_vllm_alone(settings.actors)
-    instead = f"torch, and leave out actors.{own}" if own else "auto"
+    own = next((key for key, is_set in entry.own_settings(settings.actors).items() if is_set), None)
+    other = next(name for name in ENGINES if ENGINES[name].lack(on_gpu) is None)
+    instead = f"{other}, and leave out actors.{own}" if own else "auto"
     raise SettingsError(
-        f"actors.engine must be an engine that can start on this machine, got vllm "
+        f"actors.engine must be an engine that can start on this machine, got {choice.engine} "
         f"({choice.reason}), and {lack}; or set actors.engine: {instead}"
     )
+
+
+def import_libraries(engine: str) -> None:
+    """Import what an actor with this engine does until it samples, ahead of it.
+
+    For a process that forks actors: to import them starts no thread and meets no device.
+    """
+    entry = ENGINES[engine]
+    if entry.prepare is not None:
+        import_function(entry.prepare)()
+    for name in (*LIBRARIES_OF_ALL, *entry.libraries):
+        import_module(name)
+
+
+def import_function(place: str) -> Callable[..., Any]:
+    """Import a function that is named as `module:function`."""
+    module, _, name = place.partition(":")
+    function: Callable[..., Any] = getattr(import_module(module), name)
+    return function
 
 
 def lack_of_vllm(*, on_gpu: bool) -> str | None:
@@ -109,12 +150,63 @@ def _is_for_cpus() -> bool:
     return True
 
 
-def _of_vllm_alone(actors: ActorSettings) -> str | None:
-    """Name a setting that the small engine does not have and that is not its default."""
-    changed = {
+def _of_vllm_alone(actors: ActorSettings) -> Mapping[str, bool]:
+    """Return which of the settings that the small engine does not have are not at their default."""
+    return {
         "tensor_parallel_size": actors.tensor_parallel_size > 1,
         "engine_args": bool(actors.engine_args),
         "in_process": actors.in_process is False,
         "max_concurrent_episodes": actors.max_concurrent_episodes == "auto",
     }
-    return next((name for name, is_changed in changed.items() if is_changed), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredEngine:
+    """What an engine needs of a machine and of the settings, and how it is made.
+
+    Functions are named as `module:function`, and imported in the process that calls them.
+    """
+
+    make: str
+    """Called with the settings and an `actors.engine_of_settings.Place`; returns an `Engine`."""
+    libraries: tuple[str, ...]
+    """Modules that an actor imports until it samples, its own first."""
+    prepare: str | None = None
+    """Called before the libraries are imported ahead of an actor."""
+    lack: Callable[[bool], str | None] = lambda _on_gpu: None
+    """Says what this machine, where the actor has a GPU or none, lacks, with what brings it."""
+    own_settings: Callable[[ActorSettings], Mapping[str, bool]] = lambda _actors: {}
+    """Settings of `actors` that it alone has -> whether they are set: then `auto` means it."""
+    has_processes: bool = False
+    """It may run in processes of its own; then `actors.in_process` decides."""
+    takes_free_memory: bool = False
+    """It measures what its card has free when it starts, and takes a share of it."""
+    is_forked_apart: bool = False
+    """Its libraries take long to import, and no learner is forked from a process that has them."""
+
+
+ENGINES = {
+    "vllm": RegisteredEngine(
+        make="actors.engine_of_settings:make_vllm_engine",
+        libraries=(
+            "actors.engine.vllm_engine",
+            "actors.engine.vllm_weights",
+            "vllm.engine.arg_utils",
+            "vllm.v1.engine.core",
+            "vllm.v1.engine.llm_engine",
+            "vllm.v1.executor.uniproc_executor",
+            "vllm.v1.worker.cpu_worker",
+        ),
+        prepare="actors.engine.vllm_options:set_defaults",
+        lack=lambda on_gpu: lack_of_vllm(on_gpu=on_gpu),
+        own_settings=_of_vllm_alone,
+        has_processes=True,
+        takes_free_memory=True,
+        is_forked_apart=True,
+    ),
+    "torch": RegisteredEngine(
+        make="actors.engine_of_settings:make_torch_engine",
+        libraries=("actors.engine.torch_engine",),
+    ),
+}
+"""Engines by their names in `actors.engine`; `auto` is the first that can start here."""

@@ -25,7 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from actors.libraries import import_libraries
+from actors.engine.choice import import_libraries
 
 READY = b"ready"
 MADE = b"made"

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from typing import BinaryIO
 
-from actors.engine.choice import choose_engine
+from actors.engine.choice import ENGINES, choose_engine
 from configs.machine import visible_gpus
 from configs.secrets import FILE_VARIABLE, VARIABLE
 from configs.settings import Settings
@@ -77,7 +77,7 @@ class ForkServer:
         }
         pairs = [
             socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            for _ in range(2 if engine == "vllm" else 1)
+            for _ in range(2 if ENGINES[engine].is_forked_apart else 1)
         ]
         lines = [Line(ours) for ours, _ in pairs]
         self._lines = {"learner": lines[0], CHECKS: lines[0], "actors": lines[-1]}

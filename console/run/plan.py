@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from actors.engine.choice import choose_engine
+from actors.engine.choice import ENGINES, choose_engine
 from broker.transport.keys import make_client, make_keys
 from configs.errors import SettingsError
 from configs.loader import load, save
@@ -75,7 +75,7 @@ def shared_card_warning(settings: Settings, gpus: Sequence[str]) -> str | None:
     """Name the card on which an actor would measure free memory while the learner takes some."""
     actors = settings.actors
     engine = choose_engine(settings, on_gpu=bool(gpus)).engine
-    if engine != "vllm" or actors.kv_cache_gib is not None:
+    if not ENGINES[engine].takes_free_memory or actors.kv_cache_gib is not None:
         return None
     taken = {gpu for number in range(actors.count) for gpu in actor_gpus(settings, gpus, number)}
     shared = taken.intersection(learner_gpus(settings, gpus))

@@ -119,6 +119,8 @@ actors.environments.dataset.environment
  actors.environments.dataset.settings actors.environments.dataset.environment
 actors.environments.hosted.environment
  actors.environments.hosted.host actors.environments.hosted.environment
+actors.engine.choice
+ actors.engine.choice actors.libraries
 actors.environments.hosted.serving
  actors.environments.hosted.frames actors.environments.hosted.lanes
  actors.environments.hosted.serving

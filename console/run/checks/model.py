@@ -58,7 +58,7 @@ def small_engine_warning(settings: Settings) -> str | None:
     """Say that actors take the small engine because this machine lacks something for vLLM."""
     actors = settings.actors
     choice = choose_engine(settings, on_gpu=bool(visible_gpus()))
-    if not actors.count or actors.engine != "auto" or choice.engine == "vllm":
+    if not actors.count or actors.engine != "auto" or not choice.is_substitute:
         return None
     return (
         f"actors sample with the small engine, slower for all but very small models: "

@@ -8,12 +8,13 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from actors.engine import choice
-from actors.engine.choice import choose_engine, usable_engine
+from actors.engine.choice import RegisteredEngine, choose_engine, usable_engine
+from actors.engine_of_settings import Place, make_engine, runs_in_process
 from configs.errors import SettingsError
 from configs.settings import ActorSettings, RunSettings, Settings
 
@@ -148,3 +149,64 @@ def test_the_library_that_vllm_loads_is_the_one_that_is_looked_for(tmp_path: Pat
 
     assert found.startswith("vLLM cannot load libnuma.so.1 (Debian, Ubuntu: apt install libnuma1;")
     assert loaded.endswith("False")
+
+
+class SilentEngine:
+    """An engine of another project; only its making is looked at."""
+
+    def __init__(self, settings: Settings, place: Place) -> None:
+        self.model = settings.run.model
+        self.place = place
+
+
+def silent(lack: str | None = None) -> RegisteredEngine:
+    return RegisteredEngine(
+        make=f"{__name__}:SilentEngine",
+        libraries=("wave",),
+        prepare="gc:collect",
+        lack=lambda _on_gpu: lack,
+        own_settings=lambda actors: {"kv_on_swap": actors.kv_on_swap == "keep"},
+    )
+
+
+def test_every_engine_that_can_be_set_is_registered_and_can_be_made() -> None:
+    allowed = {*get_args(ActorSettings.model_fields["engine"].annotation)} - {"auto"}
+
+    assert {*choice.ENGINES} == allowed
+    for engine in choice.ENGINES.values():
+        assert callable(choice.import_function(engine.make))
+
+
+def test_a_third_engine_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(choice.ENGINES, "silent", silent())
+    chosen = settings()
+    chosen = chosen.model_copy(
+        update={"actors": chosen.actors.model_copy(update={"engine": "silent"})}
+    )
+
+    made, device = make_engine(chosen)
+    choice.import_libraries("silent")
+
+    assert isinstance(made, SilentEngine)
+    assert (made.model, made.place.device) == ("init", device)
+    assert made.place.max_model_len == (
+        chosen.run.max_prompt_tokens + chosen.run.max_completion_tokens
+    )
+    assert runs_in_process(chosen)
+    assert "wave" in sys.modules
+
+
+@pytest.mark.usefixtures("vllm_can_start")
+def test_a_third_engine_is_chosen_where_a_setting_asks_for_it_and_refused_where_it_cannot_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(choice.ENGINES, "silent", silent("nothing makes a noise here"))
+
+    assert choose_engine(settings(kv_on_swap="recompute"), on_gpu=False).engine == "vllm"
+    with pytest.raises(SettingsError) as refused:
+        usable_engine(settings(kv_on_swap="keep"), on_gpu=False)
+
+    assert str(refused.value) == (
+        "actors.engine must be an engine that can start on this machine, got silent "
+        "(actors.kv_on_swap is set), and nothing makes a noise here; or set actors.engine: vllm"
+    )
