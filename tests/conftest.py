@@ -8,7 +8,6 @@ import secrets
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -22,6 +21,7 @@ import structlog
 
 from console.run.redis_server import find_binary
 from tests.needs import LeftOut
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from learner.model.ranks import Ranks
@@ -129,17 +129,8 @@ def redis_url(redis_server_url: str) -> str:
 
 
 def _wait_until_up(url: str) -> None:
-    deadline = time.monotonic() + 10
     with redis.Redis.from_url(url) as client:
-        while True:
-            try:
-                client.ping()
-            except redis.ConnectionError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.02)
-            else:
-                return
+        wait_until(client.ping, "Redis does not start", ignoring=redis.ConnectionError)
 
 
 @pytest.fixture(scope="session")

@@ -131,7 +131,7 @@ def wait_until_ready(url: str, *, has_ended: Callable[[], bool]) -> None:
                 return
 
 
-def free_port(host: str) -> int:
+def free_port(host: str = HOST) -> int:
     """Find a port without a listener."""
     with socket.socket() as probe:
         probe.bind((host, 0))

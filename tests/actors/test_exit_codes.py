@@ -30,7 +30,7 @@ def settings_file(folder: Path) -> Path:
     tree = {
         "run": {"name": "far", "model": "init", "environment": "calculator"},
         "broker": {
-            "endpoint": f"tcp://127.0.0.1:{free_port('127.0.0.1')}",
+            "endpoint": f"tcp://127.0.0.1:{free_port()}",
             "keys": str(keys_with_actor(folder / "keys")),
         },
     }

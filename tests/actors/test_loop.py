@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,14 +20,15 @@ from broker.server.store_cache import PUBLICATION_S
 from broker.transport.allow_list import TAG
 from broker.transport.keys import make_keys
 from buffer import operations
-from buffer.operations.values import BeatLine, Stats
+from buffer.operations.values import BeatLine
 from buffer.record.codec import decode_episode, encode_completion
 from buffer.record.episode import Episode, PolicyVersion
 from configs.errors import DeadlineError, EngineDied, EngineError, RefusedError
 from tests.actors.support.fake_actor import Actor, KilledLoop, solve
 from tests.actors.support.fake_engine import CharacterTokenizer, FakeEngine, hang_after
 from tests.broker.support.records import completion
-from tests.broker.support.ring import FIRST, GROUP, Ring, begin, create, pair_of, ring
+from tests.broker.support.ring import FIRST, GROUP, Ring, begin, create, pair_of, ring, until_stats
+from tests.waiting import until
 
 POINTER = {"digest": "d", "endpoint": "tcp://127.0.0.1:1", "public_key": "k" * 40}
 
@@ -51,16 +51,6 @@ def in_ring(redis_url, keys, story, *, groups=4, vocabulary=None, **broker):
     asyncio.run(asyncio.wait_for(tell(), 60))
 
 
-async def until(ring: Ring, holds: Callable[[Stats], bool], timeout_s: float = 60.0) -> Stats:
-    end = time.monotonic() + timeout_s
-    while True:
-        stats = await ring.store.run(operations.stats())
-        if holds(stats):
-            return stats
-        assert time.monotonic() < end, stats
-        await asyncio.sleep(0.02)
-
-
 async def episodes(ring: Ring, count: int) -> list[Episode]:
     records = await ring.store.run(operations.records(list(range(count))))
     return [decode_episode(record) for record in records if record is not None]
@@ -73,12 +63,12 @@ def text_of(episode: Episode) -> str:
 def test_heartbeats_carry_the_times_of_the_last_version_of_weights(redis_url, keys):
     async def story(ring):
         actor = Actor(ring, "a")
-        fields: dict[str, str] = {}
-        async with asyncio.timeout(60):
-            while "weight_pause_s" not in fields:
-                await asyncio.sleep(0.005)
-                for seen in await ring.store.run(operations.actors()):
-                    fields = seen.fields
+
+        async def seen() -> list[dict[str, str]]:
+            actors = await ring.store.run(operations.actors())
+            return [actor.fields for actor in actors if "weight_pause_s" in actor.fields]
+
+        (fields,) = await until(seen)
         await ring.store.run(operations.cancel(1))
         await actor.end()
         assert float(fields["weight_transfer_s"]) == 1.5
@@ -90,7 +80,7 @@ def test_heartbeats_carry_the_times_of_the_last_version_of_weights(redis_url, ke
 def test_every_task_of_the_run_becomes_a_record_and_done_ends_the_actor(redis_url, keys):
     async def story(ring):
         actor = Actor(ring, "a")
-        await until(ring, lambda stats: stats.buffered == 4 * GROUP)
+        await until_stats(ring, lambda stats: stats.buffered == 4 * GROUP)
         made = await episodes(ring, 4 * GROUP)
         await ring.store.run(operations.cancel(1))
         await actor.end()
@@ -117,12 +107,12 @@ def test_a_killed_actors_episodes_are_continued_where_they_were(redis_url, keys,
     async def story(ring):
         first = Actor(ring, "first", engine=FakeEngine(solve, tokens_per_step=1), kind=KilledLoop)
         hang_after(first.engine, steps)
-        await until_true(lambda: first.loop.sampling.num_tokens >= steps * 2 * GROUP)
+        await until(lambda: first.loop.sampling.num_tokens >= steps * 2 * GROUP)
         await asyncio.sleep(0.3)  # several snapshots
         first.life.cancel()
         await asyncio.gather(first.life, return_exceptions=True)
         second = Actor(ring, "second")
-        await until(ring, lambda stats: stats.buffered == 2 * GROUP)
+        await until_stats(ring, lambda stats: stats.buffered == 2 * GROUP)
         made = await episodes(ring, 2 * GROUP)
         second.loop.stop()
         await second.end()
@@ -142,7 +132,7 @@ def test_a_drain_gives_leases_back_with_their_tokens_and_without_an_attempt(redi
         engine.kept_back = 1
         actor = Actor(ring, "a", engine=engine, snapshot_s=60.0, heartbeat_s=5.0)
         hang_after(engine, 2)
-        await until_true(lambda: actor.loop.sampling.num_tokens > 0)
+        await until(lambda: actor.loop.sampling.num_tokens > 0)
         await asyncio.sleep(0.1)
         begun = time.monotonic()
         actor.loop.stop()
@@ -152,7 +142,7 @@ def test_a_drain_gives_leases_back_with_their_tokens_and_without_an_attempt(redi
         assert time.monotonic() - begun < 5
         assert (stats.leased, stats.ready, stats.dead) == (0, 2 * GROUP, 0)
         taken_over = Actor(ring, "b")
-        await until(ring, lambda stats: stats.buffered == 2 * GROUP)
+        await until_stats(ring, lambda stats: stats.buffered == 2 * GROUP)
         for episode in await episodes(ring, 2 * GROUP):
             assert [run.incarnation for run in episode.completion.fences] == ["a", "b"]
             assert episode.completion.fences[1].start % 2 == 1, "the token that was kept back"
@@ -165,7 +155,7 @@ def test_a_drain_gives_leases_back_with_their_tokens_and_without_an_attempt(redi
 def test_a_drain_delivers_what_has_all_its_tokens(redis_url, keys):
     async def story(ring):
         actor = Actor(ring, "a")
-        await until(ring, lambda stats: stats.leased + stats.buffered == 4 * GROUP)
+        await until_stats(ring, lambda stats: stats.leased + stats.buffered == 4 * GROUP)
         actor.loop.stop()
         await actor.end()
         stats = await ring.store.run(operations.stats())
@@ -181,10 +171,10 @@ def test_a_lease_that_went_to_another_actor_is_aborted_at_once(redis_url, keys):
         engine = FakeEngine(solve)
         engine.flowing.clear()
         actor = Actor(ring, "slow", engine=engine, max_concurrent_episodes=GROUP)
-        await until(ring, lambda stats: stats.leased == GROUP)
-        await until_true(lambda: len(engine.submitted) == GROUP)
+        await until_stats(ring, lambda stats: stats.leased == GROUP)
+        await until(lambda: len(engine.submitted) == GROUP)
         await steal(ring, actor)
-        await until_true(lambda: len(engine.aborted) == GROUP)
+        await until(lambda: len(engine.aborted) == GROUP)
 
         assert {r.request_id for r in engine.submitted} == set(engine.aborted)
         assert len(actor.loop._leases) == actor.loop._leases.num_active == 0
@@ -214,12 +204,12 @@ def test_no_lease_beyond_a_bound_that_changes_is_taken(redis_url, keys):
 
         actor = Actor(ring, "a", engine=engine, wrap=watched, max_concurrent_episodes=8 * GROUP)
         actor.loop.room.resize(GROUP)
-        await until(ring, lambda stats: stats.leased == GROUP)
+        await until_stats(ring, lambda stats: stats.leased == GROUP)
         actor.loop.room.resize(3 * GROUP)  # none has ended, and it asks at once
-        await until(ring, lambda stats: stats.leased == 3 * GROUP)
+        await until_stats(ring, lambda stats: stats.leased == 3 * GROUP)
         actor.loop.room.resize(2)
         engine.flowing.set()
-        await until(ring, lambda stats: stats.buffered == 6 * GROUP)
+        await until_stats(ring, lambda stats: stats.buffered == 6 * GROUP)
         actor.loop.stop()
         await actor.end()
 
@@ -246,7 +236,7 @@ def test_a_turn_that_the_engine_broke_off_is_not_trained_on(redis_url, keys, rea
         engine.deltas = broken_off  # type: ignore[method-assign]
         failures: list[Failure] = []
         actor = Actor(ring, "a", engine=engine, wrap=lambda client: noting(client, failures))
-        await until(ring, lambda stats: stats.buffered == GROUP)
+        await until_stats(ring, lambda stats: stats.buffered == GROUP)
         made = await episodes(ring, GROUP)
         actor.loop.stop()
         await actor.end()
@@ -283,7 +273,7 @@ def test_tokens_that_the_run_does_not_have_fail_their_tasks_and_not_the_actor(
         actor = Actor(ring, "a", engine=engine, wrap=lambda client: noting(client, failures))
         if not is_finished:
             hang_after(engine, 2)
-        stats = await until(ring, lambda stats: stats.dead == 4 * GROUP, 30)
+        stats = await until_stats(ring, lambda stats: stats.dead == 4 * GROUP)
         assert not actor.life.done()
         letters = await ring.store.run(operations.dead_letters(0, 9))
         actor.loop.stop()
@@ -313,7 +303,7 @@ def test_a_partial_that_cannot_be_continued_is_begun_again(redis_url, keys, faul
         await ring.store.run(operations.beat(ttl_ms=60_000, lines=[line]))
         await ring.store.run(operations.release([(task.task_id, task.fence)]))
         actor = Actor(ring, "a", engine=FakeEngine(solve, tokens_per_step=1))
-        await until(ring, lambda stats: stats.buffered == GROUP)
+        await until_stats(ring, lambda stats: stats.buffered == GROUP)
         made = await episodes(ring, GROUP)
         actor.loop.stop()
         await actor.end()
@@ -337,19 +327,13 @@ def test_a_request_that_the_engine_refuses_fails_its_task(redis_url, keys):
         engine.deltas = refusing  # type: ignore[method-assign]
         failures: list[Failure] = []
         actor = Actor(ring, "a", engine=engine, wrap=lambda client: noting(client, failures))
-        await until(ring, lambda stats: stats.dead == GROUP)
+        await until_stats(ring, lambda stats: stats.dead == GROUP)
         actor.loop.stop()
         await actor.end()
 
         assert {(failure.kind, failure.reason) for failure in failures} == {("data", "bad id")}
 
     in_ring(redis_url, keys, story, groups=1)
-
-
-async def until_true(holds: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not holds():  # noqa: ASYNC110 - looks at fakes, which have no events
-            await asyncio.sleep(0.01)
 
 
 async def steal(ring: Ring, actor: Actor) -> None:
@@ -370,7 +354,7 @@ async def steal(ring: Ring, actor: Actor) -> None:
 def test_an_item_that_cannot_be_made_ends_in_the_dead_letters(redis_url, keys):
     async def story(ring):
         actor = Actor(ring, "a", run={"max_prompt_tokens": 2})
-        stats = await until(ring, lambda stats: stats.dead == GROUP)
+        stats = await until_stats(ring, lambda stats: stats.dead == GROUP)
         actor.loop.stop()
         await actor.end()
 
@@ -391,7 +375,7 @@ def test_a_reward_function_judges_and_what_it_refuses_is_dead(redis_url, keys, t
 
     async def story(ring):
         actor = Actor(ring, "a", reward=f"{path}:f")
-        stats = await until(ring, lambda s: s.dead == GROUP and s.buffered == 2 * GROUP)
+        stats = await until_stats(ring, lambda s: s.dead == GROUP and s.buffered == 2 * GROUP)
         made = await episodes(ring, 3 * GROUP)
         actor.loop.stop()
         await actor.end()
@@ -431,7 +415,7 @@ def test_tasks_of_several_environments_are_asked_and_judged_in_their_own(redis_u
 
     async def story(ring):
         actor = Actor(ring, "a", run=run, environments=sources)
-        await until(ring, lambda stats: stats.buffered == 12 * GROUP)
+        await until_stats(ring, lambda stats: stats.buffered == 12 * GROUP)
         made = await episodes(ring, 12 * GROUP)
         actor.loop.stop()
         await actor.end()
@@ -460,10 +444,10 @@ def test_a_reward_that_hangs_or_crashes_does_not_stop_generation(redis_url, keys
 
     async def story(ring):
         actor = Actor(ring, "a", reward=f"{path}:f", reward_workers=2, reward_retries=0)
-        await until_true(lambda: len(actor.engine.submitted) >= 3 * GROUP)
+        await until(lambda: len(actor.engine.submitted) >= 3 * GROUP)
         waiting = await ring.store.run(operations.stats())
         release.touch()
-        stats = await until(ring, lambda s: s.dead == GROUP and s.buffered == 2 * GROUP)
+        stats = await until_stats(ring, lambda s: s.dead == GROUP and s.buffered == 2 * GROUP)
         made = await episodes(ring, 3 * GROUP)
         actor.loop.stop()
         await actor.end()
@@ -480,8 +464,7 @@ def test_the_death_of_the_engine_ends_the_actor_and_frees_its_leases(redis_url, 
         engine = FakeEngine(solve)
 
         async def die():
-            while not engine.submitted:  # noqa: ASYNC110 - as above
-                await asyncio.sleep(0.01)
+            await until(lambda: engine.submitted)
             raise EngineError("the engine died: out of memory")
 
         engine.deltas = die  # type: ignore[method-assign]
@@ -526,7 +509,7 @@ def test_a_broker_that_is_gone_for_long_ends_the_actor_with_a_clear_error(redis_
             await begin(running.store, groups=1)
             await running.store.run(operations.publish(1, 0, POINTER))
             actor = Actor(running, "a", give_up_s=1.0)
-            await until(running, lambda stats: stats.buffered == GROUP)
+            await until_stats(running, lambda stats: stats.buffered == GROUP)
             running.clients.remove(actor.client)  # it outlives this broker
         with pytest.raises(DeadlineError, match="the broker is not running"):
             await actor.end(15)
@@ -564,7 +547,7 @@ def test_work_that_comes_later_is_found(redis_url, keys):
         actor = Actor(ring, "a")
         await asyncio.sleep(0.5)
         await create(ring.store, range(3))
-        await until(ring, lambda stats: stats.buffered == 3 * GROUP)
+        await until_stats(ring, lambda stats: stats.buffered == 3 * GROUP)
         actor.loop.stop()
         await actor.end()
 
@@ -583,7 +566,7 @@ def test_new_weights_are_let_in_at_once_not_after_the_long_poll(redis_url, keys)
         await ring.store.run(operations.publish(1, 1, {**POINTER, "digest": "e"}))
         actor.engine.version = PolicyVersion(1, 1)
         actor.weights.news.set()
-        await until(ring, lambda stats: stats.buffered == 4 * GROUP, timeout_s=5)
+        await until_stats(ring, lambda stats: stats.buffered == 4 * GROUP, timeout_s=5)
         actor.loop.stop()
         await actor.end()
 

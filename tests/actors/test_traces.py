@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -14,8 +13,9 @@ from buffer import operations
 from configs.traces import lease_of, root_of
 from tests.actors.support.fake_actor import Actor, solve
 from tests.actors.support.fake_engine import FakeEngine, hang_after
-from tests.broker.support.ring import FIRST, GROUP, begin, pair_of, ring
+from tests.broker.support.ring import FIRST, GROUP, begin, pair_of, ring, until_stats
 from tests.configs.support.recording import IDS, recording
+from tests.waiting import until
 
 POINTER = {"digest": "d", "endpoint": "tcp://127.0.0.1:1", "public_key": "k" * 40}
 OF_ACTORS = {"environment", "sample", "judge", "reward", "submit", "fail"}
@@ -43,16 +43,6 @@ def traced(redis_url, keys, story, **broker):
     return recorded
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110 - looks at fakes, which have no events
-        await asyncio.sleep(0.01)
-
-
-async def until_buffered(ring) -> None:
-    while (await ring.store.run(operations.stats())).buffered < GROUP:  # noqa: ASYNC110 - as above
-        await asyncio.sleep(0.02)
-
-
 async def stop(actor) -> None:
     actor.loop.stop()
     await actor.end()
@@ -61,7 +51,7 @@ async def stop(actor) -> None:
 def test_each_turn_and_the_way_to_the_store_are_phases_of_the_lease(redis_url, keys):
     async def story(ring, _):
         actor = Actor(ring, "a")
-        await until_buffered(ring)
+        await until_stats(ring, lambda stats: stats.buffered >= GROUP)
         await stop(actor)
 
     recorded = traced(redis_url, keys, story)
@@ -128,7 +118,7 @@ def test_a_drained_episode_shows_its_release_and_goes_on_in_the_same_trace(redis
         await until(lambda: first.loop.sampling.num_tokens >= 3 * GROUP)
         await stop(first)
         second = Actor(ring, "second")
-        await until_buffered(ring)
+        await until_stats(ring, lambda stats: stats.buffered >= GROUP)
         await stop(second)
 
     recorded = traced(redis_url, keys, story)

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 
 import numpy as np
@@ -24,6 +23,7 @@ from benchmarks.ring.watching import own_percent, percent_of_a_batch
 from benchmarks.support.machine import REPOSITORY, ProcessTree, pinned
 from buffer.record.episode import Completion, Episode
 from learner.phase_names import PHASES
+from tests.waiting import wait_until
 
 
 def episode(started_at, finished_at, *, tokens):
@@ -233,9 +233,7 @@ def test_a_process_tree_counts_what_its_children_use():
     process = subprocess.Popen([sys.executable, "-c", parent], start_new_session=True)
     tree = ProcessTree(process.pid)
     try:
-        deadline = time.monotonic() + 30
-        while tree.cpu_s() < 0.5 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: tree.cpu_s() >= 0.5)
     finally:
         os.killpg(process.pid, 9)
         process.wait()

@@ -9,7 +9,7 @@ import pytest
 from broker.transport.keys import make_keys
 from configs.loader import save
 from configs.settings import Settings
-from tests.broker.support.broker_process import free_port
+from console.run.redis_server import free_port
 from tests.broker.support.ring import settings_with
 
 

@@ -30,9 +30,9 @@ from buffer.operations.operation import Operation
 from buffer.record.codec import encode_completion
 from buffer.store import AsyncStore
 from configs.errors import DeadlineError, RecordError, RefusedError
-from tests.broker.support.broker_process import free_port
+from console.run.redis_server import free_port
 from tests.broker.support.records import completion
-from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, ring
+from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, ring, until_stats
 
 
 def resident_mib() -> float:
@@ -234,10 +234,9 @@ def test_what_is_being_granted_while_an_actor_leaves_is_given_back_before_it_is_
             with pytest.raises(DeadlineError):
                 await actor.lease(LeaseRequest(2, FIRST), deadline_s=1.0)
             await begin(here.store, groups=1)
-            for _ in range(1000):  # until the parked request comes to its turn
-                if (await here.store.run(operations.stats())).leased:
-                    break
-                await asyncio.sleep(0.01)
+            await until_stats(
+                here, lambda stats: stats.leased > 0
+            )  # the parked request comes to its turn
 
             await actor.bye()
 

@@ -28,6 +28,7 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import RefusedError
 from tests.broker.support.records import completion, submission
 from tests.broker.support.ring import FIRST, begin, create, hello, ring, spec_of
+from tests.waiting import until
 
 
 def test_a_group_goes_from_lease_to_claim(redis_url: str, keys: Path) -> None:
@@ -140,12 +141,12 @@ def test_an_unserved_request_says_why_after_the_long_poll(redis_url: str, keys: 
 
 async def announced(actor: BrokerClient, endpoint: str) -> Publication:
     """Beat until a reply announces this endpoint: the broker reads the store now and then."""
-    async with asyncio.timeout(10):
-        while True:
-            found = (await actor.beat(BeatRequest((), FIRST))).publication
-            if found is not None and found.endpoint == endpoint:
-                return found
-            await asyncio.sleep(0.02)
+
+    async def announced() -> Publication | None:
+        found = (await actor.beat(BeatRequest((), FIRST))).publication
+        return found if found is not None and found.endpoint == endpoint else None
+
+    return await until(announced)
 
 
 def test_new_weights_are_announced_with_the_next_reply(redis_url: str, keys: Path) -> None:
@@ -186,14 +187,14 @@ def test_actors_are_shown_with_their_figures_until_bye(redis_url: str, keys: Pat
             await begin(here.store, groups=0)
             actor = await here.actor()
             await actor.beat(BeatRequest((), FIRST, Figures(tokens_per_s=2.0)))
-            seen = []
-            for _ in range(50):
-                seen = await here.store.run(operations.actors())
-                if seen and "tokens_per_s" in seen[0].fields:
-                    break
-                await asyncio.sleep(0.1)
-            assert seen[0].fields["tokens_per_s"] == "2.0"
-            assert seen[0].fields["version"] == "1.0"
+
+            async def seen() -> list[dict[str, str]]:
+                actors = await here.store.run(operations.actors())
+                return [actor.fields for actor in actors if "tokens_per_s" in actor.fields]
+
+            (fields,) = await until(seen)
+            assert fields["tokens_per_s"] == "2.0"
+            assert fields["version"] == "1.0"
 
             await actor.bye()
             with pytest.raises(RefusedError, match="capacity must be between"):

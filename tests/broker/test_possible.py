@@ -34,7 +34,16 @@ from buffer.record.codec import encode_completion, encode_episode
 from buffer.record.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
 from buffer.store import AsyncStore
 from configs.errors import RecordError, RefusedError
-from tests.broker.support.ring import FIRST, RUN, begin, fingerprint, hello, ring, spec_of
+from tests.broker.support.ring import (
+    FIRST,
+    RUN,
+    begin,
+    fingerprint,
+    hello,
+    ring,
+    spec_of,
+    until_seen,
+)
 
 VOCABULARY = 64
 MOST = 1024  # run.max_prompt_tokens and run.max_completion_tokens
@@ -225,10 +234,7 @@ async def test_figures_that_no_actor_has_are_refused_and_those_of_others_are_rep
                 refused = decode(await evil.recv(), max_bytes=2**20).message
                 assert isinstance(refused, Refusal), refused
                 assert refused.code == "malformed"
-        for _ in range(100):
-            if len(seen := await running.store.run(operations.actors())) == 2:
-                break
-            await asyncio.sleep(0.1)
+        seen = await until_seen(running, 2)
 
     assert {actor.incarnation for actor in seen} == {"evil", "honest"}
     assert all("s0" not in actor.fields for actor in seen)

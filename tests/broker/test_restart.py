@@ -17,10 +17,12 @@ from buffer import operations
 from buffer.store import AsyncStore
 from configs.errors import StoreError
 from configs.settings import Settings
-from tests.broker.support.broker_process import free_port, process
+from console.run.redis_server import free_port
+from tests.broker.support.broker_process import process
 from tests.broker.support.records import submission
 from tests.broker.support.ring import FIRST, GROUP, RUN, Ring, begin, hello, ring
 from tests.conftest import find_redis_server
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -103,12 +105,12 @@ def test_calls_wait_while_the_store_is_away(tmp_path: Path, keys: Path) -> None:
             assert not greeting.done()
 
             with store_server():
-                while True:
-                    try:
-                        await begin(here.store, groups=1)
-                        break
-                    except StoreError:
-                        await asyncio.sleep(0.05)
+
+                async def begin_run() -> bool:
+                    await begin(here.store, groups=1)
+                    return True
+
+                await until(begin_run, ignoring=StoreError)
                 assert (await greeting).run_id == RUN
                 lease, _ = (await actor.lease(LeaseRequest(2, FIRST))).leases
             submitting = asyncio.create_task(actor.submit(submission(lease)))

@@ -6,6 +6,7 @@ import pytest
 import zmq
 
 from broker.transport.sockets import Router
+from tests.waiting import until
 
 PATIENCE_S = 5.0
 
@@ -73,16 +74,14 @@ def test_a_waiting_reader_hears_what_comes_after_the_socket_was_bound_anew(ends)
         reading = asyncio.create_task(next_payload(router))
         await asyncio.sleep(0.05)
         socket.unbind(endpoint)
-        while True:
-            try:
-                socket.bind(endpoint)
-                break
-            except zmq.ZMQError:
-                await asyncio.sleep(0.05)
+        await until(lambda: socket.bind(endpoint) or True, ignoring=zmq.ZMQError)
         router.wake_reader()
-        while not reading.done():  # the first go into the connection that was cut
+
+        def has_heard() -> bool:  # the first go into the connection that was cut
             dealer.send(b"again")
-            await asyncio.sleep(0.05)
+            return reading.done()
+
+        await until(has_heard, every_s=0.05)
         return (await reading)[1]
 
     assert asyncio.run(serve()) == b"again"

@@ -35,6 +35,7 @@ from configs.weight_path import is_loopback
 from tests.broker.support.fake_clock import FakeClock
 from tests.broker.support.keys import keys_with_actor
 from tests.broker.support.ring import FIRST, Ring, begin, fingerprint, hello, pair_of, ring
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -323,12 +324,12 @@ def test_refusals_are_shown_with_the_brokers_figures(redis_url: str, folder: Pat
             await here.actor()
             with pytest.raises(RefusedError):
                 await peer(here, "watcher").lease(LeaseRequest(1, FIRST))
-            async with asyncio.timeout(10):
-                while True:
-                    figures = (await here.store.run(brokers())).get(here.endpoint, {})
-                    if figures.get("refused_role") == 1:
-                        break
-                    await asyncio.sleep(0.1)
+
+            async def counted() -> dict[str, float] | None:
+                figures = (await here.store.run(brokers())).get(here.endpoint, {})
+                return figures if figures.get("refused_role") == 1 else None
+
+            figures = await until(counted)
             assert figures["actors"] == 1
             assert len(await here.store.run(operations.actors())) == 1
 

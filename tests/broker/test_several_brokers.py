@@ -17,7 +17,8 @@ from buffer.store import AsyncStore
 from configs.errors import RefusedError
 from configs.loader import save
 from configs.settings import Settings
-from tests.broker.support.broker_process import free_port, process
+from console.run.redis_server import free_port
+from tests.broker.support.broker_process import process
 from tests.broker.support.records import submission
 from tests.broker.support.ring import FIRST, GROUP, RUN, Ring, begin, hello
 

@@ -22,7 +22,7 @@ from broker.protocol.messages import (
 )
 from buffer import operations
 from configs.errors import RefusedError
-from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, pair_of, ring
+from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, pair_of, ring, until_seen
 
 
 async def cut(here: Ring, client: BrokerClient) -> None:
@@ -175,12 +175,7 @@ def test_the_figures_of_a_name_are_those_of_its_key(redis_url: str, keys: Path) 
             await here.actor("honest")
             other = here.client("honest", keys=pair_of(keys, "liar"))
             await other.hello(hello("honest", capacity=7), deadline_s=5)
-            seen = await here.store.run(operations.actors())
-            for _ in range(100):
-                if len(seen) == 2:
-                    break
-                await asyncio.sleep(0.1)
-                seen = await here.store.run(operations.actors())
+            seen = await until_seen(here, 2)
 
             assert [actor.incarnation for actor in seen] == ["honest"] * 2
             capacities = {actor.fields["key"]: actor.fields["capacity"] for actor in seen}

@@ -16,7 +16,8 @@ from buffer.operations.run import broker_seen, brokers
 from buffer.operations.values import BeatLine, NewTask, SubmitLine
 from buffer.store import Store
 from configs.errors import StoreError
-from tests.buffer.support.servers import server, wait_until
+from tests.buffer.support.servers import server
+from tests.waiting import wait_until
 
 RULES = Path(__file__).parents[2] / "configs" / "deploy" / "redis-users.acl"
 ROLES = ("broker", "learner", "console")
@@ -36,7 +37,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     settings = f'save ""\naclfile "{file}"\n'
     with server(tmp_path_factory.mktemp("server") / "redis", settings) as (_, port):
         client = redis.Redis(port=port, username="run-broker", password="broker")
-        wait_until(lambda: bool(client.ping()))
+        wait_until(lambda: bool(client.ping()), ignoring=redis.RedisError)
         client.close()
         yield port
 

@@ -22,9 +22,9 @@ from console.run.actor_watch import (
     idle_reason,
 )
 from learner.data.curriculum import training_tasks
-from tests.console.support.waiting import wait_until
 from tests.learner.support.rewinding_redis import RewindingRedis
 from tests.learner.support.tiny_run import begin_run, tiny_settings
+from tests.waiting import wait_until
 
 HERE = socket.gethostname()
 DEAD, OTHER = os.getpid(), os.getpid() + 1

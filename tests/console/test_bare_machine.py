@@ -40,7 +40,7 @@ def nyala(
     machine: dict[str, str], folder: Path, *arguments: str, engine: str
 ) -> subprocess.CompletedProcess[str]:
     settings = folder / "settings.yaml"
-    text = SETTINGS.format(directory=folder / "runs", port=free_port("127.0.0.1"), engine=engine)
+    text = SETTINGS.format(directory=folder / "runs", port=free_port(), engine=engine)
     settings.write_text(text)
     keys = folder / "runs" / "r" / "keys"
     if not keys.exists():

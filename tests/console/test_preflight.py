@@ -85,7 +85,7 @@ def test_a_wrong_password_of_redis_is_refused_and_changes_nothing(redis_url):
 
 def test_a_redis_that_is_not_there_is_refused():
     with pytest.raises(SettingsError, match="cannot be reached"):
-        check_redis(settings().run, f"redis://127.0.0.1:{free_port('127.0.0.1')}/0")
+        check_redis(settings().run, f"redis://127.0.0.1:{free_port()}/0")
     with pytest.raises(SettingsError, match=r"must begin with one of redis://.*got 'http"):
         check_redis(settings().run, "http://127.0.0.1")
 

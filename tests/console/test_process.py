@@ -14,7 +14,7 @@ from console.run.process import Command, Process
 from console.run.process_guard import follow
 from console.run.supervisor import sigterm_as_interrupt
 from tests.console.support.recorded_groups import Groups
-from tests.console.support.waiting import is_alive, read_pid, wait_until
+from tests.waiting import is_alive, read_pid, wait_until
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 WITH_CHILD = """

@@ -14,7 +14,7 @@ from configs.errors import SettingsError, StoreError
 from console.run.process import Command, Process
 from console.run.redis_server import configure, find_binary, free_port, is_free, wait_until_ready
 from tests.console.support.recorded_groups import Groups
-from tests.console.support.waiting import wait_until
+from tests.waiting import wait_until
 
 
 @pytest.fixture

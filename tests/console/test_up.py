@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from console.display.json_lines import read_rows
-from tests.console.support.waiting import is_alive, wait_until
+from tests.waiting import is_alive, wait_until
 
 pytestmark = pytest.mark.live
 

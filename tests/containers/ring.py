@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import wait_until
+
 ROOT = Path(__file__).parents[2]
 ENGINE = Path(__file__).with_name("engine.sh")
 VOLUMES = Path(
@@ -144,14 +146,16 @@ class Ring:
         Raises:
             Failed: It did not come.
         """
+
+        def late() -> str:
+            rows = [f"{row['Name']} {row['State']} {row['Health']}" for row in self.containers()]
+            return f"{what}: late; " + "; ".join(rows)
+
         begin = time.monotonic()
-        while not done():
-            if time.monotonic() - begin > self.limit_s:
-                rows = [
-                    f"{row['Name']} {row['State']} {row['Health']}" for row in self.containers()
-                ]
-                raise Failed(f"{what}: not within {self.limit_s:g} s; " + "; ".join(rows))
-            time.sleep(LOOK_EVERY_S)
+        try:
+            wait_until(done, late, timeout_s=self.limit_s, every_s=LOOK_EVERY_S)
+        except AssertionError as error:
+            raise Failed(str(error)) from None
         return time.monotonic() - begin
 
     def advance(self, batches: int) -> float:

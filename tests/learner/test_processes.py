@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.learner.support.listening import family, listening
 from tests.learner.support.made_episodes import answers_at
 from tests.learner.support.tiny_policy import save_tiny_model
 from tests.learner.support.tiny_run import answer_leases, tiny_settings
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
 
@@ -79,19 +79,20 @@ class Run:
 
     def act_until(self, step: int) -> None:
         """Answer tasks at random until batch `step` is trained."""
-        deadline = time.monotonic() + PATIENCE_S
+
+        def has_trained() -> bool:
+            stats = self.stats()
+            if stats is not None and stats.version >= step:
+                return True
+            publication = store.run(operations.publication()) if stats else None
+            if publication is not None:
+                version = publication.version
+                answer_leases(store, version, answers_at(version))
+            assert self.processes[-1].poll() in (None, 0), self.log()
+            return False
+
         with Store(self.url, self.settings.run.name) as store:
-            while time.monotonic() < deadline:
-                stats = self.stats()
-                if stats is not None and stats.version >= step:
-                    return
-                publication = store.run(operations.publication()) if stats else None
-                if publication is not None:
-                    version = publication.version
-                    answer_leases(store, version, answers_at(version))
-                assert self.processes[-1].poll() in (None, 0), self.log()
-                time.sleep(0.05)
-        pytest.fail(f"step {step} was not trained in {PATIENCE_S} s: {self.log()}")
+            wait_until(has_trained, self.log, timeout_s=PATIENCE_S, every_s=0.05)
 
 
 @pytest.fixture

@@ -7,10 +7,8 @@ names of the other services. Images, read-only mounts and the network are tests/
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,19 +16,14 @@ from typing import Any
 
 import pytest
 
+from console.run.redis_server import free_port
 from console.verbs.status import status_of
 from tests.conftest import find_redis_server
 from tests.packaging.support.compose_file import ROOT, load_compose, mounts_of
+from tests.waiting import wait_until
 
 ACTORS = 4
 PATIENCE_S = 180.0  # importing torch takes a minute where the cores are shared
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass
@@ -86,10 +79,9 @@ class Host:
         self.wait(lambda: self.is_healthy(name), name)
 
     def wait(self, done: Callable[[], bool], name: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not done():
-            assert time.monotonic() < deadline, f"{name} is late:\n{self.log(name)}"
-            time.sleep(0.2)
+        wait_until(
+            done, lambda: f"{name} is late:\n{self.log(name)}", timeout_s=PATIENCE_S, every_s=0.2
+        )
 
     def log(self, name: str) -> str:
         return self._log(name).read_text()[-4000:]

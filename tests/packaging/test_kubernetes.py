@@ -210,7 +210,7 @@ def test_the_containers_command_looks_for_the_broker_and_leaves_when_told(recipe
         "/run/nyala/run": run,
         "/tmp": tmp_path / "tmp",
     }
-    broker = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
+    broker = f"tcp://127.0.0.1:{free_port()}"
     nyala, *arguments = moved(container(recipes, ACTOR)["command"], places)
     assert nyala == "nyala"
     arguments = [word.replace("tcp://nyala-hub:5757", broker) for word in arguments]

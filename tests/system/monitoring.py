@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ import yaml
 
 from console.run.redis_server import free_port
 from tests.system.support.live_run import TORCH, LiveRun
+from tests.waiting import wait_until
 
 DEPLOY = Path(__file__).parents[2] / "configs" / "deploy" / "monitoring"
 ROLES = ("broker", "learner", "actors")
@@ -40,7 +40,7 @@ class Prometheus:
     """A server that scrapes a run's folder every second."""
 
     def __init__(self, folder: Path, run: Path) -> None:
-        self._base = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+        self._base = f"http://127.0.0.1:{free_port()}"
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(DEPLOY / "rules.yml")],
@@ -155,11 +155,12 @@ def test_prometheus_sees_all_roles_of_a_run_and_each_query_has_an_answer(tmp_pat
         os.kill(hung, signal.SIGCONT)
         unanswered = {each for each in queries() if any(name in each for name in WITHOUT_ANSWER)}
         missing = set(queries()) - unanswered
-        deadline = time.monotonic() + 300
-        while missing and time.monotonic() < deadline:
-            missing = {query for query in missing if not server.query(query)}
-            time.sleep(1)
-        assert missing == set()
+
+        def are_answered() -> bool:
+            missing.difference_update({query for query in missing if server.query(query)})
+            return not missing
+
+        wait_until(are_answered, lambda: f"no answer: {missing}", timeout_s=300, every_s=1)
         assert len(unanswered) == len(WITHOUT_ANSWER)
         assert server.query("nyala_ready") != []
         assert not server.firing() & {"NyalaRoleDown", "NyalaNoActor", "NyalaNotFinite"}

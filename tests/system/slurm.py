@@ -27,7 +27,7 @@ from configs.settings import Settings
 from console.run.redis_server import free_port
 from console.run.run_folder import RunFolder
 from console.verbs.fleet import SlurmFleet, render
-from tests.console.support.waiting import wait_until
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 STEPS = 400  # ten seconds of a quick machine: what actors cost is counted by looks every two
@@ -84,7 +84,7 @@ class Cluster:
             user=getpass.getuser(),
             plugins=PLUGINS,
             held_s=HELD_S,
-            ports=[free_port("127.0.0.1") for _ in range(2)],
+            ports=[free_port() for _ in range(2)],
         )
         (self.folder / "slurm.conf").write_text(text)
         step = self._program("slurmstepd")
@@ -160,7 +160,7 @@ def write_job(folder: Path) -> str:
     write_nyala(folder)
     recipe = folder / "actor.sh"
     lines = [line for line in recipe.read_text().splitlines() if "--gres" not in line]
-    text = "\n".join(lines).replace("$hub:5757", f"$hub:{free_port('127.0.0.1')}")
+    text = "\n".join(lines).replace("$hub:5757", f"$hub:{free_port()}")
     recipe.write_text(text + "\n")
     return "actor.sh"
 
@@ -243,7 +243,7 @@ def test_a_hub_and_an_actor_train_to_the_end_though_their_node_is_taken_away(
     out = tmp_path / "out"
     changes = [f"run.directory={tmp_path}", f"run.steps={STEPS}", "fleet.price_per_actor_hour=3600"]
     render(load(ROOT / "configs" / "tiny.yaml", changes), "slurm", out)
-    ports = {"5757": str(free_port("127.0.0.1")), "5758": str(free_port("127.0.0.1"))}
+    ports = {"5757": str(free_port()), "5758": str(free_port())}
     write_nyala(tmp_path)
     for name in ("hub.sh", "actor.sh"):
         lines = [line for line in (out / name).read_text().splitlines() if "--gres" not in line]

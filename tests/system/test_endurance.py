@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -34,6 +33,7 @@ from lab.endurance.growth import (
     slope_per_min,
     whole,
 )
+from tests.waiting import wait_until
 
 BALLAST_MB = 32  # in new pages: a heap may have old ones to give
 
@@ -112,10 +112,8 @@ def test_listening_ports_of_processes_are_counted() -> None:
 def test_a_process_that_outlives_its_run_is_found(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()", str(tmp_path)], stdin=-1) as process:
         try:
-            deadline = time.monotonic() + 10.0  # its command line comes a moment after its start
-            while processes_of(tmp_path) != [process.pid] and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert processes_of(tmp_path) == [process.pid]
+            # its command line comes a moment after its start
+            wait_until(lambda: processes_of(tmp_path) == [process.pid])
         finally:
             process.kill()
     assert processes_of(tmp_path) == []

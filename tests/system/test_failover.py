@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.support.broker_process import free_port
+from console.run.redis_server import free_port
 from tests.buffer.support.servers import watched_pair
 from tests.system.support.ring_by_hand import RingByHand, assert_one_history
 

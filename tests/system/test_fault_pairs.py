@@ -14,6 +14,7 @@ from configs.worker import Worker
 from lab.fault_case import Fault, FaultCase
 from lab.live_run import Stuck
 from lab.pair_case import KINDS, NUM_PAIRS, draw_pairs, inject_both
+from tests.waiting import wait_until
 
 
 class StandIn:
@@ -116,8 +117,7 @@ def test_a_pair_that_is_ended_from_outside_ends_its_faults_too(
 
     def ended(self: Worker, _timeout_s: float | None = None) -> None:
         monkeypatch.undo()
-        while not looks:
-            time.sleep(0.001)
+        wait_until(lambda: looks)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Worker, "join", ended)

@@ -11,7 +11,7 @@ import pytest
 
 from buffer import operations
 from buffer.store import Store
-from tests.broker.support.broker_process import free_port
+from console.run.redis_server import free_port
 from tests.system.support.ring_by_hand import RingByHand, assert_one_history
 
 FOLLOW_S = 15.0

@@ -32,8 +32,8 @@ class Servers:
         self._folder = folder
         self._mlflow_python = make_venv(folder / "mlflow", "mlflow")
         self._trackio_python = make_venv(folder / "trackio", "trackio")
-        self.mlflow = f"http://127.0.0.1:{free_port('127.0.0.1')}"
-        self._trackio_port = free_port("127.0.0.1")
+        self.mlflow = f"http://127.0.0.1:{free_port()}"
+        self._trackio_port = free_port()
         self.trackio = f"http://127.0.0.1:{self._trackio_port}"
 
     def mlflow_server(self) -> Any:

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from tests.learner.support.listening import listening
 from tests.learner.support.made_episodes import answers_at
 from tests.learner.support.tiny_policy import save_tiny_model
 from tests.learner.support.tiny_run import answer_leases, tiny_settings
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 300
@@ -82,10 +82,7 @@ class TwoMachines:
 
     def wait_for(self, step: int) -> None:
         """Wait until batch `step` is trained."""
-        deadline = time.monotonic() + PATIENCE_S
-        while self.version() < step:
-            assert time.monotonic() < deadline, self.logs()
-            time.sleep(0.1)
+        wait_until(lambda: self.version() >= step, self.logs, timeout_s=PATIENCE_S, every_s=0.1)
 
     def logs(self) -> str:
         """What the launchers and their ranks wrote."""

@@ -9,6 +9,7 @@ import pytest
 
 from lab.faults.network import SecondNetwork
 from tests.needs import skip_without
+from tests.waiting import wait_until
 from tests.weights.support.plane import JOIN_AND_SEND_S, MAX_PUBLISH_S, SLACK_S, Plane
 
 pytestmark = pytest.mark.slow
@@ -53,10 +54,7 @@ def test_an_actor_cut_off_during_a_send_delays_nobody_and_catches_up(plane, netw
     plane.slowest_publish_s = 0.0
 
     manifests.append(plane.publish())
-    deadline = time.monotonic() + JOIN_AND_SEND_S
-    while not is_stopped(far.pid):
-        assert time.monotonic() < deadline, "it never entered the send"
-        time.sleep(0.01)
+    wait_until(lambda: is_stopped(far.pid), "it never entered the send", timeout_s=JOIN_AND_SEND_S)
     network.cut()
     os.kill(far.pid, signal.SIGCONT)
     began = time.monotonic()

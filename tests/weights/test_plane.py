@@ -13,6 +13,7 @@ import pytest
 from broker.transport.allow_list import Role, add, revoke
 from tests.broker.support.keys import keys_with_actor
 from tests.learner.support.listening import listening
+from tests.waiting import wait_until
 from tests.weights.support.plane import JOIN_AND_SEND_S, MAX_PUBLISH_S
 
 pytestmark = pytest.mark.slow
@@ -78,9 +79,12 @@ def test_a_receiver_struck_down_in_a_send_delays_nobody_beyond_the_deadline(plan
 
     started = time.monotonic()
     manifest = plane.publish()  # the victim enters this broadcast and goes no further
-    while is_running(victim.pid):  # a newer version would take the place of one not begun
-        assert time.monotonic() - started < JOIN_AND_SEND_S, "the victim is not in a broadcast"
-        time.sleep(0.001)
+    wait_until(  # a newer version would take the place of one not begun
+        lambda: not is_running(victim.pid),
+        "the victim is not in a broadcast",
+        timeout_s=JOIN_AND_SEND_S,
+        every_s=0.001,
+    )
     for _ in range(5):
         newest = plane.publish()
 

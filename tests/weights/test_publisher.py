@@ -20,6 +20,7 @@ from learner.weights.sidecar import Sidecar
 from tests.learner.support.listening import listening
 from tests.needs import needs
 from tests.system.support.own_network import OwnNetwork
+from tests.waiting import wait_until
 from tests.weights.support.plane import Plane
 
 pytestmark = pytest.mark.slow
@@ -207,13 +208,6 @@ def watch(tmp_path, monkeypatch):
         watched.close()
 
 
-def soon(condition) -> None:
-    deadline = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_line_that_is_no_report_is_ignored(tmp_path, monkeypatch, watch):
     talkative = tmp_path / "python"  # as a library would be that prints to stdout
     talkative.write_text(
@@ -236,11 +230,11 @@ def test_a_publisher_that_cannot_be_started_for_a_moment_is_started_later(monkey
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
 
     os.kill(watched.pid, signal.SIGKILL)
-    soon(lambda: watched.pid == 0)
+    wait_until(lambda: watched.pid == 0)
     time.sleep(0.1)  # it has tried
     monkeypatch.setattr(sys, "executable", python)
 
-    soon(lambda: len(lines) == 2)
+    wait_until(lambda: len(lines) == 2)
     watched.check()
 
 

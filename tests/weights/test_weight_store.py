@@ -18,8 +18,9 @@ from broker.protocol.weight_messages import CHUNK_BYTES, Pull, Sources
 from broker.weights.object_store import KEPT, StoredWeights, WeightStore, version_name
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, SettingsError
+from tests.waiting import until
 from tests.weights.support.plane import Plane
-from tests.weights.support.published import NUM_BYTES, Published, all_over, play, until
+from tests.weights.support.published import NUM_BYTES, Published, all_over, play
 from tests.weights.support.scripted_publisher import CALLER
 
 

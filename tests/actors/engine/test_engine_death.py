@@ -24,6 +24,7 @@ from configs.errors import (
     exit_code,
 )
 from tests.actors.support.lost_core import CoreStepper
+from tests.waiting import until
 
 NOTICED_S = 5.0
 LOST = r"vLLM's core must run, got its end"
@@ -116,8 +117,7 @@ def test_a_swap_of_weights_does_not_wait_for_a_dead_core(tmp_path) -> None:
     async def story(engine: ThreadedEngine, stepper: CoreStepper) -> None:
         staged = StagedWeights(tmp_path, None)  # type: ignore[arg-type]
         swap = asyncio.create_task(engine.apply(staged))
-        while not stepper.calls:  # noqa: ASYNC110 - the engine's thread sets it
-            await asyncio.sleep(0.01)
+        await until(lambda: stepper.calls)
         stepper.process.end()
         with pytest.raises(EngineDied, match=LOST):
             await asyncio.wait_for(swap, NOTICED_S)

@@ -19,7 +19,7 @@ from buffer.operations.keys import run_prefix
 from buffer.record.codec import decode_completion, decode_episode, join_completions
 from buffer.record.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
 from buffer.store import Store
-from tests.broker.support.broker_process import free_port
+from console.run.redis_server import free_port
 from tests.needs import needs
 from tests.system.support.ring_by_hand import RingByHand
 

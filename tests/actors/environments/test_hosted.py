@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from configs.errors import SettingsError
 from configs.hashes import run_hashes
 from configs.own_code import ROOT
 from configs.settings import RunSettings
+from tests.waiting import wait_until
 
 SOURCE = '''
 import asyncio, os, random, subprocess, sys, time
@@ -273,10 +273,7 @@ def test_a_host_ends_with_its_parent(python: Path) -> None:
     parent.wait()
     parent.stdout.close()
 
-    deadline = time.monotonic() + 20
-    while _runs(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _runs(pid)
+    wait_until(lambda: not _runs(pid))
 
 
 PARENT = """

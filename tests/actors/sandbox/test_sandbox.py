@@ -6,7 +6,6 @@ import platform
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from actors.sandbox.sandbox import Limits, Sandbox
 from configs.errors import RewardError, SettingsError
 from configs.settings import RunSettings
 from tests.actors.support.sandboxes import sandbox_of
+from tests.waiting import wait_until
 
 LIBRARY = """
 import asyncio, bisect, collections, decimal, fractions, functools, hashlib, heapq, itertools, json
@@ -77,17 +77,12 @@ threading.Thread(target=Sandbox({sandbox.view!r}).run, args=(slow, b"", Limits(w
 while True: time.sleep(1)
 """
     process = subprocess.Popen([sys.executable, "-c", actor], cwd=Path(__file__).parents[3])
-    deadline = time.monotonic() + 20
-    while not (inside := _in_sandboxes_of(process.pid)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert inside
+    wait_until(lambda: _in_sandboxes_of(process.pid))
 
     process.kill()
     process.wait()
 
-    while _in_sandboxes_of(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _in_sandboxes_of(process.pid)
+    wait_until(lambda: not _in_sandboxes_of(process.pid))
 
 
 def test_where_no_process_can_be_had_nothing_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from buffer.record.episode import VersionSpan
 from configs.errors import SettingsError, WeightsError, WeightsOverwritten
 from tests.actors.support.engine_probe import Bench, Transcript
 from tests.actors.support.tiny_model import reference_logprobs
+from tests.waiting import until
 
 TOLERANCE = 1e-4
 
@@ -170,10 +171,9 @@ async def queued_requests_start_fresh(bench: Bench) -> None:
     late = bench.submit(*[bench.request(max_tokens=5, token_ids=shared) for _ in range(3)])
     staged = bench.stage_next()
     swap = asyncio.create_task(bench.engine.apply(staged))
-    for _ in range(1000):  # it is being prepared beside the steps
-        if bench.engine._commands.qsize() == len(late) + 1:
-            break
-        await asyncio.sleep(0.01)
+    await until(  # it is being prepared beside the steps
+        lambda: bench.engine._commands.qsize() == len(late) + 1
+    )
     gate.set()
     await swap
     await bench.finish(late)

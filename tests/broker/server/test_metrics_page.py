@@ -13,6 +13,7 @@ from buffer import operations
 from buffer.store import AsyncStore, Store
 from configs.settings import Settings
 from tests.learner.support.tiny_run import begin_run, tiny_settings
+from tests.waiting import until
 
 NOBODY = "redis://127.0.0.1:1/0"
 START = "waits for its start"
@@ -31,8 +32,7 @@ async def look(plan: Settings, url: str) -> BrokerPage:
     assert page.health.not_ready() == START
     try:
         async with asyncio.timeout(60), page.serving():
-            while page.health.not_ready() == START:  # noqa: ASYNC110 - as those who ask see it
-                await asyncio.sleep(0.01)
+            await until(lambda: page.health.not_ready() != START)
     finally:
         await store.close()
     return page

@@ -20,6 +20,7 @@ from broker.server.server import Broker
 from broker.transport.sockets import Router
 from tests.broker.support.fake_clock import FakeClock
 from tests.broker.support.ring import FIRST, RUN, begin, hello, ring
+from tests.waiting import until
 
 TIMEOUT_S = 6.0
 
@@ -54,9 +55,7 @@ class Held:
     async def until_idle(self, wanted: bool) -> None:
         """Wait until all that arrived is read, or is not."""
         ((dispatcher, _),) = self.dispatchers
-        async with asyncio.timeout(10):
-            while dispatcher._router.is_idle != wanted:  # noqa: ASYNC110 - the broker tells nobody
-                await asyncio.sleep(0.01)
+        await until(lambda: dispatcher._router.is_idle == wanted)
 
     def pass_time(self, seconds: float) -> None:
         """Tick as the broker does."""

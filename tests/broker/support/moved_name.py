@@ -12,7 +12,7 @@ import zmq
 from broker.transport.keys import load_pair, load_public, make_client, make_keys
 from broker.transport.sockets import bind_router, connect_dealer
 from broker.transport.zap import ZapAuthenticator
-from tests.broker.support.broker_process import free_port
+from console.run.redis_server import free_port
 
 HOSTS = Path("/etc/hosts")
 NAME = "hub-that-moves.test"

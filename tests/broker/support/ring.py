@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +21,11 @@ from broker.server.server import Broker
 from broker.transport.keys import KeyPair, load_pair, load_public, make_client
 from broker.transport.sockets import connect_dealer
 from buffer import operations
-from buffer.operations.values import NewTask
+from buffer.operations.values import ActorSeen, NewTask, Stats
 from buffer.record.episode import PolicyVersion
 from buffer.store import AsyncStore
 from configs.settings import ActorSettings, BrokerSettings, BufferSettings, RunSettings, Settings
+from tests.waiting import until
 
 RUN = "test"
 GROUP = 2
@@ -200,3 +201,27 @@ def fingerprint(redis_url: str) -> str:
             if b":actors" not in key and b":a:" not in key:
                 digest.update(key + (client.dump(key) or b""))
     return digest.hexdigest()
+
+
+async def until_stats(
+    here: Ring, holds: Callable[[Stats], bool], *, timeout_s: float = 60.0
+) -> Stats:
+    """Wait for a state of the run's tasks; returns their numbers."""
+    stats: list[Stats] = []
+
+    async def are_agreeable() -> bool:
+        stats[:] = [await here.store.run(operations.stats())]
+        return holds(stats[0])
+
+    await until(are_agreeable, lambda: f"it stays at {stats[0]}", timeout_s=timeout_s)
+    return stats[0]
+
+
+async def until_seen(here: Ring, number: int) -> list[ActorSeen]:
+    """Wait until this many actors are in the store; returns them."""
+
+    async def seen() -> list[ActorSeen]:
+        actors = await here.store.run(operations.actors())
+        return list(actors) if len(actors) == number else []
+
+    return await until(seen)

@@ -33,6 +33,7 @@ from configs.errors import RecordError
 from tests.broker.support.recorded_frames import KINDS, example, plain, record, recorded
 from tests.broker.support.records import submission
 from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, ring
+from tests.waiting import until
 
 ELSEWHERE = "tcp://127.0.0.1:9"
 BEFORE = WIRE_VERSION - 1
@@ -161,12 +162,12 @@ async def told_of_brokers(here: Ring) -> set[str]:
     """Enter another broker into the store, and wait until actors are told."""
     await here.store.run(broker_seen(ELSEWHERE, {"at": 1.0}))
     actor = await here.actor("actor-2")
-    for _ in range(100):
+
+    async def told() -> set[str]:
         brokers = (await actor.beat(BeatRequest((), FIRST))).brokers
-        if ELSEWHERE in brokers:
-            return set(brokers)
-        await asyncio.sleep(0.1)
-    raise AssertionError("no actor was told")
+        return set(brokers) if ELSEWHERE in brokers else set()
+
+    return await until(told, "no actor was told")
 
 
 async def served(

@@ -14,8 +14,9 @@ from buffer.operations.values import NewTask
 from buffer.store import AsyncStore, Store
 from configs.errors import SettingsError, StoreError, StoreUnreachable
 from tests.buffer.support.run_in_store import RunInStore
-from tests.buffer.support.servers import tls_front, wait_until, watched_pair
+from tests.buffer.support.servers import tls_front, watched_pair
 from tests.needs import needs
+from tests.waiting import wait_until
 
 
 def test_a_url_with_sentinels_names_them_the_service_and_the_database() -> None:
@@ -79,12 +80,9 @@ def test_the_run_goes_on_at_the_server_that_the_sentinels_name_next(tmp_path: Pa
                 run.stats()
 
             def is_back() -> bool:
-                try:
-                    return run.stats().created == 8
-                except StoreUnreachable:
-                    return False
+                return run.stats().created == 8
 
-            wait_until(is_back)
+            wait_until(is_back, ignoring=StoreUnreachable)
             assert run.lease_status() == "WAIT"
             assert asyncio.run(count()) == 8
             (_, before), (run_id, after) = lives[0], lives[-1]

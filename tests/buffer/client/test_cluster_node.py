@@ -9,7 +9,8 @@ import redis
 from buffer.operations.keys import run_prefix
 from tests.buffer.support.cluster import low_port
 from tests.buffer.support.history import History
-from tests.buffer.support.servers import server, wait_until
+from tests.buffer.support.servers import server
+from tests.waiting import wait_until
 
 SETTINGS = "cluster-enabled yes\ncluster-require-full-coverage no\n"
 
@@ -21,10 +22,13 @@ def cluster_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with server(folder, SETTINGS, port=low_port()) as (_, port):
         url = f"redis://127.0.0.1:{port}/0"
         with redis.Redis.from_url(url, decode_responses=True) as client:
-            wait_until(client.ping)
+            wait_until(client.ping, ignoring=redis.RedisError)
             slot = client.execute_command("CLUSTER", "KEYSLOT", run_prefix("history"))
             client.execute_command("CLUSTER", "ADDSLOTS", slot)
-            wait_until(lambda: "cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))
+            wait_until(
+                lambda: "cluster_state:ok" in client.execute_command("CLUSTER", "INFO"),
+                ignoring=redis.RedisError,
+            )
         yield url
 
 

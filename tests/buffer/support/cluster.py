@@ -11,8 +11,10 @@ from typing import Any
 import redis
 
 from buffer.operations.keys import run_prefix
+from console.run.redis_server import free_port
+from tests.waiting import wait_until
 
-from .servers import PASSWORD, free_port, server, wait_until
+from .servers import PASSWORD, server
 
 BUS_ABOVE = 10_000  # nodes talk to each other at a port so much higher
 SETTINGS = "cluster-enabled yes\ncluster-node-timeout 2000\n"
@@ -29,7 +31,7 @@ class Cluster:
             redis.Redis(port=port, password=PASSWORD, decode_responses=True) for port in ports
         ]
         for node in self.nodes:
-            wait_until(lambda: bool(node.ping()))  # noqa: B023 - at once
+            wait_until(lambda: bool(node.ping()), ignoring=redis.RedisError)  # noqa: B023 - at once
         for port in ports[1:]:
             self.ask(0, "MEET", "127.0.0.1", port)
         self.ids = [self.ask(number, "MYID") for number in range(len(ports))]
@@ -63,20 +65,26 @@ class Cluster:
             own = [s for s in range(SLOTS) if chosen.get(s, s * num_primaries // SLOTS) == node]
             self.ask(node, "ADDSLOTS", *own)
         for node in range(len(self.nodes)):
-            wait_until(lambda: "cluster_state:ok" in self.ask(node, "INFO"))  # noqa: B023
-            wait_until(lambda: f"cluster_known_nodes:{len(self.nodes)}" in self.ask(node, "INFO"))  # noqa: B023
+            self._wait_for_info(node, "cluster_state:ok")
+            self._wait_for_info(node, f"cluster_known_nodes:{len(self.nodes)}")
+
+    def _wait_for_info(self, node: int, words: str) -> None:
+        wait_until(lambda: words in self.ask(node, "INFO"), ignoring=redis.RedisError)
 
     def replicate(self, primary: int, replica: int) -> None:
         """Let a node without slots follow another; returns once it has all of its keys."""
         self.ask(replica, "REPLICATE", self.ids[primary])
         node = self.nodes[replica]
-        wait_until(lambda: node.info("replication").get("master_link_status") == "up")
+        wait_until(
+            lambda: node.info("replication").get("master_link_status") == "up",
+            ignoring=redis.RedisError,
+        )
 
     def move_at_once(self, run: str, source: int, target: int) -> None:
         """Move a run atomically, as Valkey 9 does; returns once it is over."""
         slot = self.slot_of(run)
         self.ask(source, "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", self.ids[target])
-        wait_until(lambda: self.has(run, target))
+        wait_until(lambda: self.has(run, target), ignoring=redis.RedisError)
 
     def begin_move(self, run: str, source: int, target: int) -> None:
         """Begin to move a run key by key; no key has moved yet."""
@@ -97,7 +105,7 @@ class Cluster:
         slot = self.slot_of(run)
         for node in (target, source):
             self.ask(node, "SETSLOT", slot, "NODE", self.ids[target])
-        wait_until(lambda: self.has(run, target))
+        wait_until(lambda: self.has(run, target), ignoring=redis.RedisError)
 
     def has(self, run: str, node: int) -> bool:
         """Whether a node serves the run, by its own account."""

@@ -6,34 +6,17 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import redis
 
+from console.run.redis_server import free_port
 from tests.conftest import find_redis_server
+from tests.waiting import wait_until
 
 PASSWORD = "hunter2"
-
-
-def free_port() -> int:
-    """Find a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_until(holds: Callable[[], bool], *, within_s: float = 30.0) -> None:
-    """Wait for something that a server does by itself."""
-    deadline = time.monotonic() + within_s
-    while True:
-        with suppress(redis.RedisError):
-            if holds():
-                return
-        assert time.monotonic() < deadline, "the server did not get there in time"
-        time.sleep(0.05)
 
 
 @contextmanager
@@ -73,7 +56,10 @@ def watched_pair(
         follow = f"replicaof 127.0.0.1 {port}\nrepl-diskless-load swapdb\n"
         _, replica = stack.enter_context(server(folder / "replica", plain + follow))
         with redis.Redis(port=replica, password=PASSWORD) as client:
-            wait_until(lambda: client.info("replication")["master_link_status"] == "up")
+            wait_until(
+                lambda: client.info("replication")["master_link_status"] == "up",
+                ignoring=redis.RedisError,
+            )
         watch = (
             f"sentinel monitor nyala 127.0.0.1 {port} {num_sentinels // 2 + 1}\n"
             f"sentinel auth-pass nyala {PASSWORD}\n"
@@ -87,7 +73,7 @@ def watched_pair(
             ports.append(sentinel)
         for sentinel in ports[1:]:
             with redis.Redis(port=sentinel) as client:
-                wait_until(lambda: _knows_all(client, num_sentinels))
+                wait_until(lambda: _knows_all(client, num_sentinels), ignoring=redis.RedisError)
         sentinels = ",".join(f"127.0.0.1:{each}" for each in ports)
         yield primary, port, f"redis+sentinel://:{PASSWORD}@{sentinels}/nyala/0"
 

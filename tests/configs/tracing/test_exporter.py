@@ -22,6 +22,7 @@ from configs.traces import (
 )
 from configs.tracing import CLOSE_S, Exporter, tracing
 from tests.configs.support.collector import Collector
+from tests.waiting import wait_until
 
 IDS = TraceIds("r", b"key")
 
@@ -44,13 +45,6 @@ def collector():
 def quick(monkeypatch):
     """A second between looks is for machines."""
     monkeypatch.setattr("configs.tracing.EVERY_S", 0.02)
-
-
-def until(holds, within_s=30.0):
-    end = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def lines(logged, event):
@@ -85,7 +79,7 @@ def test_a_collector_has_the_spans_of_a_process_with_their_ids_times_and_links(c
 def test_spans_arrive_while_the_process_goes_on(collector, quick):
     with traced(run_with(collector.endpoint)):
         trace_expired([7])
-        until(lambda: len(collector.received) == 1)
+        wait_until(lambda: len(collector.received) == 1)
 
 
 def test_spans_go_to_the_path_of_traces_below_the_endpoint(collector):
@@ -128,10 +122,10 @@ def test_a_collector_that_refuses_costs_spans_and_is_named_once(collector, quick
         collector.status = 400
         for task_id in range(3):
             trace_expired([task_id])
-            until(lambda: len(collector.headers) > task_id)  # noqa: B023 - called at once
+            wait_until(lambda: len(collector.headers) > task_id)  # noqa: B023 - called at once
         collector.status = 200
         trace_expired([9])
-        until(lambda: len(collector.received) == 1)
+        wait_until(lambda: len(collector.received) == 1)
 
     (away,) = lines(logged, "the collector takes no spans")
     assert "400" in away["reason"]
@@ -219,7 +213,7 @@ def test_a_full_queue_is_named_once_until_it_has_had_room(quick):
         exporter = Exporter(traces, held).start()
         fill(traces, MAX_WAITING + 700)
         held.goes_on.set()
-        until(lambda: held.taken >= MAX_WAITING)
+        wait_until(lambda: held.taken >= MAX_WAITING)
         exporter.close()
 
     (line,) = lines(logged, "spans are dropped")
@@ -232,7 +226,7 @@ def test_the_death_of_the_thread_is_heard_and_ends_nothing_else(quick):
     with capture_logs() as logged:
         exporter = Exporter(traces, Broken()).start()
         fill(traces, 1)
-        until(lambda: lines(logged, "a thread died of an unexpected error"))
+        wait_until(lambda: lines(logged, "a thread died of an unexpected error"))
         fill(traces, 3)
         exporter.close()
 

@@ -15,7 +15,7 @@ import yaml
 
 from console.run.redis_server import free_port
 from tests.broker.support.keys import keys_with_actor
-from tests.console.support.waiting import is_alive, wait_until
+from tests.waiting import is_alive, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -31,7 +31,7 @@ class Group:
         tree = {
             "run": {"name": "far", "model": "init", "environment": "calculator"},
             "broker": {
-                "endpoint": f"tcp://127.0.0.1:{free_port('127.0.0.1')}",
+                "endpoint": f"tcp://127.0.0.1:{free_port()}",
                 "keys": str(keys_with_actor(folder / "keys")),
             },
             "actors": actors,

@@ -13,7 +13,7 @@ from configs.errors import DeadlineError
 from console import api
 from console.run.run_folder import RunFolder
 from tests.console.support.stand_in_up import MODULE
-from tests.console.support.waiting import wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
 

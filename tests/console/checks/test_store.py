@@ -12,7 +12,8 @@ from configs.errors import NyalaError, SettingsError
 from configs.settings import BufferSettings, RunSettings
 from console.run.checks.check import Doubt
 from console.run.checks.store import store_checks
-from tests.buffer.support.servers import server, wait_until
+from tests.buffer.support.servers import server
+from tests.waiting import wait_until
 
 RUN = RunSettings(model="init", environment="calculator")
 GOOD = 'save ""\nappendonly yes\nmaxmemory 2gb\nmaxmemory-policy noeviction\n'
@@ -28,7 +29,7 @@ def url(tmp_path_factory):
     """A server that is as it should be; tests change it while it runs, and back."""
     with server(tmp_path_factory.mktemp("redis") / "good", GOOD) as (_, port):
         with redis.Redis(port=port) as client:
-            wait_until(client.ping)
+            wait_until(client.ping, ignoring=redis.RedisError)
         yield f"redis://127.0.0.1:{port}/0"
 
 

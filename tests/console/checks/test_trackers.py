@@ -63,7 +63,7 @@ def test_wandb_online_needs_a_key(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", ["mlflow", "trackio"])
 def test_a_server_that_is_not_there_or_another_one_is_refused(name, other_server):
-    nowhere = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+    nowhere = f"http://127.0.0.1:{free_port()}"
 
     for url in (nowhere, other_server):
         with pytest.raises(

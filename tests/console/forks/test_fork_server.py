@@ -20,7 +20,7 @@ from console.run.process import PYTHON, Command, Process
 from console.run.redis_server import free_port
 from learner import initial_model
 from tests.console.support.recorded_groups import Groups
-from tests.console.support.waiting import is_alive, wait_until
+from tests.waiting import is_alive, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ IMPORT_S = 120.0
 @pytest.fixture
 def config(tmp_path):
     path = tmp_path / "settings.yaml"
-    path.write_text(SETTINGS.format(directory=tmp_path, port=free_port("127.0.0.1")))
+    path.write_text(SETTINGS.format(directory=tmp_path, port=free_port()))
     make_keys(tmp_path / "r" / "keys")
     make_client(tmp_path / "r" / "keys", "actor-0")
     return path
@@ -113,9 +113,8 @@ def test_learner_and_actor_end_with_their_own_code_and_a_later_life_is_a_fork_to
     for role in ("learner", "actors", "learner"):
         process, log = start(server, role, "--config", "/nowhere.yaml")
 
-        wait_until(lambda process=process: process.poll() is not None)
+        assert wait_until(process.poll) == 2
 
-        assert process.poll() == 2
         (row,) = map(json.loads, log.read_text().splitlines())
         assert "/nowhere.yaml must be a YAML file" in row["event"]
 

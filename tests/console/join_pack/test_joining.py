@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from broker.transport.allow_list import read_allowed
-from tests.console.support.waiting import wait_until
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 120.0  # importing torch takes a minute where the cores are shared

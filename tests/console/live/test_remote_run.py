@@ -21,7 +21,7 @@ from learner.reporting.bulletin import Bulletin
 from tests.broker.support.keys import keys_with_actor
 from tests.broker.support.ring import FIRST, RUN, Ring, begin, ring, settings_with
 from tests.console.support.recorded_run import rows
-from tests.console.support.waiting import wait_until
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def watched(
     asyncio.run(play())
 
 
-async def until(holds: Callable[[], bool]) -> None:
+async def until_answered(holds: Callable[[], bool]) -> None:
     await asyncio.to_thread(wait_until, holds)  # a thread of the run's asks the broker
 
 
@@ -72,7 +72,7 @@ def test_an_observer_sees_figures_actors_and_buffer_without_a_folder(
         bulletin.add_batch(row)
 
     async def story(here: Ring, run: RemoteRun) -> None:
-        await until(lambda: run.look().fill is not None)
+        await until_answered(lambda: run.look().fill is not None)
         assert not run.look().is_training
         actor = await here.actor()
         await actor.beat(BeatRequest((), FIRST, Figures(tokens_per_s=250.0, in_flight=16.0)))
@@ -80,7 +80,7 @@ def test_an_observer_sees_figures_actors_and_buffer_without_a_folder(
         assert text is not None
         await here.store.run(operations.show(1, text))
 
-        await until(lambda: run.look().is_training and run.look().actors_alive == 1)
+        await until_answered(lambda: run.look().is_training and run.look().actors_alive == 1)
 
         view = run.look()
         shown = "\n".join(line.plain for line in live_view(view, name="test", width=80, height=24))
@@ -99,20 +99,20 @@ def test_an_observer_sees_figures_actors_and_buffer_without_a_folder(
 
 def test_the_end_of_a_run_reaches_an_observer(redis_url: str, key: Path) -> None:
     async def story(here: Ring, run: RemoteRun) -> None:
-        await until(lambda: run.look().fill is not None)
+        await until_answered(lambda: run.look().fill is not None)
         assert not run.is_over
         await here.store.run(operations.cancel(1))
-        await until(lambda: run.is_over)
+        await until_answered(lambda: run.is_over)
 
     watched(redis_url, key, story)
 
 
 def test_a_key_that_is_revoked_sees_nothing_more(redis_url: str, key: Path) -> None:
     async def story(here: Ring, run: RemoteRun) -> None:
-        await until(lambda: run.look().fill is not None)
+        await until_answered(lambda: run.look().fill is not None)
         revoke(here.keys, "ana")
 
-        await until(lambda: refusal_of(run) != "")
+        await until_answered(lambda: refusal_of(run) != "")
 
     watched(redis_url, key, story)
 
@@ -123,7 +123,7 @@ def test_a_key_of_an_actor_does_not_look(redis_url: str, key: Path) -> None:
     async def story(here: Ring, run: RemoteRun) -> None:
         as_actor = RemoteRun(Address(here.endpoint, RUN), Path(actor))
 
-        await until(lambda: refusal_of(as_actor) != "")
+        await until_answered(lambda: refusal_of(as_actor) != "")
         text = "StatusRequest must come from observer or operator, got the actor"
         assert text in refusal_of(as_actor)
 

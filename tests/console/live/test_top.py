@@ -22,8 +22,8 @@ from console.live.top import LocalRun
 from console.main import app
 from console.run.run_folder import RunFolder
 from tests.console.support.recorded_run import FOLDER, rows
-from tests.console.support.waiting import wait_until
 from tests.learner.support.tiny_run import begin_run, tiny_settings
+from tests.waiting import wait_until
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from console.sweep.grid import outcome_of, parse_axis, ranked
 from console.sweep.page import write_sweep
 from tests.console.support.made_run import answers, made_run
 from tests.console.support.stand_in_up import MODULE
-from tests.console.support.waiting import wait_until
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 SETTINGS = """

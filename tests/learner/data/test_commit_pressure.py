@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +14,7 @@ from configs.settings import BufferSettings
 from learner.data.alarms import CommitPressure
 from learner.data.retrying_store import RetryingStore
 from tests.buffer.support.run_in_store import GROUP_SIZE, RunInStore
+from tests.waiting import wait_until
 
 RECORD = b"x" * 400_000
 
@@ -58,10 +58,10 @@ def test_a_run_commits_before_its_quota_stops_it(run: RunInStore) -> None:
 def _used_bytes_without_buffers(run: RunInStore) -> int:
     """Memory in use once Redis has freed the buffers of the connections that made the run."""
     run.store.close()
-    deadline = time.monotonic() + 30
-    while run.redis.info("memory")["mem_clients_normal"] > len(RECORD):
-        assert time.monotonic() < deadline, "Redis keeps the buffers of closed connections"
-        time.sleep(0.05)
+    wait_until(
+        lambda: run.redis.info("memory")["mem_clients_normal"] <= len(RECORD),
+        "Redis keeps the buffers of closed connections",
+    )
     return run.store.run(operations.memory()).used_bytes
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import socket
 import sys
@@ -25,6 +24,7 @@ from learner import several_machines as node_zero
 from learner import several_machines as other_node
 from learner.launch import Meeting, Nodes, RankProcesses, check_nodes
 from learner.several_machines import Lines, Lost, interface_of, launch_node
+from tests.waiting import wait_until
 
 PATIENCE_S = 30
 
@@ -77,12 +77,11 @@ class Cluster:
 
     def connect(self) -> socket.socket:
         """Connect to node 0 as soon as it listens."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            with contextlib.suppress(ConnectionRefusedError):
-                return socket.create_connection(("127.0.0.1", self.port))
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        return wait_until(
+            lambda: socket.create_connection(("127.0.0.1", self.port)),
+            timeout_s=PATIENCE_S,
+            ignoring=ConnectionRefusedError,
+        )
 
     def by_hand(self, node: int) -> Lines:
         """Join as a further machine of one rank, without a launcher."""
@@ -97,10 +96,11 @@ class Cluster:
 
     def wait_for(self, life: int, *ranks: str) -> None:
         """Wait until exactly these have started."""
-        deadline = time.monotonic() + PATIENCE_S
-        while self.started(life) != {*ranks}:
-            assert time.monotonic() < deadline, self.started(life)
-            time.sleep(0.02)
+        wait_until(
+            lambda: self.started(life) == {*ranks},
+            lambda: f"started: {self.started(life)}",
+            timeout_s=PATIENCE_S,
+        )
 
     def end(self, life: int, rank: int, code: int) -> None:
         """Let a rank end."""
@@ -327,8 +327,4 @@ def test_a_trusted_network_and_loopback_are_taken() -> None:
 
 
 def _message(connection: Lines) -> dict[str, Any]:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (messages := connection.receive()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return messages[0]
+    return wait_until(connection.receive, timeout_s=PATIENCE_S)[0]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +25,7 @@ from tests.learner.support import ring_in_process
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.ring_in_process import RingInProcess
 from tests.learner.support.tiny_run import tiny_settings
+from tests.waiting import wait_until
 
 WHERE = "reward raised KeyError: 'answer', at /a/grading.py:3"
 
@@ -96,10 +95,3 @@ def test_a_pause_is_advised_although_no_batch_comes(
     assert (advice.rule, WHERE in advice.text) == ("leasing_paused", True)
     (logged,) = [line for line in logs if line["event"] == "ADVICE"]
     assert logged["text"] == advice.text
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

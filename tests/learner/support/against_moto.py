@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from broker.weights.object_store import (
 from buffer.record.episode import PolicyVersion
 from buffer.record.object_store import ObjectStore
 from configs.errors import CheckpointError
+from console.run.redis_server import free_port
 from lab.faults.proxy import Proxy
 from learner.checkpointing.bucket_copies import COMMITTED, BucketCopies
 from learner.checkpointing.learner_state import LearnerState
@@ -39,6 +39,7 @@ from learner.checkpointing.manifest import KEY
 from learner.reporting.metrics import Totals
 from tests.learner.support.stored_bytes import WEIGHTS, StoredBytes
 from tests.system.support.bucket_faults import check_run
+from tests.waiting import wait_until
 
 PATIENCE_S = 60.0
 URL = "s3://checkpoints/folder"
@@ -52,28 +53,21 @@ def moto(folder: Path) -> Iterator[str]:
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
     pip = [str(folder / "venv" / "bin" / "python"), "-m", "pip"]
     subprocess.run([*pip, "install", "-qq", "moto[s3,server]"], check=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [str(folder / "venv" / "bin" / "moto_server"), "-H", "127.0.0.1", "-p", str(port)]
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        _wait_until_up(port)
+        wait_until(lambda: _is_up(port), "moto did not start", timeout_s=PATIENCE_S)
         yield f"http://127.0.0.1:{port}"
     finally:
         server.terminate()
         server.wait(10)
 
 
-def _wait_until_up(port: int) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        assert time.monotonic() < deadline, "moto did not start"
-        time.sleep(0.1)
+def _is_up(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def check_checkpoints(folder: Path) -> None:

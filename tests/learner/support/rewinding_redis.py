@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import redis
 
+from console.run.redis_server import free_port
 from tests.conftest import find_redis_server
+from tests.waiting import wait_until
 
 
 class RewindingRedis:
     """A server that logs every write; a copy of its log taken earlier is a past to go back to."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+        self._port = free_port()
         self.url = f"redis://127.0.0.1:{self._port}/0"
         self._folder = folder
         self._files = folder / "now"
@@ -44,14 +42,8 @@ class RewindingRedis:
         command = [find_redis_server(), *(x for k, v in options.items() for x in (f"--{k}", v))]
         with (self._folder / "log").open("ab") as log:
             self._server = subprocess.Popen(command, stdout=log, stderr=log)
-        deadline = time.monotonic() + 10
         with redis.Redis.from_url(self.url) as client:
-            while True:
-                with contextlib.suppress(redis.ConnectionError):
-                    client.ping()
-                    return
-                assert time.monotonic() < deadline, "the server does not start"
-                time.sleep(0.01)
+            wait_until(client.ping, "the server does not start", ignoring=redis.ConnectionError)
 
     def kill(self) -> None:
         """End the server as a power loss does."""

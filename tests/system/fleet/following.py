@@ -24,7 +24,7 @@ import pytest
 from broker.transport.keys import make_client, make_keys
 from configs.loader import load, save
 from console.run.redis_server import free_port
-from tests.console.support.waiting import wait_until
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 300.0
@@ -70,7 +70,7 @@ class Fleet:
         own = [
             *(f"run.name={name}", f"run.directory={folder}"),
             f"run.environment_settings={json.dumps(words)}",
-            f"broker.endpoint=tcp://127.0.0.1:{free_port('127.0.0.1')}",
+            f"broker.endpoint=tcp://127.0.0.1:{free_port()}",
         ]
         self.folder.mkdir()
         make_keys(self.folder / "keys")

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from tests.console.support.waiting import wait_until
 from tests.newcomer.pages import blocks_of
 from tests.system.support.own_network import OwnNetwork
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 300.0

@@ -23,8 +23,8 @@ import yaml
 
 from configs.loader import load
 from console.verbs.fleet import render
-from tests.console.support.waiting import wait_until
 from tests.system.support.own_network import OwnNetwork
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 240.0

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from console.run.redis_server import free_port
 from lab.faults.proxy import Proxy
-from tests.broker.support.broker_process import free_port
 from tests.conftest import running_redis
 from tests.system.support.ring_by_hand import RingByHand, assert_one_history
 

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, ClassVar
 from buffer import operations
 from buffer.store import Store
 from configs.errors import StoreError
+from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[3]
 START_S = 240.0  # a whole ring on two busy cores
@@ -151,11 +151,7 @@ class LiveRun:
         self, condition: Callable[[], bool], what: str, *, within_s: float = START_S
     ) -> None:
         """Wait for something that is seen from outside; shows the logs if it does not come."""
-        deadline = time.monotonic() + within_s
-        while not condition():
-            if time.monotonic() > deadline:
-                raise AssertionError(f"{what}: not within {within_s:g} s\n{self.logs()}")
-            time.sleep(0.05)
+        wait_until(condition, lambda: f"{what}: late\n{self.logs()}", timeout_s=within_s)
 
     def logs(self) -> str:
         """The end of every log."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tests.console.support.waiting import wait_until
+from tests.waiting import wait_until
 
 ADDRESS = "10.77.0.1"
 

@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import sysconfig
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import wait_until
 
 EVENTS = """
 import json, sys
@@ -95,11 +96,14 @@ def server(
             command, cwd=folder, env={**os.environ, **environment}, stdout=log, stderr=log
         )
     try:
-        deadline = time.monotonic() + 120
-        while not _answers(url):
-            assert process.poll() is None, (folder / "server.log").read_text()[-3000:]
-            assert time.monotonic() < deadline, f"{url} does not answer"
-            time.sleep(0.2)
+        log_file = folder / "server.log"
+        wait_until(
+            lambda: _answers(url) or process.poll() is not None,
+            f"{url} does not answer",
+            timeout_s=120,
+            every_s=0.2,
+        )
+        assert process.poll() is None, log_file.read_text()[-3000:]
         yield
     finally:
         process.terminate()

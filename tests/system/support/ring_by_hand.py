@@ -18,6 +18,7 @@ from buffer.store import Store
 from configs.errors import StoreError
 from configs.loader import load, save
 from console.run.own_files import with_value
+from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[3]
 PATIENCE_S = 240.0
@@ -100,10 +101,7 @@ class RingByHand:
     def until(self, holds: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> float:
         """Wait; returns the seconds that it took."""
         began = time.monotonic()
-        while not holds():
-            waited_s = time.monotonic() - began
-            assert waited_s < within_s, f"{what}: not within {within_s:g} s\n{self.logs()}"
-            time.sleep(0.05)
+        wait_until(holds, lambda: f"{what}: late\n{self.logs()}", timeout_s=within_s)
         return time.monotonic() - began
 
     def logs(self) -> str:

@@ -11,7 +11,7 @@ import mmap
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
 from configs.worker import Worker
 from learner.weights.group import GroupPlan, SendingGroup, listen
+from tests.waiting import until
 from tests.weights.support.fake_nccl import FakeNccl, fake_nccl
 
 BYTES = os.urandom(100_003)
@@ -52,19 +53,13 @@ async def connected() -> AsyncIterator[tuple[WorkerLine, Worker]]:
     line = WorkerLine()
     running = asyncio.create_task(line.run())
     worker = serve_actor(line.path, "cpu")
-    await until(lambda: line.is_open)
+    await until(lambda: line.is_open, every_s=0.001)
     try:
         yield line, worker
     finally:
         running.cancel()
         await asyncio.wait([running])
         await asyncio.to_thread(worker.join, SOON_S)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SOON_S):
-        while not condition():  # noqa: ASYNC110 - of a thread, which sets no event
-            await asyncio.sleep(0.001)
 
 
 def members_now() -> set[threading.Thread]:
@@ -130,7 +125,7 @@ async def mid_broadcast(line: WorkerLine, folder: Path) -> asyncio.Task[str]:
     await line.enter(sender.epoch)
     receiving = asyncio.create_task(line.receive(path, memory))
     await asyncio.to_thread(sender.send, BYTES[: 5 * BUCKET])
-    await until(lambda: memory[:BUCKET] == BYTES[:BUCKET])
+    await until(lambda: memory[:BUCKET] == BYTES[:BUCKET], every_s=0.001)
     assert not receiving.done()
     return receiving
 
@@ -160,7 +155,7 @@ def test_an_actor_that_ends_ends_the_membership_of_its_worker(tmp_path: Path) ->
         assert not worker.is_alive
         with pytest.raises(WeightsError, match="worker cannot receive: this actor ends"):
             await receiving
-        await until(lambda: not members_now() - earlier)
+        await until(lambda: not members_now() - earlier, every_s=0.001)
 
     asyncio.run(story())
 
@@ -200,7 +195,7 @@ def test_an_actor_is_ready_when_its_worker_is(tmp_path: Path, is_stopped: bool) 
                 silent.connect(line.path)
             else:
                 serve_actor(line.path, "cpu")
-            await until(lambda: line.is_open)
+            await until(lambda: line.is_open, every_s=0.001)
             updates = WeightUpdates(HeldWeights(), counters := WeightCounters())
             files = StagingFiles("test", fallback=tmp_path)
             member = GroupMember(post, updates, files, counters, place=line, timeout_s=0.5)

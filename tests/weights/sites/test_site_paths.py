@@ -16,6 +16,7 @@ from learner.weights.paths.sites import Sites
 from learner.weights.server import WeightServer
 from learner.weights.slots import Slots
 from learner.weights.updates.sparse_chain import SparseChain
+from tests.waiting import until
 from tests.weights.support.scripted_publisher import contents, manifest
 
 
@@ -174,9 +175,7 @@ def test_slices_of_a_version_that_nobody_shared_yet_have_digests_when_a_site_nee
         heard.posted.clear()
         heard.join("second")
         found = [list(heard.posted)]
-        async with asyncio.timeout(5.0):
-            while heard.server._digests.of(PolicyVersion(1, 1)) is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: heard.server._digests.of(PolicyVersion(1, 1)) is not None)
         heard.join("second")
         making.cancel()
         return found, heard.posted

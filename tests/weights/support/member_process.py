@@ -11,7 +11,7 @@ import mmap
 import multiprocessing
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -26,6 +26,7 @@ from broker.protocol.weight_messages import Epoch
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
 from learner.weights.group import GroupPlan, SendingGroup, listen
+from tests.waiting import until
 
 NEW_PROGRAMS = multiprocessing.get_context("spawn")  # no fork of this one could use CUDA
 JOIN_S, SEND_S = 60.0, 10.0
@@ -108,7 +109,9 @@ async def a_killed_member_costs_the_deadline(group: Group, num_buckets: int) -> 
         await line.enter(sender.epoch)
         receiving = asyncio.create_task(line.receive(path, memory))
         await sender.send(half)
-        await until(lambda: memory[: group.bucket_bytes] == half[: group.bucket_bytes])
+        await until(
+            lambda: memory[: group.bucket_bytes] == half[: group.bucket_bytes], every_s=0.001
+        )
         process.kill()
         with pytest.raises(WeightsError, match="worker cannot receive: it has ended"):
             await receiving
@@ -130,7 +133,9 @@ async def one_that_leaves_is_free_at_once(group: Group, num_buckets: int) -> Non
         await line.enter(sender.epoch)
         receiving = asyncio.create_task(line.receive(path, memory))
         await sender.send(half)
-        await until(lambda: memory[: group.bucket_bytes] == half[: group.bucket_bytes])
+        await until(
+            lambda: memory[: group.bucket_bytes] == half[: group.bucket_bytes], every_s=0.001
+        )
         line.leave()
         following = Sender(group)
         await line.enter(following.epoch)
@@ -151,7 +156,7 @@ async def member(device: str) -> AsyncIterator[tuple[WorkerLine, BaseProcess]]:
     process = NEW_PROGRAMS.Process(target=_serve, args=(line.path, device), daemon=True)
     await asyncio.to_thread(process.start)
     try:
-        await until(lambda: line.is_open)
+        await until(lambda: line.is_open, every_s=0.001)
         yield line, process
     finally:
         running.cancel()
@@ -166,13 +171,6 @@ def staged(folder: Path, num_bytes: int) -> tuple[Path, mmap.mmap]:
     path.write_bytes(bytes(num_bytes))
     with path.open("r+b") as file:
         return path, mmap.mmap(file.fileno(), 0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another process does."""
-    async with asyncio.timeout(JOIN_S):
-        while not condition():  # noqa: ASYNC110 - it sets no event
-            await asyncio.sleep(0.001)
 
 
 def _serve(path: str, device: str) -> None:

@@ -18,6 +18,7 @@ from learner.weights.log import Sent, read_weight_log
 from learner.weights.publish import WeightPublisher
 from tests.broker.support.keys import keys_with_actor
 from tests.learner.support.forks import FORKS
+from tests.waiting import wait_until
 from tests.weights.support import actor_process
 from tests.weights.support.toy_model import PROBE_IDS, ToyModel, probe_logprobs
 
@@ -134,15 +135,17 @@ class Plane:
 
     def deliveries(self, until=None) -> list[Sent]:
         """What became of versions since the last call; waits for the one of `until`."""
-        deadline = time.monotonic() + 20.0
-        while True:
+
+        def unread() -> list[Sent]:
             lines = read_weight_log(self._run.folder)
             found = [convert(line, Sent) for line in lines if line["event"] == "delivered"]
-            found = found[self._num_read :]
-            if until is None or any(sent.version == until for sent in found):
-                break
-            assert time.monotonic() < deadline, f"no report of {until}"
-            time.sleep(0.01)
+            return found[self._num_read :]
+
+        if until is not None:
+            wait_until(
+                lambda: any(sent.version == until for sent in unread()), f"no report of {until}"
+            )
+        found = unread()
         self._num_read += len(found)
         return found
 
@@ -151,9 +154,12 @@ class Plane:
 
         Returns the first delivery by a group.
         """
-        while (sent := self.deliveries(until=self.publish().version)[-1]).epoch == 0:
-            time.sleep(0.2)
-        return sent
+
+        def by_group() -> Sent | None:
+            newest = self.deliveries(until=self.publish().version)[-1]
+            return newest if newest.epoch else None
+
+        return wait_until(by_group, timeout_s=60.0, every_s=0.2)
 
     @property
     def publication(self):

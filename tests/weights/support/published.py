@@ -21,6 +21,7 @@ from learner.weights.object_store_writer import ObjectStoreWriter
 from learner.weights.slots import Slots
 from learner.weights.updates.sparse_chain import SparseChain
 from learner.weights.versions_on_offer import VersionsOnOffer
+from tests.waiting import until
 
 Found = TypeVar("Found")
 NUM_BYTES = CHUNK_BYTES + 1000  # two slices
@@ -97,14 +98,6 @@ class Published:
         """Names of all objects, without the folder."""
         found: list[str] = self.store._files.find(self.store._root)
         return sorted(path.rpartition("/")[2] for path in found)
-
-
-async def until(found: Callable[[], Found]) -> Found:
-    """Wait for something: a publisher does not wait for its writer either."""
-    async with asyncio.timeout(10.0):
-        while not (value := found()):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    return value
 
 
 def play(published: Callable[[], Published], story):

@@ -14,6 +14,7 @@ from broker.protocol.weight_messages import CHUNK_BYTES, Announce, Sources
 from broker.weights.object_store import KEPT, StoredWeights, WeightStore
 from learner.weights.updates import sparse_chain
 from learner.weights.updates.sparse_chain import SparseChain
+from tests.waiting import until
 from tests.weights.support.adapted_toy import AdaptedToy
 from tests.weights.support.plane import Plane
 from tests.weights.support.published import (
@@ -21,7 +22,6 @@ from tests.weights.support.published import (
     Published,
     here_and_there,
     play,
-    until,
 )
 from tests.weights.support.scripted_publisher import CALLER
 
@@ -128,7 +128,7 @@ def test_the_base_of_adapters_is_stored_once_and_of_each_version_the_adapter(tmp
             adapter = bytes([step]) * 100
             published.publish(step, adapter)
             urls_of = partial(published.writer.urls_of, published.manifest(step, adapter))
-            await until(lambda urls_of=urls_of: all(urls_of()))  # type: ignore[misc]
+            await until(lambda: all(urls_of()))  # noqa: B023 - called at once
             whole, stored, at = urls_of()
             assert StoredWeights(whole).read(0, 10**9) == here_and_there(step)
             assert StoredWeights(stored).read(0, NUM_BYTES) == adapter
@@ -165,9 +165,13 @@ class Far:
         sources = Sources((), digests, *published.writer.urls_of(published.manifest(step)))
         self.arrived.clear()
         news = Announce(published.manifest(step), 0, links, sources)
-        while self.transfer.held.step < step:
+
+        def has_taken() -> bool:
             self.transfer.on_message(news)  # as the publisher does every 2 s
-            await asyncio.sleep(0.05)
+            return self.transfer.held.step >= step
+
+        if self.transfer.held.step < step:
+            await until(has_taken, every_s=0.05)
 
 
 @pytest.mark.parametrize("harm", ["none", "spoilt", "removed", "not there yet"])

@@ -13,7 +13,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,7 @@ from tests.actors.support.engine_battery import swaps_under_load
 from tests.actors.support.engine_probe import Bench, tiny_folder
 from tests.actors.support.vllm_plugin import make_plugin_visible
 from tests.needs import needs
+from tests.waiting import until
 from tests.weights.support.plane import JOIN_AND_SEND_S, SLACK_S
 from tests.weights.support.vllm_actor import TIMEOUT_S, QwenPlane, one_more, receiving
 
@@ -136,12 +136,6 @@ async def a_worker_that_dies_costs_the_others_no_more(
     following = await asyncio.to_thread(plane.publish)
     await asyncio.to_thread(other.applied, following, timeout_s=TIMEOUT_S)
     assert time.monotonic() - began < SEND_S + JOIN_AND_SEND_S + SLACK_S
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():  # noqa: ASYNC110 - of other processes, which set no event
-            await asyncio.sleep(0.01)
 
 
 def is_stopped(pid: int) -> bool:
