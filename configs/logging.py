@@ -27,7 +27,7 @@ from .errors import NyalaError, printable_lines
 
 Level = Literal["debug", "info", "warning", "error"]
 
-NOISY = ("vllm", "transformers", "torch", "asyncio", "urllib3", "httpx", "matplotlib", "filelock")
+NOISY = ("vllm", "transformers", "torch", "asyncio", "urllib3", "httpx", "filelock")
 """Libraries whose warnings and chatter a person running Nyala cannot act on."""
 
 _bound: dict[str, str] = {}

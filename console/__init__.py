@@ -2,7 +2,7 @@
 
 api           Runs from Python: what `import nyala` offers
 command_line  The command line: its verbs, arguments that several share, and what was typed
-display/      Views of a run: progress, tables, plots
+display/      Views of a run: progress, tables
 doctor/       `nyala doctor`: all checks of a machine, of settings and of a run
 live/         A run as it happens: its logs, and its end on request
 main          `nyala`: its verbs on the command line, and how their errors reach a person

@@ -39,10 +39,10 @@ from .final_answer import FORMAT, candidates, position_share
 # --------------------------------------------------------------------------------------------------
 # Import of a single dataset of reasoning-gym.
 #
-# The package's own `__init__` imports all of its hundred datasets, and with them sympy and
-# matplotlib. Here it and the packages of its subjects stay unexecuted until something is looked up
-# in them that is not one of their modules, and only the module that registers the wanted dataset is
-# imported. A dataset whose module needs names of the whole package takes all of it.
+# The package's own `__init__` imports all of its hundred datasets, and with them sympy. Here it and
+# the packages of its subjects stay unexecuted until something is looked up in them that is not one
+# of their modules, and only the module that registers the wanted dataset is imported. A dataset
+# whose module needs names of the whole package takes all of it.
 #
 # What the package asks for and its locks leave out, as it would have to be compiled
 # (`requirements/datasets.txt`), is asked for by the datasets that import it.

@@ -69,7 +69,6 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=CHOICES, help="may be given again")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="let the fleet work so long")
     parser.add_argument("--actors", type=int, default=1000, help="of the fleet")
-    parser.add_argument("--plot", type=Path, help="draw the memory during `fleet` here, PNG")
     parser.add_argument("--reverb-python", default=sys.executable, help="an interpreter with it")
     chosen = parser.parse_args()
     size = FULL if chosen.full else SHORT
@@ -90,7 +89,6 @@ def main() -> None:
                 actors=chosen.actors,
                 seconds=fleet_s,
                 seasoned=minutes is not None,
-                plot=chosen.plot,
             )
     machine["load_after"] = describe_machine()["load"]
     print(json.dumps({"arms": arms, "ratios": ratios(arms), "machine": machine}))

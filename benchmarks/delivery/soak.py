@@ -26,7 +26,6 @@ FOR_EVER = "1e6"
 JOIN_S = 400.0  # CURVE and 600 messages for each of a thousand take a minute or three
 SAMPLE_EVERY_S = 1.0
 SETTLING = 1 / 3  # share of the samples that are left out of the slope: the fleet is joining
-CURVES = {"broker_rss": "broker, resident", "redis_used": "Redis, used_memory"}
 
 
 @dataclass(slots=True)
@@ -61,9 +60,7 @@ class Memory:
         }
 
 
-def soak(
-    folder: Path, *, actors: int, seconds: float, seasoned: bool, plot: Path | None
-) -> dict[str, object]:
+def soak(folder: Path, *, actors: int, seconds: float, seasoned: bool) -> dict[str, object]:
     """Let the fleet work for so long; returns its times, the memory, and what became of tasks.
 
     Args:
@@ -71,7 +68,6 @@ def soak(
         actors: How many.
         seconds: How long.
         seasoned: They begin as actors that have been there for hours: memory grows until then.
-        plot: Draw the memory here.
     """
     memory = Memory()
     limits = (f"run.groups_per_batch={GROUPS_PER_BATCH}", f"run.max_policy_lag={MAX_POLICY_LAG}")
@@ -91,8 +87,6 @@ def soak(
             raise RuntimeError(f"the fleet ended with {process.returncode}")
         if actors > probes and others.poll() is not None:
             raise RuntimeError(f"most of the fleet ended early, with {others.returncode}")
-    if plot is not None:
-        draw(memory, plot)
     figures: dict[str, object] = json.loads(output.splitlines()[-1])
     figures |= {"probes": probes, "actors": actors}
     return figures | {"episodes": episodes, "memory": memory.shown()}
@@ -148,20 +142,3 @@ def resident_bytes(pid: int) -> int:
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
     raise ProcessLookupError(pid)
-
-
-def draw(memory: Memory, path: Path) -> None:
-    """Plot both curves over time."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    minutes = [second / 60 for second in memory.seconds]
-    for name, label in CURVES.items():
-        mib = [value / 2**20 for value in getattr(memory, name)]
-        axes.plot(minutes, mib, linewidth=1.5, label=label)
-    axes.set(title="Memory under a working fleet", xlabel="minutes", ylabel="MiB")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="best")
-    figure.savefig(path, dpi=120)

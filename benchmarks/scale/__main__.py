@@ -1,4 +1,4 @@
-"""Fleets of up to 1,000 actors, simulated: `python -m benchmarks.scale [--plot FOLDER]`.
+"""Fleets of up to 1,000 actors, simulated: `python -m benchmarks.scale [--table]`.
 
 Engines, training, transfers and machines that are taken away are simulated (`workload.py` has every
 number and its source); leases, admission, resumption, claims and drops are the store's own scripts.
@@ -19,12 +19,11 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from benchmarks.scale.costs import Costs, measure_costs
 from benchmarks.scale.fleet import Fleet
-from benchmarks.scale.report import draw, ratios, table
+from benchmarks.scale.report import ratios, table
 from benchmarks.scale.workload import (
     BYTES_A_TOKEN,
     HEARTBEAT_S,
@@ -53,7 +52,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--plot", type=Path, help="folder for scale.png")
     parser.add_argument("--table", action="store_true", help="print Markdown before the JSON")
     parser.add_argument("--lag", type=int, action="append", help="of the arms; may be given again")
     parser.add_argument("--short", action="store_true", help="the smallest fleet alone")
@@ -67,8 +65,6 @@ def main() -> None:
         say(f"{name}: {found[name]['learner_idle']} of the time the learner waits")
     if chosen.table:
         print(table(found))
-    if chosen.plot is not None:
-        draw(found, chosen.plot / "scale.png")
     answer = {"arms": found, "ratios": ratios(found), "machine": describe_machine()}
     print(json.dumps(answer))
 

@@ -1,4 +1,4 @@
-"""The cost of old data: `python -m benchmarks.staleness [--full] [--plot PNG]`.
+"""The cost of old data: `python -m benchmarks.staleness [--full]`.
 
 A small model learns the demo's task from episodes of the policy of `lag` batches ago: in one
 process and without a network, but with a run's own sampler, reward, packing and training step
@@ -27,7 +27,7 @@ from itertools import product
 from pathlib import Path
 
 from benchmarks.staleness.arms import METHODS, run
-from benchmarks.staleness.report import NAIVE, Point, draw, ratios, summarise, table
+from benchmarks.staleness.report import NAIVE, Point, ratios, summarise, table
 from benchmarks.support.machine import describe_machine
 from benchmarks.support.workload import Workload
 
@@ -84,8 +84,6 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         workload = Workload("staleness", "demo.yaml", folder, overrides=task(size, chosen.set))
         arms = summarise(run(workload, points, workers=chosen.workers))
-    if chosen.plot is not None:
-        draw(arms, chosen.plot)
     machine["load_after"] = describe_machine()["load"]
     print(table(arms), file=sys.stderr)
     print(json.dumps({"arms": arms, "ratios": ratios(arms), "machine": machine}))
@@ -110,7 +108,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
     parser.add_argument("--workers", type=int, default=2, help="processes, of one thread each")
     parser.add_argument("--folder", type=Path, help="keep the model and finished arms here")
-    parser.add_argument("--plot", type=Path, help="draw accuracy over lag here, PNG")
     return parser.parse_args()
 
 

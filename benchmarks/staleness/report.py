@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 NAIVE = "naive"
@@ -71,33 +70,6 @@ def table(arms: Figures) -> str:
         cells = [_cell(at_lag.get(str(lag))) for lag in lags]
         lines.append(f"| {method} |" + "".join(f" {cell} |" for cell in cells))
     return "\n".join(lines)
-
-
-def draw(arms: Figures, path: Path) -> None:
-    """Draw final accuracy and area over the lag, with the range over seeds."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    all_lags = sorted({int(lag) for at_lag in arms.values() for lag in at_lag})
-    for axes, name in zip(figure.subplots(1, 2, sharey=True), ("final", "area"), strict=True):
-        for method, at_lag in arms.items():
-            lags = sorted(map(int, at_lag))
-            means = [at_lag[str(lag)][name] for lag in lags]
-            seeds = [at_lag[str(lag)][f"{name}_of_seeds"] for lag in lags]
-            below = [mean - min(values) for mean, values in zip(means, seeds, strict=True)]
-            above = [max(values) - mean for mean, values in zip(means, seeds, strict=True)]
-            style = "--" if method == NAIVE else "-"
-            axes.errorbar(
-                lags, means, [below, above], linestyle=style, marker="o", capsize=3, label=method
-            )
-        axes.set_xscale("symlog", base=4, linthresh=1)
-        axes.set_xticks(all_lags, map(str, all_lags))
-        axes.set(xlabel="policy lag, batches", ylim=(0, 1.02))
-        axes.grid(alpha=0.3)
-    figure.axes[0].set(title="at the end", ylabel="held-out accuracy (greedy)")
-    figure.axes[1].set(title="mean over the run")
-    figure.axes[0].legend(loc="lower left")
-    figure.savefig(path, dpi=120)
 
 
 def _figures(curves: Sequence[Curve]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from benchmarks.weights.fill import fill
 from benchmarks.weights.held import held, ratios_of
 from benchmarks.weights.pause import blocking_pauses, our_pauses
 from benchmarks.weights.ring import WeightRing, parameters_of
-from benchmarks.weights.sparse import plot_density, sparse_run
+from benchmarks.weights.sparse import sparse_run
 from benchmarks.weights.transport import digest, memcpy, raw_broadcast
 from configs.logging import configure_logging
 from lab.faults.network import SecondNetwork, obstacle
@@ -119,7 +119,6 @@ def main() -> None:
     )
     parser.add_argument("--full", action="store_true", help="numbers to quote")
     parser.add_argument("--only", action="append", choices=ARMS, help="may be given again")
-    parser.add_argument("--plot", type=Path, help="draw the density of changes into this file")
     chosen = parser.parse_args()
     configure_logging("benchmark", run="weights")
     machine = describe_machine()
@@ -139,8 +138,6 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="nyala-weights-") as folder:
             arms[name] = measures[name](Path(folder), size, say=say)
     machine["load_after"] = describe_machine()["load"]
-    if chosen.plot is not None and "sparse" in arms:
-        plot_density(arms["sparse"], chosen.plot)
     print(json.dumps({"arms": arms, "ratios": ratios(arms), "machine": machine}))
 
 

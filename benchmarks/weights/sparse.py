@@ -67,19 +67,3 @@ def sparse_run(
         "group_versions": len(by_group),
         "group_fewer": round(num_bytes * len(by_group) / sum(by_group), 1) if by_group else None,
     }
-
-
-def plot_density(runs: dict[str, Any], path: Path) -> None:
-    """Draw which share of the weights each version changed."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4))
-    for run in runs.values():
-        axes.plot(range(2, len(run["density"]) + 1), run["density"][1:], label=f"lr {run['lr']:g}")
-    axes.set(xlabel="version", ylabel="share of bfloat16 weights changed", yscale="log")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)

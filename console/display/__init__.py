@@ -1,4 +1,4 @@
-"""Views of a run: progress, tables, plots.
+"""Views of a run: progress, tables.
 
 display     The display of a run: the live view on a terminal, plain lines elsewhere
 json_lines  A reader that follows a file of JSON lines while another process writes it

@@ -7,8 +7,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from console.display.result import smooth
-
 from .curves import Evaluation, Figure, Line
 from .drawing import (
     Chart,
@@ -25,6 +23,8 @@ from .drawing import (
     unit_of,
 )
 from .record import Run
+
+SMOOTHING = 0.9  # share of the past in the running mean: half of it is younger than seven steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +205,17 @@ def _spots(frame: Frame, curves: Sequence[Curve]) -> list[Spot]:
         left, right = frame.x(first - 0.5), frame.x(last + 0.5)
         spots.append(Spot(left, round(max(1.0, right - left), 1), "\n".join(texts)))
     return spots
+
+
+def smooth(values: list[float]) -> list[float]:
+    """Return the running mean with forgetting, unbiased at its start."""
+    smoothed: list[float] = []
+    total = weight = 0.0
+    for value in values:
+        total = SMOOTHING * total + (1 - SMOOTHING) * value
+        weight = SMOOTHING * weight + (1 - SMOOTHING)
+        smoothed.append(total / weight)
+    return smoothed
 
 
 def _smooth(values: Sequence[float]) -> list[float]:

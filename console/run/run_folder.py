@@ -76,7 +76,6 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
         self.summary = path / "summary.json"
-        self.plot = path / "reward.png"
         self.report = path / "report.html"
 
     @property

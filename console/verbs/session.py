@@ -14,9 +14,9 @@ from rich.console import Console
 
 from configs.settings import Settings
 from console.display.display import Display, IdleTime, make_display, print_line
-from console.display.json_lines import NewestSample
+from console.display.json_lines import NewestSample, read_rows
 from console.display.progress import Progress, RunProgress, Stages
-from console.display.result import draw_reward, print_result
+from console.display.result import print_result
 from console.display.snapshot import View
 from console.live.top import with_store
 from console.report.model_card import write_card
@@ -77,13 +77,7 @@ class Session:
                 outcome = self._supervise(server)
         except KeyboardInterrupt:
             outcome = None
-        run = self._settings.run
-        tasks = [
-            each.environment_settings.get("dataset", name) if not run.environments else name
-            for name, each in run.by_environment.items()
-        ]
-        plot = draw_reward(self._folder, title=f"{run.name}: {', '.join(tasks)}")
-        if plot is not None:
+        if has_batches := any(read_rows(self._folder.metrics)):
             self._write_report()
         if outcome is not None and outcome.is_finished:
             self._write_card()
@@ -91,8 +85,8 @@ class Session:
             return 0
         if outcome is not None:
             self._say(f"stopped: {outcome.reason}")
-        if plot is not None:
-            self._say(f"the curve so far is in {plot}")
+        if has_batches:
+            self._say(f"the curves so far are in {self._folder.report}")
         self._say(f"to go on from {self._folder.newest_checkpoint() or 'the start'}:")
         self._say(f"  {self._resume_command}")
         if outcome is None:

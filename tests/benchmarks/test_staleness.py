@@ -10,7 +10,7 @@ import torch
 from benchmarks.staleness.__main__ import TASK
 from benchmarks.staleness.arms import METHODS, Arms, train
 from benchmarks.staleness.lagged_run import LaggedRun
-from benchmarks.staleness.report import Point, area, draw, ratios, summarise, table
+from benchmarks.staleness.report import Point, area, ratios, summarise, table
 from benchmarks.support.workload import Workload
 from buffer.record.episode import Episode
 from learner.algorithm.microbatch import Sequences
@@ -121,12 +121,6 @@ def test_the_table_has_mean_and_area_of_every_arm_and_the_spread_of_several_seed
 
     assert rows[0] == "| | lag 0 | lag 16 |"
     assert rows[2] == "| naive | 0.90 ± 0.14 (0.45) | 0.30 (0.15) |"
-
-
-def test_the_picture_is_drawn(tmp_path):
-    draw(summarise(CURVES), tmp_path / "staleness.png")
-
-    assert (tmp_path / "staleness.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_kept_arm_is_known_again_by_its_settings(tmp_path):

@@ -24,7 +24,7 @@ from console.main import app
 from console.run.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("torch", "vllm", "transformers", "rich.console", "pydantic", "redis", "zmq", "matplotlib")
+HEAVY = ("torch", "vllm", "transformers", "rich.console", "pydantic", "redis", "zmq")
 
 
 def nyala(*arguments):

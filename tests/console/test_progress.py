@@ -12,8 +12,8 @@ from rich.console import Console
 from console.display.display import IdleTime, LiveDisplay, PlainDisplay, make_display
 from console.display.json_lines import JsonLines
 from console.display.progress import Progress, RunProgress, Stages, summarise
-from console.display.result import draw_reward, smooth
 from console.display.snapshot import View, duration, figures
+from console.report.curve_charts import smooth
 from console.run.run_folder import RunFolder
 
 
@@ -273,17 +273,6 @@ def test_spans_of_time_read_well():
 def test_smoothing_keeps_a_constant_and_follows_a_step():
     assert smooth([2.0] * 5) == pytest.approx([2.0] * 5)
     assert 0.5 < smooth([0.0] * 20 + [1.0] * 10)[-1] < 1.0
-
-
-def test_a_plot_is_drawn_once_there_is_a_batch(tmp_path):
-    folder = RunFolder(tmp_path)
-    assert draw_reward(folder, title="demo") is None
-
-    write(folder.metrics, *[row(k, reward_mean=k / 9) for k in range(1, 9)])
-    write(folder.evaluations, {"step": 0, "accuracy": 0.1}, {"step": 8, "accuracy": 0.8})
-
-    assert draw_reward(folder, title="demo") == folder.plot
-    assert folder.plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_alarm_is_printed_once_when_it_begins_and_once_when_it_ends():
