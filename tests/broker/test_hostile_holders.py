@@ -32,7 +32,7 @@ from buffer.operations.keys import run_prefix
 from buffer.record.codec import decode_completion, encode_completion
 from buffer.record.episode import Completion, FenceRun, PolicyVersion, VersionSpan
 from tests.broker.support.records import submission
-from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, ring
+from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, ring, until_granted
 
 LONGEST = 10**7
 """Tokens of a run whose limit on them is not reached before the store's on bytes."""
@@ -236,8 +236,7 @@ def test_a_flood_of_failures_suspends_its_key_and_kills_no_task(redis_url: str, 
             assert {v.verdict for v in late.verdicts} == {Verdict.STALE}
             assert (await honest.lease(LeaseRequest(2, FIRST))).status == "OK"
             assert await here.store.run(operations.resume())
-            await asyncio.sleep(1.5)
-            assert (await evil.lease(LeaseRequest(2, FIRST))).status == "OK"
+            assert await until_granted(evil, 2)
 
     try:
         asyncio.run(story())
@@ -263,8 +262,7 @@ def test_a_key_that_was_suspended_begins_anew(redis_url: str, keys: Path) -> Non
             assert key.left_s > 10, "it is certain"
 
             assert await here.store.run(operations.resume())
-            await asyncio.sleep(1.5)  # until the broker has looked again
-            leases = (await evil.lease(LeaseRequest(1, FIRST))).leases
+            leases = await until_granted(evil, 1)  # the broker has looked again
             await evil.fail(failures_of(leases), deadline_s=5)
 
             assert len(leases) == 1

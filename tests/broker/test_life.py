@@ -27,7 +27,7 @@ from buffer.record.codec import decode_episode, encode_completion
 from buffer.record.episode import PolicyVersion
 from configs.errors import RefusedError
 from tests.broker.support.records import completion, submission
-from tests.broker.support.ring import FIRST, begin, create, hello, ring, spec_of
+from tests.broker.support.ring import FIRST, begin, create, hello, ring, spec_of, until_granted
 from tests.waiting import until
 
 
@@ -218,7 +218,6 @@ def test_a_full_store_grants_no_lease_and_takes_submissions(redis_url: str, keys
                 assert (await actor.submit(submission(lease))).verdicts[0].verdict is Verdict.OK
 
                 other.delete("ballast")
-            await asyncio.sleep(1.5)
-            assert (await actor.lease(LeaseRequest(2, FIRST))).status == "OK"
+            assert await until_granted(actor, 2)
 
     asyncio.run(story())

@@ -34,7 +34,16 @@ from configs.settings import RunSettings, Settings
 from configs.weight_path import is_loopback
 from tests.broker.support.fake_clock import FakeClock
 from tests.broker.support.keys import keys_with_actor
-from tests.broker.support.ring import FIRST, Ring, begin, fingerprint, hello, pair_of, ring
+from tests.broker.support.ring import (
+    FIRST,
+    Ring,
+    begin,
+    fingerprint,
+    hello,
+    pair_of,
+    ring,
+    until_refused,
+)
 from tests.waiting import until
 
 
@@ -168,15 +177,9 @@ def test_a_file_that_is_removed_by_hand_revokes_within_a_second(
         async with ring(redis_url, folder) as here:
             await begin(here.store, groups=1)
             actor = await here.actor()
-
-            async def beat_on() -> None:
-                while True:
-                    await actor.beat(BeatRequest((), FIRST))
-                    await asyncio.sleep(0.05)
-
             (folder / "allowed" / "actor" / "actor-1.pub").unlink()
             with pytest.raises(RefusedError, match="taken off the allow-list"):
-                await asyncio.wait_for(beat_on(), 1.5)
+                await until_refused(actor, timeout_s=1.5)
 
     asyncio.run(story())
 

@@ -29,11 +29,16 @@ from tests.waiting import until
 TOLERANCE = 1e-4
 
 
+async def rest() -> None:
+    """Leave the engine idle for a while: it hands the very first tokens after that over at once."""
+    await asyncio.sleep(0.3)
+
+
 async def swaps_under_load(bench: Bench) -> None:
     """After each of three swaps with requests in flight, mu is its version's forward pass."""
     ratios = []
     for _ in range(3):
-        await asyncio.sleep(0.3)  # then the very first tokens are handed over at once
+        await rest()
         long = bench.submit(*[bench.request(max_tokens=60) for _ in range(8)])
         await bench.read(lambda t=long: all(x.token_ids for x in t))  # type: ignore[misc]
 
@@ -65,7 +70,7 @@ async def probe_agrees(bench: Bench) -> None:
 async def switch_at_one_token(bench: Bench) -> None:
     """In flight over a swap: a span for each version, the switch where the policy changed."""
     before, staged = bench.engine.version, bench.stage_next()
-    await asyncio.sleep(0.3)  # then the very first tokens are handed over at once
+    await rest()
     transcripts = bench.submit(*[bench.request(max_tokens=200, temperature=0.7) for _ in range(6)])
     await bench.read(lambda: all(t.token_ids for t in transcripts))
 
@@ -107,7 +112,7 @@ async def after_a_swap(bench: Bench) -> torch.Tensor:
 
 async def _gaps_of_a_swap(bench: Bench) -> list[torch.Tensor]:
     before, staged = bench.engine.version, bench.stage_next()
-    await asyncio.sleep(0.3)  # then the very first tokens are handed over at once
+    await rest()
     lengths = chain(range(20, 170, 5), repeat(150))
     transcripts: list[Transcript] = []
 
@@ -185,7 +190,7 @@ async def queued_requests_start_fresh(bench: Bench) -> None:
 
 async def overflow_starts_fresh(bench: Bench) -> None:
     """With more requests than rows, those that wait at the swap are wholly of the new version."""
-    await asyncio.sleep(0.3)  # then the very first tokens are handed over at once
+    await rest()
     transcripts = bench.submit(*[bench.request(max_tokens=20) for _ in range(80)])
     await bench.read(lambda: any(t.token_ids for t in transcripts))
 
@@ -273,7 +278,7 @@ async def greedy(bench: Bench) -> None:
 
 async def aborts(bench: Bench) -> None:
     """After an abort no delta of the request comes; others go on; its id may be used again."""
-    await asyncio.sleep(0.3)
+    await rest()
     doomed, kept = bench.submit(bench.request(max_tokens=120), bench.request(max_tokens=60))
     await bench.read(lambda: bool(doomed.token_ids))
     held = len(doomed.token_ids)
@@ -290,7 +295,7 @@ async def aborts(bench: Bench) -> None:
 
 async def halts_with_every_token(bench: Bench) -> None:
     """A halt returns all that was made: the engine made nothing that nobody got."""
-    await asyncio.sleep(0.3)  # then the very first tokens are handed over at once
+    await rest()
     transcripts = bench.submit(*[bench.request(max_tokens=200) for _ in range(4)])
     await bench.read(lambda: all(transcript.token_ids for transcript in transcripts))
     held = [len(transcript.token_ids) for transcript in transcripts]
@@ -385,7 +390,7 @@ async def overwritten_weights_make_no_token(bench: Bench) -> None:
     overwritten = bench.folder / "overwritten"
     noise = torch.randn(staged.manifest.num_bytes // 4, generator=torch.Generator().manual_seed(1))
     overwritten.write_bytes(noise.numpy().tobytes())
-    await asyncio.sleep(0.3)  # then the very first tokens are handed over at once
+    await rest()
     transcripts = bench.submit(*[bench.request(max_tokens=200) for _ in range(6)])
     await bench.read(lambda: all(t.token_ids for t in transcripts))
 

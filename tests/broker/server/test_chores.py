@@ -11,6 +11,7 @@ import pytest
 from broker.protocol.messages import BeatRequest, LeaseRequest
 from broker.transport.allow_list import AllowList
 from tests.broker.support.ring import FIRST, begin, ring
+from tests.waiting import until
 
 
 def test_a_broker_without_open_files_left_serves_whom_it_knows(
@@ -18,7 +19,10 @@ def test_a_broker_without_open_files_left_serves_whom_it_knows(
 ) -> None:
     """Connections have taken them all, so that no folder can be read."""
 
-    def refresh(_self: AllowList) -> None:
+    looks: list[AllowList] = []
+
+    def refresh(allowed: AllowList) -> None:
+        looks.append(allowed)
         raise OSError(errno.EMFILE, "Too many open files")
 
     async def story() -> None:
@@ -27,7 +31,7 @@ def test_a_broker_without_open_files_left_serves_whom_it_knows(
             actor = await here.actor()
             with monkeypatch.context() as patch:
                 patch.setattr(AllowList, "refresh", refresh)
-                await asyncio.sleep(1.2)  # two looks at the list
+                await until(lambda: len(looks) >= 2)
 
                 await actor.beat(BeatRequest((), FIRST), deadline_s=5)
 

@@ -16,7 +16,7 @@ import zmq.asyncio
 
 from broker.client import BrokerClient
 from broker.protocol.codec import encode, encode_spec
-from broker.protocol.messages import Hello, TaskSpec
+from broker.protocol.messages import BeatRequest, Hello, Lease, LeaseRequest, TaskSpec
 from broker.server.server import Broker
 from broker.transport.keys import KeyPair, load_pair, load_public, make_client
 from broker.transport.sockets import connect_dealer
@@ -225,3 +225,22 @@ async def until_seen(here: Ring, number: int) -> list[ActorSeen]:
         return list(actors) if len(actors) == number else []
 
     return await until(seen)
+
+
+async def until_granted(client: BrokerClient, max_tasks: int) -> tuple[Lease, ...]:
+    """Ask for tasks until the broker grants some; returns their leases."""
+
+    async def granted() -> tuple[Lease, ...]:
+        return (await client.lease(LeaseRequest(max_tasks, FIRST))).leases
+
+    return await until(granted)
+
+
+async def until_refused(client: BrokerClient, *, timeout_s: float = 10.0) -> None:
+    """Beat until the broker refuses it, which raises what the broker says."""
+
+    async def beat() -> bool:
+        await client.beat(BeatRequest((), FIRST), deadline_s=5)
+        return False
+
+    await until(beat, "no beat is refused", timeout_s=timeout_s, every_s=0.05)

@@ -29,7 +29,7 @@ from broker.transport.keys import KeyPair, load_pair, make_keys, new_pair, place
 from buffer import operations
 from configs.errors import RefusedError
 from tests.broker.support.records import submission
-from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, ring
+from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, ring, until_refused
 
 
 async def replicas(here: Ring, count: int) -> list[BrokerClient]:
@@ -248,9 +248,8 @@ def test_what_a_rotated_enrolment_key_registered_stays_with_it(redis_url: str, f
             assert before < tags
             assert {tag.partition("~")[0] for tag in tags - before} == {tag_of(fleet, "fleet")}
             revoke(fleet, "fleet.previous")
-            await asyncio.sleep(1.0)
             with pytest.raises(RefusedError, match="taken off the allow-list"):
-                await actor.lease(LeaseRequest(1, FIRST), deadline_s=5)
+                await until_refused(actor)
             await added.lease(LeaseRequest(1, FIRST), deadline_s=5)
 
     asyncio.run(story())
