@@ -42,6 +42,7 @@ from tests.broker.support.ring import (
     hello,
     ring,
     spec_of,
+    until_announced,
     until_seen,
 )
 
@@ -180,7 +181,7 @@ async def test_tokens_of_a_version_that_nobody_has_published_yet_wait(
         await publish(running.store, FIRST)
         actor = await running.actor()
         lease = await one_lease(actor)
-        await asyncio.sleep(0.5)  # the broker reads what is published
+        await until_announced(actor, FIRST)
         ahead = made(lease, versions=(VersionSpan(NEXT, 0),))
 
         sending = asyncio.create_task(actor.submit(submission_of(lease, ahead), deadline_s=20))
@@ -202,8 +203,8 @@ async def test_a_publication_that_this_broker_has_not_read_yet_delays_nobody(
     await publish(store, FIRST)
     await store.close()
     async with ring(redis_url, keys) as running:
-        await asyncio.sleep(0.5)  # the broker reads what is published, and then not for a minute
         actor = await running.actor()
+        await until_announced(actor, FIRST)  # and the broker does not look again for a minute
         lease = await one_lease(actor)
         await publish(running.store, NEXT)  # another broker may have passed it on
 

@@ -244,3 +244,13 @@ async def until_refused(client: BrokerClient, *, timeout_s: float = 10.0) -> Non
         return False
 
     await until(beat, "no beat is refused", timeout_s=timeout_s, every_s=0.05)
+
+
+async def until_announced(client: BrokerClient, version: PolicyVersion) -> None:
+    """Beat until the broker, which reads the store now and then, announces these weights."""
+
+    async def is_announced() -> bool:
+        publication = (await client.beat(BeatRequest((), FIRST))).publication
+        return publication is not None and publication.version == version
+
+    await until(is_announced)
