@@ -103,22 +103,21 @@ def test_an_unknown_key_that_resembles_nothing_gets_the_names_there_are(write):
     assert "$.plugh.q is not a setting, got 2; the tables are run, buffer, broker" in text
 
 
-@pytest.mark.parametrize("typed", ["run.top_p", "actors.sampling.top_k"])
-def test_a_truncated_distribution_is_refused_with_the_reason(write, typed):
-    text = refusal(write("run: {model: init}"), f"{typed}=1")
-
-    assert f"$.{typed} has no counterpart: ratios compare the policies' whole dist" in text
-
-
-def test_tables_that_contradict_each_other_are_refused(write):
-    text = refusal(write("run: {model: init, max_policy_lag: 0}\nlearner: {publish_every: 2}"))
-
-    assert "$.learner.publish_every must be <= run.max_policy_lag + 1 = 1, got 2" in text
-
-
 @pytest.mark.parametrize(
     ("overrides", "answer"),
     [
+        (
+            ["run.top_p=1"],
+            "$.run.top_p has no counterpart: ratios compare the policies' whole dist",
+        ),
+        (
+            ["actors.sampling.top_k=1"],
+            "$.actors.sampling.top_k has no counterpart: ratios compare the policies' whole dist",
+        ),
+        (
+            ["run.max_policy_lag=0", "learner.publish_every=2"],
+            "$.learner.publish_every must be <= run.max_policy_lag + 1 = 1, got 2",
+        ),
         (
             [
                 "run.max_prompt_tokens=100",
@@ -185,7 +184,7 @@ def test_tables_that_contradict_each_other_are_refused(write):
         ),
     ],
 )
-def test_settings_that_contradict_each_other_name_both_and_the_next_step(write, overrides, answer):
+def test_a_refusal_of_settings_names_what_contradicts_and_the_next_step(write, overrides, answer):
     text = refusal(write("run: {model: init}"), *overrides)
 
     assert answer in text
