@@ -208,5 +208,6 @@ def test_a_third_engine_is_chosen_where_a_setting_asks_for_it_and_refused_where_
 
     assert str(refused.value) == (
         "actors.engine must be an engine that can start on this machine, got silent "
-        "(actors.kv_on_swap is set), and nothing makes a noise here; or set actors.engine: vllm"
+        "(actors.kv_on_swap is set), and nothing makes a noise here; or set actors.engine: vllm, "
+        "and leave out actors.kv_on_swap"
     )
