@@ -219,11 +219,6 @@ class Curves:
     advice_at: dict[str, int] = field(default_factory=dict)
     """Rule -> the newest batch whose line had it."""
 
-    def finite(self, key: str) -> list[tuple[int, float]]:
-        """List batch and value where a figure has one."""
-        values = self.values.get(key, array("d"))
-        return [(s, v) for s, v in zip(self.steps, values, strict=False) if math.isfinite(v)]
-
 
 def read_curves(path: Path, keys: Sequence[str]) -> Curves:
     """Read the figures of a run; none while it has trained no batch.
