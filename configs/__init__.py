@@ -8,6 +8,7 @@ error_text       Errors of settings in words: path, allowed values, given value
 errors           The tree of errors: one class per failure that a person or a caller can act on
 fleet            The size of a fleet of actors: how many a run wants, and what they cost
 hashes           Hashes of all that the processes of a run must agree on
+json_lines       Files of lines, most of them JSON, that are followed while others write them
 loader           Settings from a YAML file and `table.key=value` overrides, and back to a file
 logging          Logs of every process: one JSON object per line on stderr, with role and run
 machine          Facts about the machine of a process: cards, arithmetic

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import DeadlineError, NyalaError, SettingsError
-from console.display.json_lines import read_rows
+from configs.json_lines import Follower, read_rows
 from console.live.stop import stop_limit_s, stop_run
 from console.report.record import NAME as VERSIONS
 from console.run.own_files import resolve
@@ -275,17 +275,16 @@ class Run:
             NyalaError: The run has failed or was stopped; the text has the reason.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        log = None if self._process is None or quiet else self._process.log
-        shown = 0
+        log = None if self._process is None or quiet else Follower(self._process.log)
         while self.is_running:
             if deadline is not None and time.monotonic() > deadline:
                 raise DeadlineError(
                     f"{self.id} must finish within {timeout_s:g} s, got a run that goes on; "
                     "wait for it again, or end it with stop()"
                 )
-            shown = _print_new(log, shown)
+            _print_new(log)
             time.sleep(LOOK_EVERY_S)
-        _print_new(log, shown)
+        _print_new(log)
         if self._process is not None:
             self._process.check()
         return self.summary
@@ -309,16 +308,10 @@ class Run:
             )
 
 
-def _print_new(log: Path | None, shown: int) -> int:
-    """Print what a log has beyond so many bytes; return how many are shown now."""
-    if log is None:
-        return shown
-    with log.open("rb") as file:
-        file.seek(shown)
-        whole, newline, _ = file.read().rpartition(b"\n")
-    if newline:
-        print(whole.decode(errors="replace"))
-    return shown + len(whole) + len(newline)
+def _print_new(log: Follower | None) -> None:
+    """Print the whole lines that a log has got."""
+    while log is not None and (lines := log.read()):
+        print(b"".join(lines).decode(errors="replace"), end="")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ import configs
 from buffer import operations
 from buffer.operations.values import TaskSeen
 from configs.errors import StoreError
-from console.display.json_lines import number, read_rows
+from configs.json_lines import number, read_rows
 from console.run.process_guard import ProcessGuard
 from console.run.run_folder import RunState
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import configs
 from buffer import operations
 from configs.errors import NyalaError
-from console.display.json_lines import Row, number, read_rows
+from configs.json_lines import Row, number, read_rows
 from console.run.process_guard import ProcessGuard
 
 from .fault_case import Fault, FaultCase, FaultResult, as_json, markdown

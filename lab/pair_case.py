@@ -19,8 +19,8 @@ from functools import partial
 from itertools import combinations
 from pathlib import Path
 
+from configs.json_lines import number, read_rows
 from configs.worker import Worker
-from console.display.json_lines import number, read_rows
 
 from .fault_case import Fault, FaultCase
 from .faults import clock_jumps, network, processes, stores

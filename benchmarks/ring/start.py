@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.ring.watched_run import watch
 from benchmarks.support.progress import Say
 from benchmarks.support.workload import Workload, make_model
-from console.display.json_lines import Row, read_rows
+from configs.json_lines import Row, read_rows
 
 ENGINES = ("torch", "vllm")
 OVERRIDES = ("run.eval_episodes=0", "learner.warm_start_steps=0")

@@ -1,7 +1,6 @@
 """Views of a run: progress, tables.
 
 display     The display of a run: the live view on a terminal, plain lines elsewhere
-json_lines  A reader that follows a file of JSON lines while another process writes it
 live_view   The live view of a run: a snapshot as lines for a terminal of any width and height
 progress    Progress of a run, from the files that the learner writes
 result      The summary of a run as a table

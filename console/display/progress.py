@@ -15,11 +15,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypedDict
 
+import msgspec
+
+from configs.json_lines import JsonLines, Row, number, parse
 from console.run.run_folder import RunFolder
 from learner.phase_names import PHASES
 from learner.reporting.bulletin import RECENT, Bulletin
-
-from .json_lines import JsonLines, Row, number, parse
+from learner.reporting.samples import SampleLine
 
 # --------------------------------------------------------------------------------------------------
 # The advice in a line of metrics, or in a summary.
@@ -322,3 +324,38 @@ def _durations(rows: list[Row]) -> list[float]:
     """Seconds between neighbouring steps; a restart sets `wall_s` back and is left out."""
     walls = [number(row, "wall_s") for row in rows]
     return [max(0.0, after - before) for before, after in pairwise(walls)]
+
+
+# --------------------------------------------------------------------------------------------------
+# The newest sampled text of a run, followed while the learner writes.
+
+READ_BYTES = 256 * 1024  # a text of 8,000 tokens with its log-probs is a fifth of it
+
+
+class NewestSample:
+    """Reads the last line of `samples.jsonl` when the file has grown."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+        self._sample: SampleLine | None = None
+
+    def look(self) -> SampleLine | None:
+        """Return the newest sample; the one before where its line is damaged or too long."""
+        try:
+            with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if (status.st_ino, status.st_size) == self._seen:
+                    return self._sample
+                self._seen = status.st_ino, status.st_size
+                file.seek(max(0, status.st_size - READ_BYTES))
+                lines = file.read(READ_BYTES).split(b"\n")
+        except FileNotFoundError:
+            return self._sample
+        for line in reversed(lines):  # the last one may still be being written
+            try:
+                self._sample = msgspec.json.decode(line, type=SampleLine)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            break
+        return self._sample

@@ -18,8 +18,8 @@ from buffer.sampling import closed_lines
 from buffer.store import Store
 from configs.errors import RecordError, SettingsError
 from configs.hashes import run_hashes
+from configs.json_lines import read_rows
 from configs.settings import Settings
-from console.display.json_lines import read_rows
 from console.display.snapshot import duration
 from console.report.record import current_versions, read_versions
 from console.run.checks.check import Check, Doubt

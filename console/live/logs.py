@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 from rich.console import Console
 
 from configs.errors import SettingsError, printable
+from configs.json_lines import Follower
 from console.command_line import Run
 from console.display.display import print_line
 from console.run.run_folder import run_folder_of
@@ -24,7 +24,6 @@ from console.run.run_folder import run_folder_of
 # moment of the line before it.
 
 FIRST_READ_BYTES = 2**20  # of each log: the newest few thousand lines
-READ_BYTES = 4 * 2**20
 SHOWN_APART = ("timestamp", "level", "event", "role", "run", "version", "incarnation", "exception")
 
 
@@ -43,28 +42,14 @@ class Log:
     """The log of one process, read from its newest part on while it is written."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self._process = path.stem
-        self._offset: int | None = None
+        self._lines = Follower(path, newest_bytes=FIRST_READ_BYTES)
         self._timestamp = ""
 
     def read_new(self) -> list[LogLine]:
         """Return the whole lines since the last call; the first time, the newest ones."""
-        try:
-            with self._path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                is_first = self._offset is None
-                start = max(0, size - FIRST_READ_BYTES) if self._offset is None else self._offset
-                start = 0 if start > size else start  # it was full, and begins anew
-                file.seek(start)
-                whole, newline, _ = file.read(READ_BYTES).rpartition(b"\n")
-        except FileNotFoundError:
-            return []
-        self._offset = start + len(whole) + len(newline)
-        lines = whole.decode(errors="replace").split("\n") if newline else []
-        if is_first and start:
-            lines = lines[1:]  # begun before
-        return [self._read(line) for line in lines]
+        lines = self._lines.read()
+        return [self._read(line.removesuffix(b"\n").decode(errors="replace")) for line in lines]
 
     def _read(self, line: str) -> LogLine:
         try:

@@ -27,8 +27,7 @@ from configs.loader import load
 from configs.settings import Settings
 from configs.worker import Worker
 from console.display.display import IdleTime, make_display, print_line
-from console.display.json_lines import NewestSample
-from console.display.progress import RunProgress, newest_stage, progress_of
+from console.display.progress import NewestSample, RunProgress, newest_stage, progress_of
 from console.display.result import print_result
 from console.display.snapshot import Fill, View
 from console.run.actor_watch import ActorWatch, StoreLook

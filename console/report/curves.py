@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from console.display.json_lines import number, read_rows
+from configs.json_lines import number, read_rows
 from console.display.progress import accuracies
 from learner.training import ratio_bins
 

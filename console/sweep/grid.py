@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 
 from configs.errors import SettingsError
-from console.display.json_lines import number, read_rows
+from configs.json_lines import number, read_rows
 from console.display.snapshot import duration
 from console.report.drawing import Point as Place
 from console.run.run_folder import RunFolder

@@ -12,10 +12,10 @@ import time
 
 from rich.console import Console
 
+from configs.json_lines import read_rows
 from configs.settings import Settings
 from console.display.display import Display, IdleTime, make_display, print_line
-from console.display.json_lines import NewestSample, read_rows
-from console.display.progress import Progress, RunProgress, Stages
+from console.display.progress import NewestSample, Progress, RunProgress, Stages
 from console.display.result import print_result
 from console.display.snapshot import View
 from console.live.top import with_store

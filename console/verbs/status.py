@@ -20,11 +20,11 @@ from buffer.operations.values import ActorSeen, Closed, Memory, Stats
 from buffer.sampling import closed_lines
 from buffer.store import Store
 from configs.errors import NyalaError, printable
+from configs.json_lines import number, read_rows
 from configs.loader import load
 from configs.settings import Settings
 from console.command_line import AsJson, Run
 from console.display.display import print_line
-from console.display.json_lines import number, read_rows
 from console.display.progress import Progress, RunProgress
 from console.display.result import print_result
 from console.display.snapshot import View, duration, figures

@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from console.display.json_lines import JsonLines
+from configs.json_lines import JsonLines
 from console.run import process as process_log
 from console.run.process import Command, Process
 from console.run.process_guard import follow

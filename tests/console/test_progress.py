@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from configs.json_lines import JsonLines
 from console.display.display import IdleTime, LiveDisplay, PlainDisplay, make_display
-from console.display.json_lines import JsonLines
 from console.display.progress import Progress, RunProgress, Stages, summarise
 from console.display.snapshot import View, duration, figures
 from console.report.curve_charts import smooth

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from console.display.json_lines import read_rows
+from configs.json_lines import read_rows
 from tests.waiting import is_alive, wait_until
 
 pytestmark = pytest.mark.live

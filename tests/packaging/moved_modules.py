@@ -27,6 +27,8 @@ configs.errors
  configs.errors configs.printable
 configs.fleet
  configs.fleet.cost configs.fleet.wanted configs.fleet.meter
+configs.json_lines
+ console.display.json_lines
 configs.machine
  configs.importing configs.machine.arithmetic configs.machine.gpus
 configs.metrics
@@ -242,12 +244,11 @@ console.command_line
  console.verb_table console.typed console.bare_settings console.arguments
 console.display.display
  console.display.view.screen console.display.display
-console.display.json_lines
- console.display.json_lines console.display.newest_sample
 console.display.live_view
  console.display.view.lines console.display.view.actor_rows console.display.view.live_view
 console.display.progress
  console.display.advice console.display.stages console.display.progress
+ console.display.newest_sample
 console.display.result
  console.display.reward_plot console.display.result
 console.display.snapshot

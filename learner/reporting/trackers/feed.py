@@ -8,86 +8,19 @@ a learner that resumes trains the batches behind its checkpoint once more, with 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from io import BufferedReader
 from pathlib import Path
 
 import msgspec
 
+from configs.json_lines import Follower
 from learner.reporting.samples import NAME as SAMPLES
 from learner.reporting.samples import SampleLine
 
 from .names import Line, batch_figures, evaluation_figures
 from .tracker import Point, SampleTable
-
-# --------------------------------------------------------------------------------------------------
-# The lines of a file that another process or thread appends to, renames and replaces.
-
-
-class Tail:
-    """Reads whole lines in the order of the file, and goes on where it stopped.
-
-    A file that was renamed is read to its end before the new one of its name; one that was replaced
-    is read again from its beginning.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: BufferedReader | None = None
-
-    def read(self, limit: int) -> list[bytes]:
-        """Return the next lines, `limit` at most; none where nothing has come."""
-        lines: list[bytes] = []
-        while len(lines) < limit:
-            line = self._next()
-            if line is None:
-                break
-            lines.append(line)
-        return lines
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _next(self) -> bytes | None:
-        if self._file is None and not self._open():
-            return None
-        assert self._file is not None
-        start = self._file.tell()
-        line = self._file.readline()
-        if line.endswith(b"\n"):
-            return line
-        self._file.seek(start)  # a line that is being written
-        if self._is_current():
-            return None
-        self.close()
-        return self._next()
-
-    def _open(self) -> bool:
-        try:
-            self._file = self._path.open("rb")
-        except FileNotFoundError:
-            return False
-        return True
-
-    def _is_current(self) -> bool:
-        """Whether the open file still has the name; so it does where nothing has it."""
-        assert self._file is not None
-        try:
-            there = self._path.stat()
-        except FileNotFoundError:
-            return True
-        mine = os.fstat(self._file.fileno())
-        return os.path.samestat(there, mine)
-
-
-# --------------------------------------------------------------------------------------------------
-# The part of a run that a tracker has not got yet, read from the run's files.
 
 LINES = 64  # read at a time
 MAX_ROWS = 256  # of a table: a batch of 32 groups of 8
@@ -113,9 +46,9 @@ class Feed:
         self._sent = dict(sent)
         self._passed: set[tuple[str, int]] = set()
         """Streams and steps of this life; evaluations may end in another order than they began."""
-        self._batches = Tail(folder / "metrics.jsonl")
-        self._evaluations = Tail(folder / "eval.jsonl")
-        self._samples = Tail(folder / f"{SAMPLES}.jsonl")
+        self._batches = Follower(folder / "metrics.jsonl")
+        self._evaluations = Follower(folder / "eval.jsonl")
+        self._samples = Follower(folder / f"{SAMPLES}.jsonl")
         self._tables: dict[str, _OpenTable] = {}
         self._step = 0
         self._time = time.time()
@@ -151,7 +84,7 @@ class Feed:
         for tail in (self._batches, self._evaluations, self._samples):
             tail.close()
 
-    def _new_lines(self, stream: str, tail: Tail, limit: int) -> list[tuple[int, Line]]:
+    def _new_lines(self, stream: str, tail: Follower, limit: int) -> list[tuple[int, Line]]:
         new: list[tuple[int, Line]] = []
         while len(new) < limit and (lines := tail.read(limit - len(new))):
             for text in lines:

@@ -1,6 +1,6 @@
 """The newest sampled text of a run."""
 
-from console.display.json_lines import READ_BYTES, NewestSample
+from console.display.progress import READ_BYTES, NewestSample
 from tests.console.support.recorded_run import FOLDER
 
 

@@ -8,8 +8,7 @@ from typing import Any
 from buffer.operations.values import ActorSeen, ClaimCounts, EvalCounts, Memory, Stats
 from buffer.sampling import groups_in_flight
 from configs.loader import load
-from console.display.json_lines import NewestSample
-from console.display.progress import RunProgress
+from console.display.progress import NewestSample, RunProgress
 from console.display.snapshot import Fill, View
 from console.run.run_folder import RunFolder
 

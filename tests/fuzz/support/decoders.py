@@ -36,8 +36,8 @@ from buffer.record.codec import (
 from buffer.record.episode import PolicyVersion
 from buffer.record.summaries import summaries_of_chunks, summaries_of_records
 from configs.errors import CheckpointError, NyalaError, RecordError, SettingsError
+from configs.json_lines import read_rows
 from configs.loader import load
-from console.display.json_lines import read_rows
 from learner.checkpointing.folders import read_lineages
 from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.manifest import MANIFEST

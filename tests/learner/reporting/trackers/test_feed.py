@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from learner.reporting.trackers import feed as feed_module
-from learner.reporting.trackers.feed import COLUMNS, Feed, Tail
+from learner.reporting.trackers.feed import COLUMNS, Feed
 from tests.learner.support.trackers.written_run import WrittenRun
 
 
@@ -19,41 +19,6 @@ def opened() -> Iterator[ExitStack]:
 
 def steps(feed: Feed, limit: int = 100) -> list[int]:
     return [point.step for point in feed.points(limit)[1]]
-
-
-def test_lines_come_once_and_a_line_that_is_being_written_comes_whole(
-    tmp_path: Path, opened: ExitStack
-) -> None:
-    path = tmp_path / "lines"
-    tail = opened.enter_context(closing(Tail(path)))
-    assert tail.read(9) == []
-
-    path.write_bytes(b"one\ntwo\nthr")
-    assert tail.read(1) == [b"one\n"]
-    assert tail.read(9) == [b"two\n"]
-    assert tail.read(9) == []
-
-    with path.open("ab") as file:
-        file.write(b"ee\n")
-    assert tail.read(9) == [b"three\n"]
-
-
-def test_a_renamed_file_is_read_to_its_end_before_the_next(
-    tmp_path: Path, opened: ExitStack
-) -> None:
-    path = tmp_path / "lines"
-    tail = opened.enter_context(closing(Tail(path)))
-    path.write_bytes(b"one\n")
-    assert tail.read(9) == [b"one\n"]
-
-    with path.open("ab") as file:
-        file.write(b"two\n")
-    path.rename(tmp_path / "older")
-    assert tail.read(1) == [b"two\n"]
-    assert tail.read(9) == []
-    path.write_bytes(b"three\n")
-
-    assert tail.read(9) == [b"three\n"]
 
 
 def test_figures_come_in_order_with_the_time_of_their_batch(
