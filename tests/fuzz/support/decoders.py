@@ -38,7 +38,7 @@ from buffer.record.summaries import summaries_of_chunks, summaries_of_records
 from configs.errors import CheckpointError, NyalaError, RecordError, SettingsError
 from configs.json_lines import read_rows
 from configs.loader import load
-from learner.checkpointing.folders import read_lineages
+from learner.checkpointing.folders import LINEAGES, read_lineages, write_lineages
 from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.manifest import MANIFEST
 from learner.checkpointing.verification import verify
@@ -81,6 +81,12 @@ def _file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object
         return read(folder)
 
     return write_and_read
+
+
+def _lineages() -> bytes:
+    folder = Path(mkdtemp(prefix="nyala-fuzz-"))
+    write_lineages(folder, {1: 0, 2: 40})
+    return (folder / LINEAGES).read_bytes()
 
 
 def _shortened(read: Callable[[bytes], object], most: int) -> Callable[[bytes], object]:
@@ -144,9 +150,9 @@ DECODERS = {
     ),
     "checkpoint's manifest": Decoder(_file(MANIFEST, verify), CheckpointError, (_MANIFEST,)),
     "lineages": Decoder(
-        _file("lineages.json", read_lineages),
+        _file(LINEAGES, read_lineages),
         CheckpointError,
-        (b'{"1": 0, "2": 40}',),
+        (_lineages(),),
     ),
     "journal": Decoder(_file("batches.jsonl", _read_journal), None, (_LINES, b'{"step": false}')),
     "log": Decoder(
