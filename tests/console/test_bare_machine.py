@@ -4,6 +4,7 @@ path on which libnuma is no library."""
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,7 @@ def machine(tmp_path: Path) -> dict[str, str]:
     for folder in (tools, libraries):
         folder.mkdir()
     (libraries / "libnuma.so.1").write_text("not a library")
+    (tools / "lscpu").symlink_to(str(shutil.which("lscpu")))
     return os.environ | {"PATH": str(tools), "LD_LIBRARY_PATH": str(libraries), "COLUMNS": "2000"}
 
 
