@@ -45,7 +45,7 @@ def begin_run(
 ) -> Operation[None]:
     """Enter a run into the store; a run that is already there must have the same settings.
 
-    Its vocabulary are the tokens of its model.
+    Its vocabulary, the tokens of its model, is added to a run that an earlier release began.
 
     Raises:
         SettingsError: (when run) another value is stored; names which.

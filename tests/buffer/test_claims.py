@@ -64,9 +64,11 @@ def test_a_run_begins_once_and_keeps_its_settings(run: RunInStore) -> None:
         _begin(run)
 
 
-def test_a_run_keeps_the_vocabulary_that_it_began_with(run: RunInStore) -> None:
-    with pytest.raises(SettingsError, match=r"vocabulary must be .* '', got '17'"):
-        _begin(run, vocabulary=17)
+def test_a_run_that_knew_no_vocabulary_learns_it_once(run: RunInStore) -> None:
+    _begin(run)
+    _begin(run, vocabulary=17)
+    with pytest.raises(SettingsError, match=r"vocabulary must be .* '17', got '18'"):
+        _begin(run, vocabulary=18)
 
 
 def test_a_lineage_is_taken_by_one_learner_only(run: RunInStore) -> None:

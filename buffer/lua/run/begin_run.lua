@@ -4,6 +4,10 @@
 if call('EXISTS', META) == 1 then
   for i = 1, #ARGV, 2 do
     local stored = call('HGET', META, ARGV[i])
+    if not stored and ARGV[i] == 'vocabulary' then
+      stored = ARGV[i + 1]
+      call('HSET', META, ARGV[i], stored)
+    end
     if stored ~= ARGV[i + 1] then return { ARGV[i], stored or '' } end
   end
   return {}

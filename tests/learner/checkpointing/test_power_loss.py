@@ -172,8 +172,7 @@ def test_a_bit_that_rots_in_the_lineages_makes_no_other_lineage(machine: Machine
         except CheckpointError:
             continue
     file.write_text('{"1": 0}')
-    with pytest.raises(CheckpointError, match="another checksum than that of its content"):
-        read_lineages(machine.folder)
+    assert read_lineages(machine.folder) == {1: 0}, "as an earlier release wrote it"
 
 
 def _lives_on_a_lying_disk(machine: Machine) -> Counter[str]:
