@@ -64,7 +64,7 @@ def script(config, *lines, **flags):
 def test_a_run_of_which_a_process_needs_other_settings_raises_what_it_wrote(config, monkeypatch):
     monkeypatch.setattr(api, "UP", (*MODULE, '{"broker": "refuses"}'))
 
-    with pytest.raises(nyala.SettingsError, match=r"must be good, got bad(.|\n)*needs other"):
+    with pytest.raises(nyala.SettingsError, match=r"must be good, got bad(.|\n)*needs something"):
         nyala.create_run(config).wait(quiet=True)
 
 
