@@ -74,6 +74,7 @@ class Cluster:
     port: int
     machines: list[Machine]
     begin: Callable[..., None] = lambda _: None
+    joined: list[Lines] = field(default_factory=list)
 
     def connect(self) -> socket.socket:
         """Connect to node 0 as soon as it listens."""
@@ -86,6 +87,7 @@ class Cluster:
     def by_hand(self, node: int) -> Lines:
         """Join as a further machine of one rank, without a launcher."""
         joined = Lines(self.connect())
+        self.joined.append(joined)
         joined.send(join=node, ranks=1)
         return joined
 
@@ -125,9 +127,9 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluste
     cluster = Cluster(tmp_path, port, [])
     with ThreadPoolExecutor(2) as pool:
 
-        def begin(number: int, min_ranks: int = 3) -> None:
+        def begin(number: int, min_ranks: int = 3, rejoin_s: float = 0.5) -> None:
             for node, count in enumerate(counts):
-                nodes = Nodes(number, node, "127.0.0.1", port, count, min_ranks, rejoin_s=0.5)
+                nodes = Nodes(number, node, "127.0.0.1", port, count, min_ranks, rejoin_s=rejoin_s)
                 machine = Machine(tmp_path, nodes)
                 machine.code = pool.submit(machine.run)
                 cluster.machines.append(machine)
@@ -137,6 +139,8 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluste
         (tmp_path / "done").touch()
         for machine in cluster.machines:
             machine.stopping.set()
+        for joined in cluster.joined:
+            joined.close()
 
 
 ALL = ("0-of-3", "1-of-3", "2-of-3")
@@ -174,7 +178,7 @@ def test_what_only_a_person_can_mend_ends_all_with_its_code(machines: Cluster) -
 
 
 def test_a_lost_machine_is_done_without_until_the_next_start(machines: Cluster) -> None:
-    machines.begin(3)
+    machines.begin(3, rejoin_s=4.0)  # a busy machine is slow to join
     third = machines.by_hand(2)
     assert _message(third) == {"start": [3, 1, 4], "port": ANY}
     machines.wait_for(1, "0-of-4", "1-of-4", "2-of-4")
