@@ -76,7 +76,7 @@ VERBS = {
     "schema": ("console.verbs.reference", "Print the JSON schema of the settings."),
     "data": ("console.verbs.data", "Look at a dataset before a run is trained on it."),
     "env": ("console.verbs.env", "Play a few episodes of an environment."),
-    "init-model": ("console.verbs.init_model", "Make the model that a run begins with."),
+    "init-model": ("console.verbs.new", "Make the model that a run begins with."),
 }
 """Verb -> the module whose `app` has it, or is it, and its line in the help."""
 

@@ -8,11 +8,11 @@ data           `nyala data`: a look at a dataset before a run is trained on it
 env            `nyala env`: a few episodes of an environment, played for a person to look at
 fleet          `nyala fleet`: recipes for schedulers, and jobs by the number of actors that a
                run wants
-init_model     `nyala init-model`: the model that a run begins with, made ahead of the run
 join_pack      `nyala join-pack`: one file with all that a machine needs to join a run
 keys           `nyala keys`: the keys of a run, made, listed, added, revoked and exchanged
 messages       All messages of a run with cause and cure
-new            `nyala new`: a folder with everything that a run of one's own begins with
+new            Beginnings of a run: `nyala new` makes a project's folder, `nyala init-model`
+               a model
 push           `nyala push`: the trained model of a run on the Hugging Face hub
 reference      References: `nyala settings`, `losses`, `schema`, `metrics`, `messages`
 roles          `nyala actor`, `learner`, `broker`: one process of a run, started by hand

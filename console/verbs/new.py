@@ -1,4 +1,4 @@
-"""`nyala new`: a folder with everything that a run of one's own begins with."""
+"""Beginnings of a run: `nyala new` makes a project's folder, `nyala init-model` a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ import typer
 from rich.console import Console
 
 from configs.errors import SettingsError
+from console.command_line import Config, ConfigOption, Overrides, one_of
 from console.display.display import print_line
+from console.run.init_model import make_if_needed
+from console.run.own_files import resolve
+from console.run.run_folder import settings_of
 
 TEMPLATES = Path(__file__).parents[1] / "new_project"
 FILES = {
@@ -59,3 +63,23 @@ def reversals() -> str:
     numbers = random.Random(0).sample(range(100, 100_000), ROWS)
     rows = ({"question": f"{n}>", "answer": str(n)[::-1]} for n in numbers)
     return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@app.command("init-model")
+def init_model(
+    config: Config = None, config_option: ConfigOption = None, overrides: Overrides = None
+) -> None:
+    """Make the model that a run begins with.
+
+    A small character model, for settings with `run.model: init`; `nyala up` does it by itself. It
+    is kept in the run's folder and made again only if settings that it depends on have changed.
+
+    Example: `nyala init-model configs/demo.yaml --set learner.warm_start_steps=30`
+    """
+    settings = resolve(settings_of(one_of(config, config_option), overrides or []))
+    if settings.run.model != "init":
+        print(f"run.model is {settings.run.model}: nothing is to be made")
+        return
+    target = settings.run.folder / "init"
+    if not make_if_needed(settings, target, Console()):
+        print(f"{target} is already what these settings make")

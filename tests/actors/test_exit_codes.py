@@ -33,6 +33,7 @@ def settings_file(folder: Path) -> Path:
             "endpoint": f"tcp://127.0.0.1:{free_port()}",
             "keys": str(keys_with_actor(folder / "keys")),
         },
+        "actors": {"engine": "torch"},
     }
     path = folder / "far.yaml"
     path.write_text(yaml.safe_dump(tree))
@@ -99,6 +100,7 @@ def test_an_actor_that_is_told_to_go_ends_with_the_code_that_requeues_its_job(
     nyala = f'exec "{sys.executable}" -c "from console.main import app; app()" "$@"'
     far = yaml.safe_load(settings_file(tmp_path).read_text())["broker"]
     changes = [word for name in far for word in ("--set", f"broker.{name}={far[name]}")]
+    changes += ["--set", "actors.engine=torch"]
     job = start_job(tmp_path, nyala, *changes)
     assert job.stdout is not None
     with job:

@@ -12,7 +12,7 @@ from console.run import init_model
 from console.run.init_model import is_made, make_model, reuse, stamp
 from console.run.run_folder import RunFolder
 from console.verbs import session
-from console.verbs.init_model import init_model as init_model_verb
+from console.verbs.new import init_model as init_model_verb
 
 EXPORT = "import sys; open(sys.argv[1], 'w').write('pair')"
 TRAIN = """

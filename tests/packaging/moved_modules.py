@@ -308,6 +308,8 @@ console.verbs.buffer
  console.verbs.buffer_queries console.verbs.buffer
 console.verbs.checkpoints
  console.checkpoints.command
+console.verbs.new
+ console.verbs.new console.verbs.init_model
 console.verbs.push
  console.checkpoints.hub console.checkpoints.push
 console.verbs.compare

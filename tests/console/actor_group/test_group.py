@@ -34,7 +34,7 @@ class Group:
                 "endpoint": f"tcp://127.0.0.1:{free_port()}",
                 "keys": str(keys_with_actor(folder / "keys")),
             },
-            "actors": actors,
+            "actors": {"engine": "torch", **actors},
         }
         (folder / "far.yaml").write_text(yaml.safe_dump(tree))
         environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}

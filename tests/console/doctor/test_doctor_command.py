@@ -23,7 +23,8 @@ def doctor(*arguments):
     return CliRunner().invoke(app, ["doctor", *map(str, arguments)])
 
 
-def test_the_demo_is_found_in_order():
+def test_the_demo_is_found_in_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where there is no run yet
     answer = doctor(ROOT / "configs" / "demo.yaml", "--json")
     found = json.loads(answer.stdout)
 
