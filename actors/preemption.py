@@ -157,6 +157,7 @@ def _fetch(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str 
         with direct.open(request, timeout=ANSWER_S) as answer:
             return answer.read(65536).decode(errors="replace")  # type: ignore[no-any-return]
     except urllib.error.HTTPError as error:
+        error.close()
         if error.code == 404:
             return None
         raise

@@ -1,4 +1,16 @@
-"""Ranks on several machines: node 0 starts all of them, and all again when one is lost."""
+"""Ranks on several machines: node 0 starts all of them, and all again when one is lost.
+
+    every other node                  node 0
+    join: its number, its ranks  -->  waits for all of them, or enough (`learner.min_ranks`)
+    starts its ranks             <--  start: first rank, number of all, port of their store
+    ended: exit code             -->  a failure, or a node that is silent, ends all ranks
+    ends its ranks, joins again  <--  halt
+    ends                         <--  finished: exit code
+
+Rank 0, which talks to Redis and publishes weights, is always on node 0. So node 0 cannot be done
+without: the others wait until it is there again. torchrun would put rank 0 on any node, and
+listen on every interface; here each socket is on the network of `--rendezvous`.
+"""
 
 from __future__ import annotations
 
@@ -305,6 +317,8 @@ class NodeZero:
 # Any node but 0: starts and ends its ranks as node 0 says, and waits for one that is gone.
 
 CONNECT_S = 2.0
+CONNECT_FOR_S = JOIN_S
+"""In which node 0 must answer, be it by a try of `CONNECT_S` that comes late."""
 AGAIN_S = (0.5, 1.5)
 
 
@@ -328,14 +342,14 @@ def follow(nodes: Nodes, start: StartRanks, stopping: threading.Event) -> int:
 
 def _connect(nodes: Nodes, stopping: threading.Event) -> Lines | None:
     """Reach node 0; None if asked to stop meanwhile."""
-    deadline = time.monotonic() + JOIN_S
+    deadline = time.monotonic() + CONNECT_FOR_S
     while not stopping.is_set():
         with contextlib.suppress(OSError):
             return Lines(socket.create_connection((nodes.host, nodes.port), timeout=CONNECT_S))
         if time.monotonic() > deadline:
             raise DeadlineError(
                 f"--rendezvous must be where node 0 listens, got {nodes.host}:{nodes.port}, which "
-                f"did not answer for {JOIN_S:.0f} s; start node 0"
+                f"did not answer for {CONNECT_FOR_S:.0f} s; start node 0"
             )
         stopping.wait(random.uniform(*AGAIN_S))
     return None
@@ -397,18 +411,7 @@ class _Follower:
 
 
 # --------------------------------------------------------------------------------------------------
-# Ranks on several machines: node 0 starts all of them, and all again when one is lost.
-#
-#     every other node                  node 0
-#     join: its number, its ranks  -->  waits for all of them, or enough (`learner.min_ranks`)
-#     starts its ranks             <--  start: first rank, number of all, port of their store
-#     ended: exit code             -->  a failure, or a node that is silent, ends all ranks
-#     ends its ranks, joins again  <--  halt
-#     ends                         <--  finished: exit code
-#
-# Rank 0, which talks to Redis and publishes weights, is always on node 0. So node 0 cannot be done
-# without: the others wait until it is there again. torchrun would put rank 0 on any node, and
-# listen on every interface; here each socket is on the network of `--rendezvous`.
+# The launcher of one machine.
 
 NAMED_S = 30.0
 """In which the name of a machine that has just started leads to it: caches of name servers."""

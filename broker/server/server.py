@@ -24,8 +24,8 @@ from broker.transport.keys import load_pair
 from broker.transport.sockets import Router, advertised, bind_router, bound_endpoint, reachable
 from broker.transport.zap import ZapAuthenticator
 from buffer import operations
+from buffer.live_brokers import STOPPED
 from buffer.operations.run import broker_seen
-from buffer.sampling import STOPPED
 from buffer.store import AsyncStore
 from configs.errors import StoreError
 from configs.settings import Settings

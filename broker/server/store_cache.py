@@ -14,10 +14,10 @@ import structlog
 from broker.protocol.fields import MAX_BROKERS
 from broker.protocol.messages import Publication, Refusal
 from buffer import operations
+from buffer.live_brokers import LiveBrokers
 from buffer.operations.run import brokers
 from buffer.operations.values import Closed
 from buffer.record.episode import PolicyVersion
-from buffer.sampling import LiveBrokers
 from buffer.store import AsyncStore
 
 PUBLICATION_S = 0.2  # actors learn of new weights this late; a swap takes longer

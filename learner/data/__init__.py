@@ -8,6 +8,8 @@ dealing         Dealing of a batch's sequences to ranks and microbatches
 evaluation      Evaluation rounds beside training: held-out questions
 group_filter    The filter of groups before training: impossible, stale
 ledger          Facts that rank 0 asserts again after Redis lost writes
+policy_lag      Policy lag: the number of batches between the policy that sampled a token and
+                its training
 records         Episodes from the records of tasks: fetch, decode, shape the rewards
 retrying_store  A store client that retries while Redis is away
 reuse           Groups that are trained again: rate, draw, judge, forget. Rank 0 only

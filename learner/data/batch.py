@@ -27,7 +27,7 @@ from learner.algorithm.microbatch import Microbatch, Sequences, empty_microbatch
 from learner.model.sequence_cost import SequenceCost
 
 from .dealing import Size, deal_episodes
-from .group_filter import token_lags
+from .policy_lag import token_lags
 
 BY_LENGTH = SequenceCost()
 

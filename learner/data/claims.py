@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import structlog
 
 from buffer import operations
-from buffer.operations.values import Claim, ClaimedUnit
+from buffer.operations.values import Claim, ClaimedUnit, Stats
 from buffer.record.episode import Episode
-from configs.errors import DeadlineError, RecordError
+from configs.errors import DeadlineError, DeterminismError, RecordError
 from configs.settings import (
     AlgorithmSettings,
     BufferSettings,
@@ -30,7 +30,7 @@ from configs.settings import (
 from configs.traces import trace_dropped
 from learner.profiling import phase
 
-from .group_filter import IMPOSSIBLE, STALE, UNREADABLE, DropCounts, GroupFilter, refuse_losses
+from .group_filter import IMPOSSIBLE, STALE, UNREADABLE, DropCounts, GroupFilter
 from .ledger import Ledger
 from .records import Records, missing_parts
 from .retrying_store import RetryingStore
@@ -313,4 +313,26 @@ class Claims:
             uses,
             missing,
             in_order=self._in_order,
+        )
+
+
+def refuse_losses(stats: Stats, run: RunSettings, step: int) -> None:
+    """Refuse to go on without a task of a run that is to be the same each time.
+
+    Args:
+        stats: Counts of the store.
+        run: Settings of the run.
+        step: The batch that is being filled.
+
+    Raises:
+        DeterminismError: One has died, was dropped, or was trained before an older checkpoint.
+    """
+    before = (step - 1) * run.groups_per_batch * run.group_size
+    lost = stats.dropped | {"dead": stats.dead, "trained already": stats.committed - before}
+    counts = ", ".join(f"{number} {reason}" for reason, number in lost.items() if number > 0)
+    if counts:
+        raise DeterminismError(
+            f"every task must be in its own batch with run.deterministic, got {counts} at batch "
+            f"{step}; mend what `nyala buffer dead list {run.folder}` and the logs show, then "
+            f"begin again with --fresh"
         )

@@ -23,8 +23,8 @@ from buffer.record.episode import Episode
 from configs.settings import ReplaySettings, RunSettings
 from configs.validation.store import KEEP_AT_MEMORY
 
-from .group_filter import oldest_lag
 from .ledger import Ledger
+from .policy_lag import oldest_lag
 from .records import Records
 from .retrying_store import RetryingStore
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from buffer.record.episode import Episode
 from buffer.record.wire import MAX_ENTRIES
-from learner.data.group_filter import Int64, by_length, token_lags
+from learner.data.group_filter import by_length
+from learner.data.policy_lag import Int64, token_lags
 from learner.profiling import TRAINING, Measured
 
 Figure = float | int | bool | str | dict[str, float] | dict[str, int]

@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from broker.protocol.fields import MAX_BROKERS
-from buffer.sampling import LiveBrokers
+from buffer.live_brokers import LiveBrokers
 from configs.errors import StoreError
 from configs.worker import Worker
 

@@ -332,11 +332,11 @@ def _nested(levels: int = 10**5) -> object:
         ({"metadata": {"a": object()}}, "metadata.a must be text"),
         ({"metadata": None}, "metadata must be a map"),
         ({"task_id": 2**70}, "task_id must be an integer"),
-        ({"task_id": 10**5000}, "task_id must be an integer .* got int"),
+        ({"task_id": 10**5000}, "task_id must be an integer .* got <?int"),
         ({"group_id": np.int64(3)}, "group_id must be an integer"),
         ({"reward_parts": None}, "reward_parts must be a map"),
         ({"environment_metrics": [1.0]}, "environment_metrics must be a map"),
-        ({"reward": 10**5000}, "reward must be a finite float, got int"),
+        ({"reward": 10**5000}, "reward must be a finite float, got <?int"),
         ({"completion": None}, "completion must be a Completion, got None"),
     ],
 )

@@ -72,7 +72,6 @@ buffer.record.summaries
 buffer.record.wire
  buffer.record.schema buffer.record.faults buffer.record.wire
 buffer.sampling
- buffer.sampling buffer.live_brokers
 broker.client
  broker.client.abandoned_leases broker.client.client
 broker.connection
@@ -179,7 +178,7 @@ learner.data.alarms
 learner.data.evaluation
  learner.data.answers learner.data.evaluation
 learner.data.group_filter
- learner.data.policy_lag learner.data.drop_counts learner.data.group_filter
+ learner.data.drop_counts learner.data.group_filter
 learner.model.activations
  learner.model.activation_offload learner.model.activation_checkpointing
 learner.model.cpu

@@ -25,8 +25,8 @@ from learner.checkpointing.recovery import publish_pointer, recover
 from learner.checkpointing.resume import StartState, take_over
 from learner.data.claims import ClaimedBatch
 from learner.data.curriculum import Feeder
-from learner.data.group_filter import oldest_lag
 from learner.data.ledger import Ledger, as_ranges
+from learner.data.policy_lag import oldest_lag
 from learner.data.retrying_store import RetryingStore
 from learner.reporting.metrics import Totals
 from tests.actors.support.fake_engine import ALPHABET

@@ -21,7 +21,7 @@ from broker.protocol.messages import (
 from buffer import operations
 from buffer.record.codec import decode_episode, encode_completion, encode_episode
 from buffer.record.episode import PolicyVersion, VersionSpan
-from learner.data.group_filter import oldest_lag
+from learner.data.policy_lag import oldest_lag
 from tests.broker.support.records import completion, record_of
 from tests.broker.support.ring import FIRST, GROUP, Ring, begin, create, ring
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from buffer.sampling import FORGOTTEN_S, STOPPED, LiveBrokers
+from buffer.live_brokers import FORGOTTEN_S, STOPPED, LiveBrokers
 from tests.broker.support.fake_clock import FakeClock
 
 

@@ -63,7 +63,8 @@ class Role:
             with urllib.request.urlopen(self.base + path, timeout=30) as answer:
                 return answer.status, answer.read().decode()
         except HTTPError as error:
-            return error.code, error.read().decode()
+            with error:
+                return error.code, error.read().decode()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from buffer.record.episode import PolicyVersion
-from learner.data.group_filter import oldest_lag, policy_lag, token_lags
+from learner.data.policy_lag import oldest_lag, policy_lag, token_lags
 from tests.learner.support.made_episodes import make_episode
 
 # Lineage 1 ran to step 12; 2 forked from it at 10 and ran to 14; 3 forked at 11.

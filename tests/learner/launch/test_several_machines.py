@@ -19,9 +19,6 @@ import pytest
 from configs.errors import DeadlineError, SettingsError, exit_code
 from configs.settings import RunSettings
 from learner import several_machines
-from learner import several_machines as lines
-from learner import several_machines as node_zero
-from learner import several_machines as other_node
 from learner.launch import Meeting, Nodes, RankProcesses, check_nodes
 from learner.several_machines import Lines, Lost, interface_of, launch_node
 from tests.waiting import wait_until
@@ -118,8 +115,8 @@ class Cluster:
 @pytest.fixture
 def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Launchers of two machines of two ranks and one; a third one is `by_hand` where there is."""
-    monkeypatch.setattr(node_zero, "SEVERAL_CAUSES_S", 0.2)
-    monkeypatch.setattr(node_zero, "PAUSE_S", (0.0, 0.1))
+    monkeypatch.setattr(several_machines, "SEVERAL_CAUSES_S", 0.2)
+    monkeypatch.setattr(several_machines, "PAUSE_S", (0.0, 0.1))
     monkeypatch.setattr(RankProcesses.end, "__defaults__", (0.1,))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -215,7 +212,7 @@ def start_nothing(_meeting: Meeting) -> RankProcesses:
 def test_machines_that_do_not_come_end_the_others_with_a_code_that_asks_for_another_start(
     machines: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_zero, "JOIN_S", 4.0)  # the other may try twice
+    monkeypatch.setattr(several_machines, "JOIN_S", 4.0)  # the other may try twice
 
     machines.begin(3, min_ranks=4)
 
@@ -228,7 +225,7 @@ def test_machines_that_do_not_come_end_the_others_with_a_code_that_asks_for_anot
 def test_a_machine_that_finds_no_node_0_asks_for_another_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(other_node, "JOIN_S", 0.0)
+    monkeypatch.setattr(several_machines, "CONNECT_FOR_S", 0.0)
     nodes = Nodes(2, 1, "127.0.0.1", 1, lambda: 1)
 
     with pytest.raises(
@@ -286,7 +283,7 @@ def test_a_stop_at_any_machine_reaches_rank_0(machines: Cluster) -> None:
 
 
 def test_a_silent_machine_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "SILENT_S", 0.05)
+    monkeypatch.setattr(several_machines, "SILENT_S", 0.05)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         connection = Lines(ours)
