@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.journeys import JOURNEYS, Tree, missing_steps, steps_of
 from configs.loader import load
 
 ROOT = Path(__file__).parents[2]
@@ -98,3 +99,30 @@ def test_every_page_is_in_the_index():
     linked = re.findall(r"\]\(([\w-]+\.md)\)", text)
 
     assert sorted(linked) == sorted(page.name for page in PAGES[1:] if page.name != "index.md")
+
+
+def test_every_step_of_the_guided_tours_is_there():
+    tree = Tree.of_checkout()
+
+    assert missing_steps(tree) == []
+    assert [s.place for name in JOURNEYS for s in steps_of(name) if not s.words] == []
+
+
+def test_a_step_that_has_gone_is_missing_from_its_tour():
+    files = dict(Tree.of_checkout().files)
+    files["learner/loop.py"] = files["learner/loop.py"].replace("def _publish(", "def _put_out(")
+    del files["buffer/lua/batches/seal.lua"]
+
+    assert missing_steps(Tree(files)) == [
+        "episode: buffer/lua/batches/seal.lua",
+        "weight_version: learner.loop:Loop._publish",
+    ]
+
+
+def test_a_tour_of_an_older_tree_finds_a_step_in_a_part_of_its_chapter_or_by_its_name_alone():
+    part = "class Room:\n    pass\n"
+    old = Tree({"actors/capacity/room.py": part, "learner/elsewhere.py": "def pack():\n    pass\n"})
+
+    found = [old.find_before(x) for x in ("actors.capacity:Room", "learner.data.batch:pack")]
+    assert found == [("actors/capacity/room.py", 1), ("learner/elsewhere.py", 1)]
+    assert old.find_before("learner.data.batch:plan_batch") is None
