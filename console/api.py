@@ -16,10 +16,9 @@ from typing import Any
 from configs.errors import DeadlineError, NyalaError, SettingsError
 from configs.json_lines import Follower, read_rows
 from console.live.stop import stop_limit_s, stop_run
-from console.report.record import NAME as VERSIONS
 from console.run.own_files import resolve
 from console.run.process_guard import ProcessGuard
-from console.run.run_folder import RunFolder, RunState, run_folder_of, settings_of
+from console.run.run_folder import VERSIONS_FILE, RunFolder, RunState, run_folder_of, settings_of
 from learner.reporting.samples import SampleLine, read_samples
 
 # --------------------------------------------------------------------------------------------------
@@ -352,7 +351,7 @@ def create_run(
     overrides = list(_overrides(tables))
     typed = settings_of(Path(settings), overrides)
     folder = resolve(typed).run.folder
-    sign = folder / VERSIONS
+    sign = folder / VERSIONS_FILE
     before = written_at(sign)
     arguments = [os.fspath(settings)]
     arguments += [text for override in overrides for text in ("--set", override)]

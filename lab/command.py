@@ -26,7 +26,7 @@ from configs.errors import SettingsError
 from console.command_line import Overrides
 
 from .endurance.endurance import endure
-from .fault_case import Fault, FaultResult, markdown
+from .fault_case import Fault, FaultResult, results_as_markdown
 from .kill_run import Harm, KillPlan, kill_runs
 from .matrix import FAULTS, Plan, run_matrix
 from .pair_case import draw_pairs, resumed_episodes
@@ -238,7 +238,7 @@ def _with_bar(plan: Plan, console: Console) -> list[FaultResult]:
             progress.update(bar, completed=done, description=now)
 
         rows = run_matrix(plan, watch)
-    console.print(markdown(rows), markup=False, highlight=False, soft_wrap=True)
+    console.print(results_as_markdown(rows), markup=False, highlight=False, soft_wrap=True)
     resumed = resumed_episodes(plan.folder)
     console.print(f"{resumed} episodes of the trained batches were begun by another actor")
     console.print(f"written to {plan.folder}/faults.md and faults.json", soft_wrap=True)

@@ -95,12 +95,12 @@ class FaultResult:
         return (what, *times, kept, charged, verdict)
 
 
-def markdown(rows: Sequence[FaultResult]) -> str:
+def results_as_markdown(rows: Sequence[FaultResult]) -> str:
     """Write the rows as a table."""
     return table(HEADER, [row.cells() for row in rows]) + "\n"
 
 
-def as_json(rows: Sequence[FaultResult]) -> list[dict[str, object]]:
+def results_as_json(rows: Sequence[FaultResult]) -> list[dict[str, object]]:
     """Write the rows for a program."""
     return [_object(row) for row in rows]
 

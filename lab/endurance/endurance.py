@@ -24,9 +24,14 @@ from configs.errors import NyalaError, StoreError
 from console.run.process import Command, Process
 from console.run.process_guard import ProcessGuard
 from lab.actor_fleet import descendants, plays
-from lab.fault_case import ROLES, Fault, FaultCase, FaultResult
-from lab.fault_case import as_json as rows_as_json
-from lab.fault_case import markdown as rows_markdown
+from lab.fault_case import (
+    ROLES,
+    Fault,
+    FaultCase,
+    FaultResult,
+    results_as_json,
+    results_as_markdown,
+)
 from lab.faults import clock_jumps
 from lab.live_run import LiveRun, Stuck
 from lab.matrix import GUARD_S, Plan, live_run, measure
@@ -88,7 +93,7 @@ class Endured:
         states = ", ".join(f"{name} {count}" for name, count in self.tasks.items())
         return "\n".join(
             (
-                rows_markdown(self.rows),
+                results_as_markdown(self.rows),
                 growth.markdown(self.roles),
                 f"{self.minutes:.1f} minutes, {len(self.rows)} faults, {self.batches} batches",
                 f"tasks: {states}; granted to the lying actor: {self.granted_to_liar}",
@@ -127,7 +132,7 @@ def endure(plan: Plan, *, minutes: float, seed: int, on_progress: OnProgress) ->
     result.left = _left(plan.folder, entries)
     result.judge()
     (plan.folder / "endurance.md").write_text(result.markdown(), encoding="utf-8")
-    figures = asdict(result) | {"rows": rows_as_json(result.rows), "holds": result.holds}
+    figures = asdict(result) | {"rows": results_as_json(result.rows), "holds": result.holds}
     text = json.dumps(figures, indent=1) + "\n"
     (plan.folder / "endurance.json").write_text(text, encoding="utf-8")
     return result

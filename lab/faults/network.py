@@ -116,7 +116,7 @@ def _run(*words: str) -> None:
 DELAY_S = 0.2
 DELAYED_S = 5.0
 SLOW_CLOSE_S = 5.0
-SERVE_S = 240.0
+PROXY_SERVE_S = 240.0
 
 
 @contextmanager
@@ -128,7 +128,7 @@ def _behind_a_proxy(case: FaultCase) -> Iterator[tuple[Actor, Proxy]]:
     with Proxy(parts.hostname, parts.port) as proxy:
         actor = run.fleet.add(f"broker.endpoint=tcp://127.0.0.1:{proxy.port}")
         try:
-            run.until(run.fleet.all_serve, "the actor behind the proxy serves", SERVE_S)
+            run.until(run.fleet.all_serve, "the actor behind the proxy serves", PROXY_SERVE_S)
             case.settle()
             case.choose([actor])
             case.follow([actor])
@@ -177,17 +177,6 @@ def half_open(case: FaultCase) -> None:
         case.recover()
 
 
-FAULTS = (
-    Fault("net-delay", f"network {DELAY_S:g} s slower for {DELAYED_S:g} s", delay),
-    Fault("net-block", "network drops everything for longer than leases last", block),
-    Fault("net-reset", "connection reset", reset),
-    Fault(
-        "net-slow-close", f"connection closed on one side {SLOW_CLOSE_S:g} s earlier", close_slowly
-    ),
-    Fault("net-half-open", "connection open on one side only", half_open),
-)
-
-
 # --------------------------------------------------------------------------------------------------
 # A network partition made by the kernel: an actor in its own namespace, whose link goes down.
 
@@ -225,7 +214,14 @@ def cut(case: FaultCase) -> None:
         fleet.remove(victim)
 
 
-PARTITION_FAULTS = (
+FAULTS = (
+    Fault("net-delay", f"network {DELAY_S:g} s slower for {DELAYED_S:g} s", delay),
+    Fault("net-block", "network drops everything for longer than leases last", block),
+    Fault("net-reset", "connection reset", reset),
+    Fault(
+        "net-slow-close", f"connection closed on one side {SLOW_CLOSE_S:g} s earlier", close_slowly
+    ),
+    Fault("net-half-open", "connection open on one side only", half_open),
     Fault(
         "net-partition",
         "network partition (namespace) for longer than leases last",

@@ -198,21 +198,6 @@ def _no_barrier() -> str | None:
     return "this version has no recovery from a store that lost writes"
 
 
-FAULTS = (
-    Fault("redis-kill", "Redis killed", kill_redis),
-    Fault("redis-rewind", "Redis loses its last writes (power loss)", rewind_redis, _no_barrier),
-    Fault("redis-stop", f"Redis stopped for {STOPPED_S:g} s", stop_redis),
-    Fault("redis-full", f"Redis out of memory for {FULL_S:g} s", fill_redis),
-    Fault(
-        "redis-disk-full",
-        f"disk of Redis full for {FULL_S:g} s",
-        fill_disk_of_redis,
-        is_own_disk,
-    ),
-    Fault("checkpoint-disk-full", "no room for a checkpoint", fill_disk_of_checkpoints),
-)
-
-
 # --------------------------------------------------------------------------------------------------
 # Failover: the address of Redis passes to a replica that had not received the last writes.
 
@@ -286,6 +271,17 @@ def fail_over(case: FaultCase) -> None:
         case.recover()
 
 
-FAILOVER_FAULTS = (
+FAULTS = (
+    Fault("redis-kill", "Redis killed", kill_redis),
+    Fault("redis-rewind", "Redis loses its last writes (power loss)", rewind_redis, _no_barrier),
+    Fault("redis-stop", f"Redis stopped for {STOPPED_S:g} s", stop_redis),
+    Fault("redis-full", f"Redis out of memory for {FULL_S:g} s", fill_redis),
+    Fault(
+        "redis-disk-full",
+        f"disk of Redis full for {FULL_S:g} s",
+        fill_disk_of_redis,
+        is_own_disk,
+    ),
+    Fault("checkpoint-disk-full", "no room for a checkpoint", fill_disk_of_checkpoints),
     Fault("redis-failover", f"failover of Redis to a replica {LAG_S:g} s behind", fail_over),
 )

@@ -273,7 +273,7 @@ console.report.model_card
  console.report.base_model console.report.model_card
 console.report.record
  console.report.record.actor_lives console.report.record.answers
- console.report.record.changed_settings console.report.record.versions console.report.record.runs
+ console.report.record.changed_settings console.report.record.runs
 console.report.run_charts
  console.report.charts.actor_chart console.report.charts.run_charts
 console.report.sections
@@ -307,6 +307,8 @@ console.verbs.buffer
  console.verbs.buffer_queries console.verbs.buffer
 console.verbs.checkpoints
  console.checkpoints.command
+console.run.run_folder
+ console.run.run_folder console.report.record.versions
 console.verbs.new
  console.verbs.new console.verbs.init_model
 console.verbs.push
@@ -395,9 +397,9 @@ RENAMED = {
     ("console.display.metrics_list", "as_markdown"): "metrics_as_markdown",
     ("console.display.metrics_list", "as_lines"): "metrics_as_lines",
     ("console.doctor.packages", "GROUP"): "PACKAGES",
+    ("console.chaos.faults.network", "SERVE_S"): "PROXY_SERVE_S",
     ("console.chaos.faults.partition", "SERVE_S"): "PARTITION_SERVE_S",
-    ("console.chaos.faults.partition", "FAULTS"): "PARTITION_FAULTS",
-    ("console.chaos.faults.failover", "FAULTS"): "FAILOVER_FAULTS",
+    ("console.report.record.versions", "NAME"): "VERSIONS_FILE",
 }
 """Names that two parts of a chapter had, (module before, name) -> name now."""
 

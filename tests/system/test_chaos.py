@@ -16,7 +16,7 @@ from buffer.operations.values import TaskSeen
 from configs.errors import SettingsError
 from lab import matrix
 from lab.command import chosen
-from lab.fault_case import Fault, FaultCase, FaultResult, markdown
+from lab.fault_case import Fault, FaultCase, FaultResult, results_as_markdown
 from lab.faults.proxy import Proxy
 from lab.live_run import Stuck
 from lab.matrix import FAULTS, Plan, history_violations, oldest_lag, run_matrix
@@ -49,7 +49,7 @@ def test_a_live_run_comes_back_from_faults_with_nothing_lost_or_repeated(tmp_pat
     assert broker.charged == 0
     written = json.loads((plan.folder / "faults.json").read_text())
     assert [line["name"] for line in written] == names
-    assert (plan.folder / "faults.md").read_text() == markdown(rows)
+    assert (plan.folder / "faults.md").read_text() == results_as_markdown(rows)
 
 
 @pytest.mark.parametrize("error", [Stuck("it must train"), ProcessLookupError("no such process")])
@@ -174,7 +174,7 @@ def test_the_table_says_what_was_not_run_and_what_did_not_hold() -> None:
         ),
     ]
 
-    lines = markdown(rows).splitlines()
+    lines = results_as_markdown(rows).splitlines()
 
     assert lines[2] == "| first | - | - | - | - | not run: no root |"
     assert lines[3] == "| second | 1.0 s | 2.0 s | 50.0% | 1 of 4 | I2: one is gone |"

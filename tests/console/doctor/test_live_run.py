@@ -22,9 +22,8 @@ from console.doctor.live_run import (
     check_refusals,
     check_versions,
 )
-from console.report.record import write_versions
 from console.run.checks.check import Doubt
-from console.run.run_folder import RunFolder
+from console.run.run_folder import RunFolder, write_versions
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 
 from configs.settings import Settings
 from console.report.model_card import CARD, declarations, write_card
-from console.report.record import NAME as VERSIONS
+from console.run.run_folder import VERSIONS_FILE
 
 SECRETS: dict[str, Any] = {
     "model": "/home/ann/base-7b",
@@ -41,7 +41,7 @@ def _card(folder: Path, **run: object) -> Any:
     text = "\n".join(map(json.dumps, lines))
     (settings.run.folder / "eval.jsonl").write_text(text, encoding="utf-8")
     versions = {"torch": "2.13.0", "system": "Linux host-of-ann"}
-    (settings.run.folder / VERSIONS).write_text(json.dumps(versions), encoding="utf-8")
+    (settings.run.folder / VERSIONS_FILE).write_text(json.dumps(versions), encoding="utf-8")
     (folder / "model").mkdir()
     write_card(folder / "model", settings, 50)
     return ModelCard.load(folder / "model" / CARD)

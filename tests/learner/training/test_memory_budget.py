@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from configs.errors import CheckpointError, OutOfMemory, SettingsError
-from learner.loop import FILE, MOST_HALVINGS, MemoryBudget, is_out_of_memory
+from learner.loop import MEMORY_FILE, MOST_HALVINGS, MemoryBudget, is_out_of_memory
 from tests.learner.support.stored_bytes import ALONE
 
 
@@ -47,7 +47,7 @@ def test_halving_is_bounded_and_a_damaged_file_is_refused(tmp_path: Path) -> Non
     with pytest.raises(SettingsError, match=r"batch 1 must fit .* got one of 64 tokens"):
         MemoryBudget(tmp_path, 4096, ALONE).halve(1, _of_the_cpu())
 
-    (tmp_path / FILE).write_text("{")
+    (tmp_path / MEMORY_FILE).write_text("{")
     with pytest.raises(CheckpointError, match="must list the batches that ran out"):
         MemoryBudget(tmp_path, 4096, ALONE)
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from learner.checkpointing.folders import complete_checkpoints, step_of
-from learner.loop import FILE as MEMORY
+from learner.loop import MEMORY_FILE
 from tests.conftest import running_redis
 from tests.learner.support.lives.recorded_run import KINDS, Kill, RecordedRun, recorded_settings
 
@@ -136,11 +136,11 @@ def compare_out_of_memory(
     """
     ranks = short.settings.learner.ranks
     knowing.folder.mkdir(parents=True)
-    (knowing.folder / MEMORY).write_text(f"[{batch}]")
+    (knowing.folder / MEMORY_FILE).write_text(f"[{batch}]")
     assert knowing.live()
     ends = short.run_out_of_memory(batch, ranks - 1)
     assert len(ends) == ranks and 0 not in ends, "all ranks end, and by themselves"
-    assert (short.folder / MEMORY).read_text() == f"[{batch}]"
+    assert (short.folder / MEMORY_FILE).read_text() == f"[{batch}]"
     assert "OutOfMemory" in short.log()
     assert short.live()
     ours, theirs = short.tensors(), plain.tensors()
