@@ -5,7 +5,6 @@ from __future__ import annotations
 import redis
 
 from buffer.client.address import connect, disconnect, without_password
-from buffer.client.cluster import url_of_node, urls_of_primaries
 from buffer.client.errors import explain
 from buffer.operations.keys import run_prefix
 
@@ -18,7 +17,7 @@ def forget_run(url: str, run: str) -> int:
     Raises:
         StoreError: Redis refused or cannot be reached.
     """
-    client, count = connect(url_of_node(url, run)), 0
+    client, count = connect(url), 0
     try:
         for key in client.scan_iter(match=f"{run_prefix(run)}:*", count=KEYS_PER_CALL):
             count += int(client.unlink(key))
@@ -30,24 +29,21 @@ def forget_run(url: str, run: str) -> int:
 
 
 def list_runs(url: str) -> list[str]:
-    """Return the names of all runs of a server, or of all nodes of a cluster.
+    """Return the names of all runs of a server.
 
     Raises:
         StoreError: Redis refused or cannot be reached.
     """
-    found: set[str] = set()
-    place = without_password(url)
-    for node in urls_of_primaries(url):
-        client = connect(node)
-        try:
-            keys = client.scan_iter(match=f"{run_prefix('*')}:meta", count=KEYS_PER_CALL)
-            found.update(key.decode(errors="replace") for key in keys)
-        except redis.RedisError as error:
-            raise explain(error, "list runs", place) from error
-        finally:
-            disconnect(client)
+    client = connect(url)
+    try:
+        keys = list(client.scan_iter(match=f"{run_prefix('*')}:meta", count=KEYS_PER_CALL))
+    except redis.RedisError as error:
+        raise explain(error, "list runs", without_password(url)) from error
+    finally:
+        disconnect(client)
     before, after = f"{run_prefix('*')}:meta".split("*")
-    return sorted(key.removeprefix(before).removesuffix(after) for key in found)
+    names = {key.decode(errors="replace") for key in keys}  # SCAN may name a key twice
+    return sorted(name.removeprefix(before).removesuffix(after) for name in names)
 
 
 def open_port(url: str, port: int) -> None:

@@ -2,14 +2,11 @@
 
 Both run the operations of `operations/`. `client/address.py` finds Redis, `client/errors.py`
 explains its refusals. Neither client ever sends a call twice: after a lost reply only the caller
-can decide whether to repeat it. A node of a cluster that names another one has done nothing, so the
-call goes there (`client/cluster.py`).
+can decide whether to repeat it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, TypeVar
@@ -23,11 +20,10 @@ from buffer.client.address import (
     disconnect,
     without_password,
 )
-from buffer.client.cluster import ENDLESS, MAX_HOPS, Nodes
 from buffer.client.connection import Connections
 from buffer.client.errors import explain
 from buffer.client.scripts import LoadScript, load_script
-from buffer.client.server_identity import Admits, NewServerIdentity, ServerIdentity
+from buffer.client.server_identity import Admits, ServerIdentity
 from buffer.operations.keys import incoming_key, run_prefix
 from buffer.operations.operation import Call, Fetch, Operation, Reply
 
@@ -58,13 +54,8 @@ class Store:
         self._prefix = run_prefix(run)
         self._scripts = scripts
         self._url, self._run = url, run
-        self._nodes = Nodes(url, run)
         self._identity = ServerIdentity(self._prefix, scripts, admits)
-        self._client: redis.Redis | None = None
-        """Of the present node; None = unknown."""
-        self._choosing = threading.Lock()
-        if not self._nodes.is_cluster:
-            self._connected()
+        self._client = connect(url, redis_connect_func=self._identity.greet)
 
     def at(self, run_id: str) -> Store:
         """Make another client of the run that works with this life of the server only."""
@@ -78,12 +69,9 @@ class Store:
 
     def server_run_id(self) -> str:
         """Read which life of the server answers now, whether it is trusted or not."""
-        return self._server_info()["run_id"]
-
-    def _server_info(self) -> dict[str, str]:
-        client = connect(self._nodes.find())
+        client = connect(self._url)
         try:
-            return {name: str(value) for name, value in client.info("server").items()}
+            return str(client.info("server")["run_id"])
         except redis.RedisError as error:
             raise explain(error, "INFO", self._place) from error
         finally:
@@ -102,52 +90,19 @@ class Store:
             raise explain(error, operation.name, self._place) from error
 
     def _ask(self, call: Call | Fetch) -> Reply:
-        """Ask the node that has the run's keys."""
-        for _ in range(MAX_HOPS):
-            client = self._connected()
-            try:
-                if isinstance(call, Fetch):
-                    return client.mget([self._prefix + key for key in call.keys])
-                return self._call(client, call)
-            except exceptions.MovedError as moved:
-                if not self._nodes.is_cluster:
-                    raise
-                self._leave(client, moved)
-            except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
-                if self._nodes.is_cluster and not isinstance(error, NewServerIdentity):
-                    self._leave(client, None)
-                raise
-        raise exceptions.ClusterDownError(ENDLESS)
-
-    def _connected(self) -> redis.Redis:
-        """Return the client of the present node."""
-        with self._choosing:
-            if self._client is None:
-                url = self._nodes.find()
-                self._client = connect(url, redis_connect_func=self._identity.greet)
-            return self._client
-
-    def _leave(self, client: redis.Redis, moved: exceptions.MovedError | None) -> None:
-        """Leave the node of this client for the one that was named, if no thread has done it."""
-        with self._choosing:
-            if client is not self._client:
-                return
-            self._nodes.change(moved)
-            self._client = None
-        client.connection_pool.disconnect(inuse_connections=False)  # others wait for their replies
-
-    def _call(self, client: redis.Redis, call: Call) -> Reply:
+        if isinstance(call, Fetch):
+            return self._client.mget([self._prefix + key for key in call.keys])
         script = self._scripts(call.script)
         try:
-            return self._evaluate(client, ("EVALSHA", script.sha), call)
+            return self._evaluate(("EVALSHA", script.sha), call)
         except exceptions.NoScriptError:
-            return self._evaluate(client, ("EVAL", script.source), call)
+            return self._evaluate(("EVAL", script.source), call)
 
-    def _evaluate(self, client: redis.Redis, script: tuple[str, str], call: Call) -> Reply:
+    def _evaluate(self, script: tuple[str, str], call: Call) -> Reply:
         command = (*script, 1, self._prefix, *call.arguments)
         if not call.records:
-            return client.execute_command(*command)  # type: ignore[no-untyped-call]
-        with client.pipeline(transaction=True) as pipe:
+            return self._client.execute_command(*command)  # type: ignore[no-untyped-call]
+        with self._client.pipeline(transaction=True) as pipe:
             pipe.mset(incoming(self._prefix, call.records))
             pipe.execute_command(*command)  # type: ignore[no-untyped-call]
             return _last(pipe.execute(raise_on_error=False))
@@ -155,14 +110,13 @@ class Store:
     def ping(self) -> None:
         """Fail at once, with a text for people, when Redis cannot be used."""
         try:
-            self._connected().ping()
+            self._client.ping()
         except redis.RedisError as error:
             raise explain(error, "ping", self._place) from error
 
     def close(self) -> None:
         """Close all connections."""
-        if self._client is not None:
-            disconnect(self._client)
+        disconnect(self._client)
 
     def __enter__(self) -> Self:
         return self
@@ -185,9 +139,8 @@ class AsyncStore:
         self._prefix = run_prefix(run)
         self._scripts = scripts
         self._identity = ServerIdentity(self._prefix, scripts, admits=None)
-        self._nodes = Nodes(url, run)
-        self._connections = None if self._nodes.present is None else self._connect(url)
-        """To the present node; None = unknown."""
+        greet = self._identity.greet_async
+        self._connections = Connections(connect_async(url, redis_connect_func=greet))
 
     def watch(self, admits: Admits) -> None:
         """Compare the server's run_id on every connect from now on, as `Store` does by `admits`."""
@@ -208,58 +161,21 @@ class AsyncStore:
                 raise explain(error, operation.name, self._place) from error
 
     async def _ask(self, call: Call | Fetch) -> Reply:
-        """Ask the node that has the run's keys."""
-        for _ in range(MAX_HOPS):
-            there = await self._connected()
-            try:
-                if isinstance(call, Fetch):
-                    keys = (self._prefix + key for key in call.keys)
-                    return _last(await there.calls.ask(("MGET", *keys)))
-                return await self._call(there, call)
-            except exceptions.MovedError as moved:
-                if not self._nodes.is_cluster:
-                    raise
-                await self._leave(there, moved)
-            except (exceptions.ConnectionError, exceptions.TimeoutError):
-                if self._nodes.is_cluster:
-                    await self._leave(there, None)
-                raise
-        raise exceptions.ClusterDownError(ENDLESS)
-
-    async def _connected(self) -> Connections:
-        """Return the connections to the present node."""
-        if self._connections is not None:
-            return self._connections
-        url = self._nodes.present
-        if url is None:
-            url = await asyncio.to_thread(self._nodes.find)
-        if self._connections is None:  # no other call was faster
-            self._connections = self._connect(url)
-        return self._connections
-
-    def _connect(self, url: str) -> Connections:
-        return Connections(connect_async(url, redis_connect_func=self._identity.greet_async))
-
-    async def _leave(self, there: Connections, moved: exceptions.MovedError | None) -> None:
-        """Leave the node of these connections for another, if no other call has done it."""
-        if there is self._connections:
-            self._nodes.change(moved)
-            self._connections = None
-            await there.close()
-
-    async def _call(self, there: Connections, call: Call) -> Reply:
+        if isinstance(call, Fetch):
+            keys = (self._prefix + key for key in call.keys)
+            return _last(await self._connections.calls.ask(("MGET", *keys)))
         script = self._scripts(call.script)
         try:
-            return await self._evaluate(there, ("EVALSHA", script.sha), call)
+            return await self._evaluate(("EVALSHA", script.sha), call)
         except exceptions.NoScriptError:
-            return await self._evaluate(there, ("EVAL", script.source), call)
+            return await self._evaluate(("EVAL", script.source), call)
 
-    async def _evaluate(self, there: Connections, script: tuple[str, str], call: Call) -> Reply:
+    async def _evaluate(self, script: tuple[str, str], call: Call) -> Reply:
         command = (*script, 1, self._prefix, *call.arguments)
         if not call.records:
-            return _last(await there.calls.ask(command))
+            return _last(await self._connections.calls.ask(command))
         records = (x for pair in incoming(self._prefix, call.records).items() for x in pair)
-        *queued, replies = await there.records.ask(
+        *queued, replies = await self._connections.records.ask(
             ("MULTI",), ("MSET", *records), command, ("EXEC",)
         )
         # The error of EXEC names no cause; that of the refused command before it does.
@@ -268,14 +184,13 @@ class AsyncStore:
     async def ping(self) -> None:
         """Fail at once, with a text for people, when Redis cannot be used."""
         try:
-            _last(await (await self._connected()).calls.ask(("PING",)))
+            _last(await self._connections.calls.ask(("PING",)))
         except redis.RedisError as error:
             raise explain(error, "ping", self._place) from error
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._connections is not None:
-            await self._connections.close()
+        await self._connections.close()
 
 
 def incoming(prefix: str, records: Sequence[bytes]) -> dict[str, bytes]:

@@ -62,6 +62,10 @@ class StoreRewound(StoreError):
     """The store has lost what this learner wrote: its last seconds, or all."""
 
 
+class StoreUnfit(StoreError, SettingsError):
+    """The server that `buffer.url` names is of a kind that holds no run."""
+
+
 class LostLineage(StoreError):
     """A newer learner has taken the run over."""
 

@@ -27,7 +27,7 @@ from buffer import operations
 from buffer.live_brokers import STOPPED
 from buffer.operations.run import broker_seen
 from buffer.store import AsyncStore
-from configs.errors import StoreError
+from configs.errors import StoreError, StoreUnfit, first_error
 from configs.settings import Settings
 
 from .admin import AdminService, Enrolment
@@ -79,7 +79,7 @@ class Broker:
             on_ready: Called with the address it listens on.
 
         Raises:
-            SettingsError: the address cannot be listened on.
+            SettingsError: the address cannot be listened on, or the Redis cannot hold a run.
         """
         context = zmq.Context()
         audit = self.parts.audit
@@ -103,6 +103,8 @@ class Broker:
                     on_ready(bound)
                 await self._serve(Router(socket), authenticator, stop)
                 socket.close()  # its linger lets last replies leave
+        except ExceptionGroup as group:
+            raise first_error(group) from group
         finally:
             context.destroy()
 
@@ -239,6 +241,8 @@ async def _every(
         try:
             await chore()
             is_failing = False
+        except StoreUnfit:
+            raise
         except (StoreError, OSError) as error:
             if not is_failing:
                 log.warning("a chore is tried again", reason=str(error))

@@ -1,7 +1,6 @@
 """The client of one Redis server: address, identity, connection, scripts, errors.
 
 address          Redis clients from a URL: one server, one behind TLS
-cluster          Nodes of a Redis Cluster: which of them has the keys of a run
 connection       Pipelined connection of an event loop to Redis
 errors           Errors of Redis as errors of Nyala, naming the setting or server to look at
 scripts          Lua scripts by name: the files of `lua/`

@@ -1,4 +1,4 @@
-"""Redis clients from a URL: one server, one behind TLS, a pair that sentinels watch, a cluster.
+"""Redis clients from a URL: one server, one behind TLS, a pair that sentinels watch.
 
     redis://[user:password@]host:port/db              one server
     rediss://...?ssl_ca_certs=FILE                    the same behind TLS, checked
@@ -6,9 +6,6 @@
     redis+sentinel://[user:password@]host:port,host:port/service/db
                                                       the primary that these sentinels name
     rediss+sentinel://...                             the same, all behind TLS
-    redis+cluster://[user:password@]host:port,host:port
-                                                      nodes of a cluster; one that answers will do
-    rediss+cluster://...                              the same, all behind TLS
 
 After the `?` go options of the client, of which `sentinel_username` and `sentinel_password` are for
 the sentinels. No client made here ever sends a command twice.
@@ -45,9 +42,7 @@ PROTOCOL = 2
 
 SENTINEL_SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 SENTINEL_PORT = 26379
-CLUSTER_SCHEMES = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
-CLUSTER_PORT = 6379
-SCHEMES = ("redis", "rediss", "unix", *SENTINEL_SCHEMES, *CLUSTER_SCHEMES)
+SCHEMES = ("redis", "rediss", "unix", *SENTINEL_SCHEMES)
 
 _URL = re.compile(r"([^:/?#]+)://([^/?#]*)([^?#]*)\??([^#]*)")
 
@@ -62,7 +57,7 @@ class Watched(NamedTuple):
 
 
 def connect(url: str, **options: Any) -> redis.Redis:
-    """Make a blocking client; nothing is sent yet. Of a cluster, one of its first node.
+    """Make a blocking client; nothing is sent yet.
 
     Raises:
         SettingsError: the URL is not of the forms above.
@@ -70,7 +65,7 @@ def connect(url: str, **options: Any) -> redis.Redis:
     options = _options() | {"retry": Retry(NoBackoff(), 0)} | options
     watched = parse_sentinel_url(url)
     if watched is None:
-        return redis.Redis.from_url(next(iter(cluster_urls(url)), url), **options)
+        return redis.Redis.from_url(url, **options)
     manager = Sentinel(
         watched.sentinels,
         sentinel_kwargs=_options() | {"retry": Retry(NoBackoff(), 0)} | watched.of_sentinels,
@@ -84,7 +79,7 @@ def connect_async(url: str, **options: Any) -> redis.asyncio.Redis:
     options = _options() | {"retry": AsyncRetry(NoBackoff(), 0)} | options
     watched = parse_sentinel_url(url)
     if watched is None:
-        client = redis.asyncio.Redis.from_url(next(iter(cluster_urls(url)), url), **options)
+        client = redis.asyncio.Redis.from_url(url, **options)
     else:
         manager = AsyncSentinel(
             watched.sentinels,
@@ -119,9 +114,15 @@ def parse_sentinel_url(url: str) -> Watched | None:
     """Read a URL that names sentinels; None for any other.
 
     Raises:
-        SettingsError: it names no sentinel or no service.
+        SettingsError: it names no sentinel or no service, or is no URL of Redis.
     """
     parts = split_url(url)
+    if parts.scheme not in SCHEMES:
+        schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        raise SettingsError(
+            f"buffer.url must begin with one of {schemes}, got {without_password(url)!r}; name one "
+            f"server, or the Sentinels that watch it"
+        )
     if parts.scheme not in SENTINEL_SCHEMES:
         return None
     user, at, hosts = parts.netloc.rpartition("@")
@@ -144,29 +145,6 @@ def parse_sentinel_url(url: str) -> Watched | None:
         of_server["ssl"] = True
         of_sentinels |= {k: v for k, v in of_server.items() if k.startswith("ssl")}
     return Watched([a for a in addresses if a is not None], service, of_sentinels, of_server)
-
-
-def cluster_urls(url: str) -> list[str]:
-    """Return a URL of each node that the URL of a cluster names; none for any other.
-
-    Raises:
-        SettingsError: it names no node, or a database: a cluster has but one.
-    """
-    parts = split_url(url)
-    if parts.scheme not in CLUSTER_SCHEMES:
-        return []
-    user, at, hosts = parts.netloc.rpartition("@")
-    addresses = [_address(host, CLUSTER_PORT) for host in hosts.split(",") if host]
-    found = [address for address in addresses if address is not None]
-    if not found or len(found) < len(addresses) or parts.path.strip("/") not in ("", "0"):
-        raise SettingsError(
-            f"buffer.url must be {parts.scheme}://[user:password@]host:port,host:port, got "
-            f"{without_password(url)}; name at least one node, and no database but 0"
-        )
-    scheme = CLUSTER_SCHEMES[parts.scheme]
-    query = f"?{parts.query}" if parts.query else ""
-    nodes = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in found]
-    return [f"{scheme}://{user}{at}{node}/0{query}" for node in nodes]
 
 
 def without_password(url: str) -> str:

@@ -29,7 +29,7 @@ COPIED_BYTES = 2048
 """A longer argument is handed to the system as it is; of shorter ones a copy is made."""
 
 CLOSED = "Connection closed by server."
-HUNG_UP = "this client has been closed, or has gone to another server"
+HUNG_UP = "this client has been closed"
 
 parse_error: Any = DefaultParser.parse_error  # the library's own names for what Redis refuses
 

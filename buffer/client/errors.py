@@ -15,10 +15,11 @@ from configs.errors import (
     StoreError,
     StoreRestarted,
     StoreRewound,
+    StoreUnfit,
     StoreUnreachable,
 )
 
-from .server_identity import NewServerIdentity
+from .server_identity import NewServerIdentity, ServerInClusterMode
 
 _REFUSALS = {
     "NORUN": "the store must know the run, got no entry for it; begin_run comes first",
@@ -41,8 +42,6 @@ _PASSING_ERRORS = (
     exceptions.BusyLoadingError,
     exceptions.ReadOnlyError,  # a failover is under way
     exceptions.OutOfMemoryError,  # until the learner commits
-    exceptions.TryAgainError,  # a slot is being moved
-    exceptions.ClusterDownError,  # a failover is under way
 )
 _PASSING_CODES = re.compile(r"\b(READONLY|OOM|MISCONF|MASTERDOWN|NOREPLICAS) ")
 """Codes without a class in redis-py, or inside the text of a script's or transaction's error."""
@@ -60,6 +59,12 @@ def explain(error: redis.RedisError, operation: str, place: str) -> StoreError:
         restarted = StoreRestarted(f"{operation}: {text}; ask again when it is recovered ({place})")
         restarted.run_id = error.run_id
         return restarted
+    if isinstance(error, ServerInClusterMode):
+        return StoreUnfit(
+            f"buffer.url must name one server, or the Sentinels that watch it, got a server in "
+            f"cluster mode ({place}); use one with `cluster-enabled no`, or "
+            f"redis+sentinel://host:port,host:port/service/db"
+        )
     if code in _REFUSALS:
         refusal = StoreRewound if code in ("NORUN", "REWOUND", "RESTARTED") else StoreError
         return refusal(f"{operation}: {_REFUSALS[code].format(detail)} ({place})")
@@ -71,36 +76,12 @@ def _is_away(error: redis.RedisError) -> bool:
     """Whether the same call, unchanged, may succeed in a while."""
     if isinstance(error, exceptions.AuthenticationError):
         return False
-    if isinstance(error, _PASSING_ERRORS) or _is_moving(error):
+    if isinstance(error, _PASSING_ERRORS):
         return True
     return _PASSING_CODES.search(str(error)) is not None
 
 
-def _is_moving(error: redis.RedisError) -> bool:
-    """Whether a node of a cluster has some of the run's keys, and another one the others."""
-    is_asked = isinstance(error, exceptions.AskError) and not isinstance(
-        error, exceptions.MovedError
-    )
-    return is_asked or isinstance(error, exceptions.TryAgainError)
-
-
-def _reason_of_cluster(error: redis.RedisError) -> str | None:
-    if _is_moving(error):
-        return (
-            "the run's keys are being moved to another node one by one, and it waits until all "
-            "are there; move its slot at once, with CLUSTER MIGRATESLOTS"
-        )
-    if isinstance(error, exceptions.MovedError):
-        where = f"{error.host}:{error.port}"
-        return f"the run's keys are on the node {where}; name the cluster as redis+cluster://"
-    if isinstance(error, exceptions.ClusterDownError):
-        return f"the cluster does not serve this run ({error}); look at CLUSTER INFO"
-    return None
-
-
 def _reason(error: redis.RedisError, text: str) -> str:
-    if (of_cluster := _reason_of_cluster(error)) is not None:
-        return of_cluster
     if isinstance(error, exceptions.AuthenticationError) or "NOAUTH" in text or "WRONGPASS" in text:
         return "Redis refused the password; put the right one into the URL"
     if isinstance(error, exceptions.TimeoutError):

@@ -109,6 +109,10 @@ class NewServerIdentity(redis.ConnectionError):
         self.run_id = run_id
 
 
+class ServerInClusterMode(redis.ResponseError):
+    """The server is a node of Redis Cluster, which may hand a run's keys to another node."""
+
+
 class ServerIdentity:
     """The life of the Redis server that one client works with."""
 
@@ -126,7 +130,7 @@ class ServerIdentity:
         self.trusted: str | None = None
 
     def greet(self, connection: Any) -> None:
-        """Begin a blocking connection; raises NewServerIdentity to end it instead."""
+        """Begin a blocking connection; raises an error to end it instead."""
         connection.on_connect()
         steps, reply = self._greeting(), None
         while True:
@@ -150,9 +154,11 @@ class ServerIdentity:
             reply = await connection.read_response()
 
     def _greeting(self) -> Greeting:
+        info = _fields((yield ("INFO", "server")))
+        if "cluster" in (info.get("redis_mode"), info.get("server_mode")):  # Redis', Valkey's name
+            raise ServerInClusterMode
         if self.admits is None:
             return
-        info = _fields((yield ("INFO", "server")))
         run_id = info.get("run_id")
         if run_id is None:
             raise redis.ResponseError("INFO named no run_id")

@@ -1,7 +1,7 @@
 """Keys of a run in Redis: names, types, contents and writers.
 
-The prefix is `nyala:{run}`; the braces make one hash tag of it, so they all live on one node, and
-runs can share a server. Scripts get the prefix and build the rest (`lua/lib/keys.lua`).
+The prefix is `nyala:{run}`, so runs can share a server. Scripts get the prefix and build the
+rest (`lua/lib/keys.lua`).
 
     key             type    holds                                           written by
     meta            hash    state, lineage, version, committed, ...  begin_*, lease, advance

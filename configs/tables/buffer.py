@@ -13,9 +13,8 @@ class BufferSettings(Table):
     """The Redis store."""
 
     url: str | None = None
-    """`redis://[:password@]host:port/db`, `rediss://` (TLS), `unix://`,
-    `redis+sentinel://host:port,host:port/service/db` or `redis+cluster://host:port,host:port`;
-    null = `nyala up` starts a server of its own.
+    """`redis://[:password@]host:port/db`, `rediss://` (TLS), `unix://` or
+    `redis+sentinel://host:port,host:port/service/db`; null = `nyala up` starts a server of its own.
 
     Change it to keep the buffer in a server of yours, shared by machines or replicated."""
     maxmemory_mb: Annotated[int, Field(ge=16)] = 1024

@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
 from buffer import operations
-from buffer.client.cluster import url_of_node
 from buffer.client.server_state import read_server_state
 from buffer.operations.run import brokers
 from buffer.record.codec import decode_episode
@@ -153,14 +152,14 @@ def run_checks(settings: Settings, folder: RunFolder, url: str | None) -> list[C
 
     return [
         *checks,
-        Check(REDIS, "clock", lambda: check_machine_clock(url_of_node(place, name)), REACHED),
+        Check(REDIS, "clock", lambda: check_machine_clock(place), REACHED),
         asking("store", check_store, needs=""),
         asking("code", lambda store: check_code(settings, store)),
         asking("brokers", lambda store: check_brokers(store, limit_s)),
         asking("actors", lambda store: check_actors(store, limit_s)),
         asking("refusals", lambda store: check_refusals(store, folder)),
         asking("leases", lambda store: check_leases(store, folder)),
-        asking("clocks", lambda store: check_actor_clocks(store, url_of_node(place, name))),
+        asking("clocks", lambda store: check_actor_clocks(store, place)),
     ]
 
 

@@ -37,8 +37,6 @@ Url = Annotated[
 def runs(redis: Url = None, as_json: AsJson = False) -> None:
     """List the runs of a Redis.
 
-    Of a cluster, those of all nodes.
-
     For each its state, batches trained, actors, bytes of records and unfinished completions, and
     when an actor was last heard. The user of the URL must be allowed to read all runs.
 

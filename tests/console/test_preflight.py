@@ -18,7 +18,7 @@ from console.run.checks import reward as reward_checks
 from console.run.checks.machine import check_addresses, check_keys
 from console.run.checks.store import check_redis
 from console.run.redis_server import free_port
-from tests.buffer.support.servers import watched_pair
+from tests.buffer.support.servers import server_in_cluster_mode, watched_pair
 from tests.learner.support.tiny_policy import save_tiny_model
 
 GOOD_REWARD = "def score(completion, answer):\n    return float(completion == answer)\n"
@@ -99,6 +99,16 @@ def test_a_redis_that_sentinels_watch_is_taken(tmp_path):
         assert forget_run(url, "run") == 0
         with pytest.raises(SettingsError, match="must be a Redis server that lets us in"):
             check_redis(settings().run, url.replace("/nyala/", "/another/"))
+
+
+def test_a_redis_in_cluster_mode_is_refused(tmp_path):
+    with (
+        server_in_cluster_mode(tmp_path / "node") as url,
+        pytest.raises(SettingsError, match=r"^buffer\.url must .*got a server in cluster mode"),
+    ):
+        preflight.refuse_what_cannot_run(settings(), redis_url=url)
+    with pytest.raises(SettingsError, match=r"got 'redis\+cluster://\*\*\*@n1:1,n2:2'; name one"):
+        check_redis(settings().run, "redis+cluster://:secret@n1:1,n2:2")
 
 
 def test_incomplete_keys_are_refused(tmp_path):

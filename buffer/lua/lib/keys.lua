@@ -1,5 +1,5 @@
--- Names of the keys, and small functions over them. KEYS[1] is the run's prefix; every key of the run shares its
--- hash tag and so lives on the same node. The table of keys is in buffer/operations/keys.py.
+-- Names of the keys, and small functions over them. KEYS[1] is the run's prefix. The table of keys is
+-- in buffer/operations/keys.py.
 local call = redis.call
 local run = KEYS[1]
 local META, LINEAGES = run .. ':meta', run .. ':lineages'

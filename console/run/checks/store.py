@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from buffer.client.address import SCHEMES, without_password
-from buffer.client.cluster import url_of_node
+from buffer.client.address import without_password
 from buffer.client.server_identity import warning_about
 from buffer.client.server_state import LEAST_VERSION, ServerState, read_server_state
 from buffer.store import Store
@@ -26,14 +25,11 @@ def check_redis(run: RunSettings, url: str | None) -> str:
     """
     if url is None:
         return f"none given: the run starts {find_binary()}"
-    if url.partition("://")[0] not in SCHEMES:
-        schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        raise SettingsError(
-            f"buffer.url must begin with one of {schemes}, got {url.split('@')[-1]!r}"
-        )
     try:
         with Store(url, run=run.name) as store:
             store.ping()
+    except SettingsError:
+        raise
     except NyalaError as error:
         raise SettingsError(f"buffer.url must be a Redis server that lets us in: {error}") from None
     return without_password(url)
@@ -44,7 +40,7 @@ def store_checks(run: RunSettings, buffer: BufferSettings, url: str) -> list[Che
 
     def check(name: str) -> Check:
         def look() -> str | Doubt:
-            state = read_server_state(url_of_node(url, run.name))
+            state = read_server_state(url)
             return LOOKS[name](run, buffer, state)
 
         return Check(GROUP, name, look, REACHED)

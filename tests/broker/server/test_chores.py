@@ -1,4 +1,4 @@
-"""Periodic chores of a broker: none of them ends it."""
+"""Periodic chores of a broker: none of them ends it, unless its Redis can hold no run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from broker.protocol.messages import BeatRequest, LeaseRequest
+from broker.server.server import Broker
 from broker.transport.allow_list import AllowList
-from tests.broker.support.ring import FIRST, begin, ring
+from buffer.store import AsyncStore
+from configs.errors import StoreUnfit
+from tests.broker.support.ring import FIRST, RUN, begin, ring, settings_with
+from tests.buffer.support.servers import server_in_cluster_mode
 from tests.waiting import until
 
 
@@ -38,3 +42,19 @@ def test_a_broker_without_open_files_left_serves_whom_it_knows(
             assert (await actor.lease(LeaseRequest(1, FIRST), deadline_s=5)).status == "OK"
 
     asyncio.run(story())
+
+
+def test_a_redis_in_cluster_mode_ends_it(keys: Path, tmp_path: Path) -> None:
+    async def story(url: str) -> None:
+        store = AsyncStore(url, RUN)
+        try:
+            broker = Broker(settings_with(), store, keys=keys)
+            await asyncio.wait_for(broker.serve(asyncio.Event()), 20)
+        finally:
+            await store.close()
+
+    with (
+        server_in_cluster_mode(tmp_path / "node") as url,
+        pytest.raises(StoreUnfit, match="got a server in cluster mode"),
+    ):
+        asyncio.run(story(url))

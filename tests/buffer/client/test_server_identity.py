@@ -1,5 +1,7 @@
 """Versions of servers: what servers say of themselves, and what follows."""
 
+import asyncio
+
 import pytest
 import redis
 import structlog
@@ -13,7 +15,9 @@ from buffer.client.server_identity import (
     server_of_info,
     warning_about,
 )
-from buffer.store import Store
+from buffer.store import AsyncStore, Store
+from configs.errors import StoreUnfit, exit_code
+from tests.buffer.support.servers import server_in_cluster_mode
 
 
 def test_valkey_is_judged_by_its_own_version_and_not_as_the_redis_it_calls_itself():
@@ -77,3 +81,24 @@ def test_a_client_that_meets_a_server_that_is_too_old_logs_it_once(redis_url, mo
 
     (line,) = [line["event"] for line in logs if line["log_level"] == "warning"]
     assert "got Redis 6.2.14" in line
+
+
+@pytest.mark.parametrize("admits", [None, lambda *_: True])
+def test_no_client_works_with_a_server_in_cluster_mode(tmp_path, admits):
+    async def ask(url):
+        store = AsyncStore(url, "run")
+        try:
+            await store.run(operations.stats())
+        finally:
+            await store.close()
+
+    with server_in_cluster_mode(tmp_path / "node") as url:
+        with (
+            Store(url, "run", admits=admits) as store,
+            pytest.raises(StoreUnfit, match=r"or the Sentinels.*cluster-enabled no"),
+        ):
+            store.run(operations.stats())
+        with pytest.raises(StoreUnfit, match="got a server in cluster mode") as refusal:
+            asyncio.run(ask(url))
+
+    assert exit_code(refusal.value) == 2

@@ -1,4 +1,4 @@
-"""More Redis servers than the session's one: pairs with sentinels, and one behind TLS."""
+"""More Redis servers than the session's one: with sentinels, in cluster mode, and behind TLS."""
 
 from __future__ import annotations
 
@@ -76,6 +76,16 @@ def watched_pair(
                 wait_until(lambda: _knows_all(client, num_sentinels), ignoring=redis.RedisError)
         sentinels = ",".join(f"127.0.0.1:{each}" for each in ports)
         yield primary, port, f"redis+sentinel://:{PASSWORD}@{sentinels}/nyala/0"
+
+
+@contextmanager
+def server_in_cluster_mode(folder: Path) -> Iterator[str]:
+    """A node of Redis Cluster; yields its URL."""
+    bus = f"cluster-port {free_port()}\n"  # else 10,000 above the port, where there may be none
+    with server(folder, f"cluster-enabled yes\n{bus}") as (_, port):
+        with redis.Redis(port=port) as client:
+            wait_until(client.ping, ignoring=redis.RedisError)
+        yield f"redis://127.0.0.1:{port}/0"
 
 
 def _knows_all(sentinel: redis.Redis, num_sentinels: int) -> bool:

@@ -1,19 +1,16 @@
-"""`nyala runs`: the runs of one Redis, or of all nodes of a cluster."""
+"""`nyala runs`: the runs of one Redis."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from buffer import operations
-from buffer.admin import list_runs
 from buffer.store import Store
 from configs.errors import SettingsError
 from console.live.runs import app
-from tests.buffer.support.cluster import cluster
 from tests.buffer.support.run_in_store import RunInStore
 
 
@@ -72,13 +69,3 @@ def test_an_empty_redis_and_no_redis_are_named(
     error = CliRunner().invoke(app, []).exception
     assert isinstance(error, SettingsError)
     assert "--redis must be the URL of a Redis server, got none" in str(error)
-
-
-@pytest.mark.slow
-def test_runs_of_all_nodes_of_a_cluster_are_listed(tmp_path: Path) -> None:
-    with cluster(tmp_path, 2) as nodes:
-        nodes.place({"left": 0, "right": 1})
-        for name in ("left", "right"):
-            begin(nodes.url, name)
-
-        assert list_runs(nodes.url) == ["left", "right"]

@@ -191,7 +191,7 @@ def test_prioritised_by_advantage_ranks_groups_by_how_far_rewards_lie_apart(
     bench = make_bench(redis_url, tmp_path, {**KEPT, "sampling": "prioritised"})
     bench.train(1)
 
-    order = bench.store._connected().zrange(f"{run_prefix('tiny')}:replay", 0, -1)
+    order = bench.store._client.zrange(f"{run_prefix('tiny')}:replay", 0, -1)
 
     assert order == [b"1", b"0"]  # rewards 2 apart, and 1
     bench.store.close()
@@ -204,7 +204,7 @@ def test_by_lag_the_newest_come_first(redis_url: str, tmp_path: Path, sampling: 
     for k in (1, 2, 3):
         bench.train(k)
 
-    order = bench.store._connected().zrange(f"{run_prefix('tiny')}:replay", 0, -1)
+    order = bench.store._client.zrange(f"{run_prefix('tiny')}:replay", 0, -1)
 
     assert order[:2] == [b"4", b"5"] and order[-2:] == [b"0", b"1"]
     bench.store.close()
@@ -230,8 +230,8 @@ def test_a_store_that_lost_a_use_loses_what_it_kept(bench: Bench, forgets: bool)
     bench.fill(2)
     assert bench.seal(2).uses
     if forgets:
-        bench.store._connected().zrem(f"{run_prefix('tiny')}:reused", 1)
-        bench.store._connected().zadd(f"{run_prefix('tiny')}:replay", {"1": 0})
+        bench.store._client.zrem(f"{run_prefix('tiny')}:reused", 1)
+        bench.store._client.zadd(f"{run_prefix('tiny')}:replay", {"1": 0})
     server = bench.store.server_run_id()
 
     recover(
