@@ -2,12 +2,18 @@
 
 One coroutine makes the calls of an episode, whatever the environment is: in a thread it is driven
 to its end without an event loop, and in an event loop it is awaited like any other. `call` is where
-a call begins, so that a time limit is one for each call.
+a call begins, so that a time limit is one for each call. An environment host imports this too: it
+needs no package.
 """
 
 from __future__ import annotations
 
 import asyncio
+import queue
+import sys
+import threading
+import time
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
 from inspect import isawaitable, iscoroutinefunction
@@ -15,7 +21,7 @@ from types import coroutine
 from typing import Any, TypeVar
 
 from configs.errors import DeadlineError
-from configs.own_code import explain
+from configs.own_code import explain, own_place
 
 from .base import Conversation, Environment
 
@@ -98,6 +104,11 @@ def finish(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(work)
 
 
+def present_place(thread: int | None) -> str:
+    """Name the line of the user's code that a thread is in, or nothing."""
+    return own_place(traceback.extract_stack(sys._current_frames().get(thread or 0)))
+
+
 def overdue(limit_s: float, place: str) -> DeadlineError:
     """Return the error of a call that takes too long, with the place where it stands."""
     return DeadlineError(
@@ -109,3 +120,177 @@ def overdue(limit_s: float, place: str) -> DeadlineError:
 @coroutine
 def _next_call() -> Generator[None, None, None]:
     yield
+
+
+# --------------------------------------------------------------------------------------------------
+# Threads that call an environment, one episode each at a time, in the actor or in a host.
+#
+# A class that has `is_thread_safe = True` is made once, and its threads take whatever comes next; a
+# thread more is started when all have been busy for a while. Any other class is made once for each
+# thread, and an episode stays with the thread that began it.
+#
+# A call that takes too long has failed. Its thread is left behind and another takes its place;
+# after a few that never end the environment is given up, since each may burn a core.
+
+MAX_HUNG = 3  # threads left behind, and as many more as there are threads: each may burn a core
+BUSY_S = 0.05  # all threads work on one call each for this long: another is started
+MAKE_S = 60.0  # an environment may load a table
+
+
+@dataclass(slots=True)
+class Call:
+    """Work on one episode, which may call its environment several times."""
+
+    work: Callable[[LaneThread], Any]
+    done: Callable[[Any], None]
+    """Called from a thread with what the work returned or raised; once."""
+    limit_s: float
+
+
+class Lane:
+    """A queue of calls, the environment that they share, and the threads that serve it."""
+
+    def __init__(self, make: Callable[[], Environment]) -> None:
+        self.make = make
+        self.environment: Environment | None = None
+        self.calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self.threads: list[LaneThread] = []
+        self.making = threading.Lock()
+
+    @property
+    def load(self) -> int:
+        """Calls that wait or are under way."""
+        return self.calls.qsize() + sum(thread.call is not None for thread in self.threads)
+
+
+class Lanes:
+    """All lanes of an environment; `put` and `watch` may be called from two threads."""
+
+    def __init__(
+        self,
+        make: Callable[[], Environment],
+        *,
+        num_threads: int,
+        is_shared: bool,
+        first: Environment | None = None,
+    ) -> None:
+        """Prepare; threads start when they are needed.
+
+        Args:
+            make: Makes an environment.
+            num_threads: Most of them.
+            is_shared: All threads use one environment.
+            first: An environment that is made already.
+        """
+        self._lanes = [Lane(make) for _ in range(1 if is_shared else num_threads)]
+        self._lanes[0].environment = first
+        self._num_threads = num_threads
+        self._hung: list[LaneThread] = []
+
+    def next_lane(self) -> Lane:
+        """Return the lane on which the fewest calls wait."""
+        # Of those alike the one that got an episode least recently: quick begins, slow steps.
+        lane = min(self._lanes, key=lambda each: each.load)
+        self._lanes.remove(lane)
+        self._lanes.append(lane)
+        return lane
+
+    def put(self, call: Call, lane: Lane) -> None:
+        """Make a call when those before it are over."""
+        if not lane.threads:
+            LaneThread(lane)
+        lane.calls.put(call)
+
+    def watch(self) -> None:
+        """Fail the calls that take too long, and start a thread where all are busy.
+
+        Raises:
+            DeadlineError: Too many never end: the environment cannot be worked with.
+        """
+        now = time.monotonic()
+        most = self._num_threads // len(self._lanes)
+        for lane in list(self._lanes):
+            for thread in [each for each in lane.threads if each.is_overdue(now)]:
+                self._leave(thread, now)
+            busy = [each.busy_s(now) > BUSY_S for each in lane.threads]
+            if busy and all(busy) and len(busy) < most and not lane.calls.empty():
+                LaneThread(lane)
+
+    def close(self) -> None:
+        """End the threads that wait."""
+        for lane in self._lanes:
+            for _ in lane.threads:
+                lane.calls.put(None)
+
+    def _leave(self, thread: LaneThread, now: float) -> None:
+        """Leave a thread behind whose call takes too long."""
+        place = present_place(thread.thread.ident)
+        call = thread.leave(now)
+        if call is None:
+            return
+        self._hung = [each for each in [*self._hung, thread] if each.thread.is_alive()]
+        error = overdue(call.limit_s, place)
+        if len(self._hung) >= MAX_HUNG + self._num_threads:
+            raise DeadlineError(f"{error}; {len(self._hung)} of its threads never end")
+        call.done(error)
+
+
+class LaneThread:
+    """One thread of a lane, and what it works on; starts at once."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self.call: Call | None = None
+        self._since = 0.0
+        self._lock = threading.Lock()
+        self._is_left = False
+        self.thread = threading.Thread(target=self._serve, name="environment", daemon=True)
+        self.thread.start()
+        lane.threads.append(self)
+
+    @property
+    def environment(self) -> Environment:
+        """The lane's environment, made when it is first asked for."""
+        self._since += MAKE_S
+        with self._lane.making:
+            if self._lane.environment is None:
+                self._lane.environment = self._lane.make()
+        self.begin()
+        return self._lane.environment
+
+    def begin(self) -> None:
+        """Note the begin of a call of the environment."""
+        self._since = time.monotonic()
+
+    def busy_s(self, now: float) -> float:
+        """How long the call at hand has lasted."""
+        return now - self._since if self.call is not None else 0.0
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether the call at hand lasts longer than it may."""
+        call = self.call
+        return call is not None and now - self._since > call.limit_s
+
+    def leave(self, now: float) -> Call | None:
+        """Have another thread take its place, and return its call, unless that has just ended."""
+        with self._lock:
+            call = self.call if self.is_overdue(now) else None
+            self._is_left = call is not None
+        if call is not None:
+            LaneThread(self._lane)
+            self._lane.threads.remove(self)
+        return call
+
+    def _serve(self) -> None:
+        while (call := self._lane.calls.get()) is not None:
+            self.begin()
+            self.call = call
+            try:
+                value = call.work(self)
+            except BaseException as error:  # noqa: BLE001 - foreign code; the caller judges
+                value = error
+            with self._lock:
+                if self._is_left:
+                    return
+                self.call = None
+            call.done(value)

@@ -261,6 +261,20 @@ def test_a_host_that_is_silent_is_ended(
     asyncio.run(story())
 
 
+def test_a_host_whose_calls_never_end_is_given_up(run: Callable[..., RunSettings]) -> None:
+    environment = hosted(run("Guess"), workers=1)
+
+    async def story() -> None:
+        episode = await begin(environment)
+        for _ in range(3):
+            with pytest.raises(HostError, match="got no end"):
+                await step(episode, "hang", 0.2)
+        with pytest.raises(HostError, match="too many of its calls never end"):
+            await step(episode, "hang", 0.2)
+
+    asyncio.run(story())
+
+
 def test_a_host_ends_with_its_parent(python: Path) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-P", "-c", PARENT, str(python)], stdout=subprocess.PIPE, cwd=ROOT
