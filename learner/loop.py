@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
-import structlog
 import torch
 
 from buffer.record.episode import Episode, PolicyVersion
@@ -49,8 +48,6 @@ from .profiling import RECORDER, phase, stated_peak, take, traced, utilization
 # ranks end, and the next life resumes at the checkpoint. The budget is a function of the batch
 # alone: batches before this one are trained as they were, this one and all after it with half of
 # the tokens.
-
-log = structlog.get_logger()
 
 MEMORY_FILE = "memory.json"
 MOST_HALVINGS = 6

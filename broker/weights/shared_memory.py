@@ -13,7 +13,6 @@ import os
 import secrets
 import shutil
 from pathlib import Path
-from types import TracebackType
 
 from configs.errors import WeightsError
 
@@ -92,12 +91,7 @@ class SharedFolder:
     def __enter__(self) -> SharedFolder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
