@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import redis
-
-from buffer.client.address import connect, disconnect, without_password
-from buffer.client.errors import explain
+from buffer.client.address import without_password
+from buffer.client.errors import asking
 from buffer.operations.keys import run_prefix
 
 KEYS_PER_CALL = 1000  # about a millisecond of the server's time
@@ -17,15 +15,10 @@ def forget_run(url: str, run: str) -> int:
     Raises:
         StoreError: Redis refused or cannot be reached.
     """
-    client, count = connect(url), 0
-    try:
-        for key in client.scan_iter(match=f"{run_prefix(run)}:*", count=KEYS_PER_CALL):
-            count += int(client.unlink(key))
-    except redis.RedisError as error:
-        raise explain(error, "forget", f"run {run!r} at {without_password(url)}") from error
-    finally:
-        disconnect(client)
-    return count
+    place = f"run {run!r} at {without_password(url)}"
+    with asking(url, "forget", place) as client:
+        keys = client.scan_iter(match=f"{run_prefix(run)}:*", count=KEYS_PER_CALL)
+        return sum(int(client.unlink(key)) for key in keys)
 
 
 def list_runs(url: str) -> list[str]:
@@ -34,13 +27,8 @@ def list_runs(url: str) -> list[str]:
     Raises:
         StoreError: Redis refused or cannot be reached.
     """
-    client = connect(url)
-    try:
+    with asking(url, "list runs", without_password(url)) as client:
         keys = list(client.scan_iter(match=f"{run_prefix('*')}:meta", count=KEYS_PER_CALL))
-    except redis.RedisError as error:
-        raise explain(error, "list runs", without_password(url)) from error
-    finally:
-        disconnect(client)
     before, after = f"{run_prefix('*')}:meta".split("*")
     names = {key.decode(errors="replace") for key in keys}  # SCAN may name a key twice
     return sorted(name.removeprefix(before).removesuffix(after) for name in names)
@@ -52,13 +40,8 @@ def open_port(url: str, port: int) -> None:
     Raises:
         StoreError: Redis refused or cannot be reached.
     """
-    client = connect(url)
-    try:
+    with asking(url, "open", f"port {port} of {without_password(url)}") as client:
         client.config_set("port", port)
-    except redis.RedisError as error:
-        raise explain(error, "open", f"port {port} of {without_password(url)}") from error
-    finally:
-        disconnect(client)
 
 
 def limit_memory(url: str, limit_bytes: int) -> int:
@@ -67,12 +50,7 @@ def limit_memory(url: str, limit_bytes: int) -> int:
     Raises:
         StoreError: Redis refused or cannot be reached.
     """
-    client = connect(url)
-    try:
+    with asking(url, "limit", f"the server at {without_password(url)}") as client:
         before = int(client.config_get("maxmemory")["maxmemory"] or 0)
         client.config_set("maxmemory", limit_bytes)
-    except redis.RedisError as error:
-        raise explain(error, "limit", f"the server at {without_password(url)}") from error
-    finally:
-        disconnect(client)
     return before

@@ -20,7 +20,7 @@ from buffer.client.address import (
     without_password,
 )
 from buffer.client.connection import Connections
-from buffer.client.errors import explain
+from buffer.client.errors import asking, explain
 from buffer.client.scripts import LoadScript, load_script
 from buffer.client.server_identity import Admits, ServerIdentity
 from buffer.operations.keys import incoming_key, run_prefix
@@ -68,13 +68,8 @@ class Store:
 
     def server_run_id(self) -> str:
         """Read which life of the server answers now, whether it is trusted or not."""
-        client = connect(self._url)
-        try:
+        with asking(self._url, "INFO", self._place) as client:
             return str(client.info("server")["run_id"])
-        except redis.RedisError as error:
-            raise explain(error, "INFO", self._place) from error
-        finally:
-            disconnect(client)
 
     def run(self, operation: Operation[T]) -> T:
         """Carry an operation out.

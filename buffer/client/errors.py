@@ -6,6 +6,8 @@ Owns the wording, and the distinction between errors that pass and errors that s
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import redis
 from redis import exceptions
@@ -19,6 +21,7 @@ from configs.errors import (
     StoreUnreachable,
 )
 
+from .address import connect, disconnect
 from .server_identity import NewServerIdentity, ServerInClusterMode
 
 _REFUSALS = {
@@ -45,6 +48,18 @@ _PASSING_ERRORS = (
 )
 _PASSING_CODES = re.compile(r"\b(READONLY|OOM|MISCONF|MASTERDOWN|NOREPLICAS) ")
 """Codes without a class in redis-py, or inside the text of a script's or transaction's error."""
+
+
+@contextmanager
+def asking(url: str, operation: str, place: str) -> Iterator[redis.Redis]:
+    """Connect a client for a few commands, and turn an error of theirs into ours."""
+    client = connect(url)
+    try:
+        yield client
+    except redis.RedisError as error:
+        raise explain(error, operation, place) from error
+    finally:
+        disconnect(client)
 
 
 def explain(error: redis.RedisError, operation: str, place: str) -> StoreError:

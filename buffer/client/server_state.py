@@ -12,8 +12,8 @@ from typing import Any
 
 import redis
 
-from .address import connect, disconnect, without_password
-from .errors import explain
+from .address import without_password
+from .errors import asking
 from .server_identity import Server, server_of_info
 
 LEAST_VERSION = (6, 2)
@@ -61,15 +61,10 @@ def read_server_state(url: str, *, clock: Callable[[], float] = time.time) -> Se
     Raises:
         StoreError: Redis refused or cannot be reached.
     """
-    client = connect(url)
-    try:
+    with asking(url, "INFO", f"the server at {without_password(url)}") as client:
         parts = [client.info(section) for section in ("server", "memory", "persistence")]
         found: dict[str, Any] = {name: value for part in parts for name, value in part.items()}
         offset = _offset(client, clock)
-    except redis.RedisError as error:
-        raise explain(error, "INFO", f"the server at {without_password(url)}") from error
-    finally:
-        disconnect(client)
     statuses = ("aof_last_write_status", "aof_last_bgrewrite_status")
     return ServerState(
         server=server_of_info({name: str(value) for name, value in found.items()}),
