@@ -116,13 +116,7 @@ def accuracy_chart(runs: Sequence[Run], *, over_time: bool) -> Chart | None:
         chart.shapes.append(Shape(f"line {style}", frame.line(points)))
         chart.shapes.append(Shape(f"dots {style}", "".join(frame.line([p]) for p in points)))
         chart.spots += [
-            Spot(
-                frame.x(x) - 5,
-                10,
-                f"{label} {short(y)} at {chart.x_label} {short(x)}",
-                y=frame.y(y) - 5,
-                height=10,
-            )
+            frame.spot((x, y), f"{label} {short(y)} at {chart.x_label} {short(x)}", reach=5)
             for x, y in points
         ]
     return chart

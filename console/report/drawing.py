@@ -138,6 +138,11 @@ class Frame:
         left, right = self.x(x_low), self.x(x_high)
         return f"M{left:g} {self.bottom:g}V{self.y(value):g}H{right:g}V{self.bottom:g}Z"
 
+    def spot(self, point: Point, text: str, *, reach: int) -> Spot:
+        """Show a text around a point."""
+        x, y = self.x(point[0]) - reach, self.y(point[1]) - reach
+        return Spot(x, 2 * reach, text, y=y, height=2 * reach)
+
     def x_ticks(self, *, whole: bool = True) -> list[Tick]:
         """Label the horizontal axis."""
         ticks = nice_ticks(self.x_low, self.x_high, most=6, whole=whole)

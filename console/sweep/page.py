@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs import durable
-from console.report.drawing import Chart, Key, Shape, Spot, Tick, frame_of, short
+from console.report.drawing import Chart, Key, Shape, Tick, frame_of, short
 from console.report.write import page_templates
 
 from .grid import Axis, Outcome, ranked
@@ -52,13 +52,7 @@ def _curves(outcomes: Sequence[Outcome]) -> Chart | None:
         chart.shapes.append(Shape(f"line {style}", frame.line(each.accuracies)))
         chart.legend.append(Key(f"line {style}", _label(each)))
         chart.spots += [
-            Spot(
-                frame.x(x) - 5,
-                10,
-                f"{_label(each)}: {short(y)} after {x:.0f} batches",
-                y=frame.y(y) - 5,
-                height=10,
-            )
+            frame.spot((x, y), f"{_label(each)}: {short(y)} after {x:.0f} batches", reach=5)
             for x, y in each.accuracies
         ]
     chart.summary = "; ".join(f"{_label(each)}: {short(each.accuracy)}" for each in outcomes)
@@ -86,15 +80,7 @@ def _scores(axis: Axis, outcomes: Sequence[Outcome]) -> Chart | None:
     for each, score in known:
         x = float(values.index(each.point.values[axis.path]))
         chart.shapes.append(Shape("dots c0 d0", frame.line([(x, score)])))
-        chart.spots.append(
-            Spot(
-                frame.x(x) - 6,
-                12,
-                f"{_label(each)}: {short(score)}",
-                y=frame.y(score) - 6,
-                height=12,
-            )
-        )
+        chart.spots.append(frame.spot((x, score), f"{_label(each)}: {short(score)}", reach=6))
     chart.summary = "; ".join(f"{_label(each)}: {short(score)}" for each, score in known)
     return chart
 
