@@ -40,12 +40,6 @@ EXPLAINED = (
         "a round of which no task is new is there already",
     ),
     Explained(
-        "buffer/lua/batches/begin_lineage.lua",
-        "return { 1, lineage }",
-        "return { 2, lineage }",
-        "only whether it is 0 is asked",
-    ),
-    Explained(
         "learner/checkpointing/checkpoint.py",
         "SIGN_OF_LIFE_S = 5.0",
         "SIGN_OF_LIFE_S = 11.0",

@@ -76,7 +76,8 @@ TARGETS = (
             "learner/checkpointing/manifest.py",
             "learner/checkpointing/tensors.py",
             "learner/checkpointing/verification.py",
-            "learner/checkpointing/re[cs]*.py",
+            "learner/checkpointing/recovery.py",
+            "learner/checkpointing/resume.py",
         ),
         CHECKPOINTS,
     ),
@@ -89,7 +90,7 @@ TARGETS = (
         (("tests/actors/capacity",), ("tests/actors/test_loop.py", *FAST)),
     ),
     Target(
-        ("configs/fleet/*.py",),
+        ("configs/fleet.py",),
         (
             ("tests/configs/fleet/test_wanted.py", "tests/configs/fleet/test_meter.py"),
             ("tests/configs/fleet", *FAST),
