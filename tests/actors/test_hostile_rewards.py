@@ -15,6 +15,7 @@ import uvloop
 from actors.rewards.functions import RewardSample
 from actors.rewards.process import RewardProcess
 from configs.errors import RewardError
+from tests.waiting import until
 
 WRITES_EVERYWHERE = """
 import os
@@ -27,21 +28,21 @@ def f(output, prompt):
 """
 
 LEAVES_A_DAEMON = """
-import os, time
+import os, signal
 def f(output, prompt):
     if os.fork() == 0:
         os.setsid()
-        time.sleep(60)
+        signal.pause()
         os._exit(0)
     {then}
     return 1.0
 """
 
 HELPER_AT_IMPORT = """
-import subprocess, time
+import signal, subprocess
 helper = subprocess.Popen(["sleep", "60"], start_new_session=True)
 def f(output, prompt):
-    time.sleep(60)
+    signal.pause()
 """
 
 RETURNS_TWICE = """
@@ -146,7 +147,7 @@ def test_what_a_reward_prints_is_bounded_and_the_rest_is_counted(tmp_path, capfd
     ("source", "result"),
     [
         (LEAVES_A_DAEMON.format(then=""), 1.0),
-        (LEAVES_A_DAEMON.format(then="time.sleep(60)"), None),
+        (LEAVES_A_DAEMON.format(then="signal.pause()"), None),
         (HELPER_AT_IMPORT, None),
     ],
 )
@@ -178,7 +179,10 @@ def f(output, prompt):
 
 
 def test_a_full_disk_under_the_actors_own_log_costs_no_sample(tmp_path, monkeypatch):
-    def full(_descriptor, _data):
+    refused = []
+
+    def full(_descriptor, data):
+        refused.append(data)
         raise OSError(28, "No space left on device")
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -192,12 +196,12 @@ def test_a_full_disk_under_the_actors_own_log_costs_no_sample(tmp_path, monkeypa
             await process.start()
             try:
                 results = []
-                for _ in range(5):
+                for number in range(5):
                     with monkeypatch.context() as disk:
                         disk.setattr("actors.rewards.channel.os.write", full)
                         sample = RewardSample("p", (), "x", (), "a", 0, "t", 0)
                         results += await process.score([sample])
-                        await asyncio.sleep(0.05)
+                        await until(lambda: len(refused) > number)  # noqa: B023 - called at once
                 return results, process.num_restarts
             finally:
                 await process.close()

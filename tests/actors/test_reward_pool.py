@@ -142,7 +142,7 @@ def test_memory_that_is_allowed_is_given(tmp_path: Path) -> None:
 
 
 FAILS_ONCE = """
-import os, pathlib, time
+import os, pathlib, threading
 def once(completion):
     if completion == 'bad':
         seen = pathlib.Path(__file__).with_suffix('.seen')
@@ -155,7 +155,13 @@ def once(completion):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "harm", ["os._exit(3)", "time.sleep(60)", "raise OSError('no answer')", "return float('nan')"]
+    "harm",
+    [
+        "os._exit(3)",
+        "threading.Event().wait()",
+        "raise OSError('no answer')",
+        "return float('nan')",
+    ],
 )
 def test_what_failed_once_is_judged_again(tmp_path: Path, harm: str) -> None:
     rewards = _write(tmp_path, once=FAILS_ONCE.format(harm=harm))

@@ -129,7 +129,7 @@ def test_a_bad_value_costs_only_its_sample(write, form, value, reason):
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
-        ("time.sleep(60)", "run.reward_timeout_s = 0.3 s"),
+        ("threading.Event().wait()", "run.reward_timeout_s = 0.3 s"),
         ("os.kill(os.getpid(), 11)", "ended its process with status -11"),
         ("os._exit(3)", "ended its process with status 3"),
     ],
@@ -145,7 +145,7 @@ def test_a_bad_value_costs_only_its_sample(write, form, value, reason):
     ],
 )
 def test_a_hang_or_crash_costs_only_its_sample(write, form, harm, reason):
-    path = write("import os, time\n" + form.format(harm=harm))
+    path = write("import os, threading\n" + form.format(harm=harm))
 
     results, restarts = score(path, ["a", "b", "bad", "c"], timeout_s=0.3)
 
@@ -156,7 +156,7 @@ def test_a_hang_or_crash_costs_only_its_sample(write, form, harm, reason):
 
 @pytest.mark.slow
 def test_a_function_that_always_hangs_gives_up_the_batch_in_bounded_time(write):
-    path = write("import time\ndef f(completion, answer): time.sleep(60)")
+    path = write("import threading\ndef f(completion, answer): threading.Event().wait()")
     begun = time.monotonic()
 
     results, _ = score(path, ["a"] * 64, timeout_s=0.2)

@@ -16,10 +16,11 @@ from console.run.supervisor import sigterm_as_interrupt
 from tests.console.support.recorded_groups import Groups
 from tests.waiting import is_alive, read_pid, wait_until
 
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+IDLE = "import signal; signal.pause()"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 WITH_CHILD = """
-import pathlib, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+import pathlib, signal, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
 pathlib.Path(sys.argv[1]).write_text(f"{child.pid}\\n")
 print("hello", file=sys.stderr, flush=True)
 """
@@ -48,7 +49,7 @@ def start(tmp_path):
 
 
 def test_the_exit_code_and_the_signal_that_ended_a_process_are_known(start):
-    done, killed = start("raise SystemExit(3)"), start("import time; time.sleep(600)")
+    done, killed = start("raise SystemExit(3)"), start(IDLE)
     assert killed.poll() is None
 
     os.kill(killed.pid, signal.SIGKILL)
@@ -60,7 +61,7 @@ def test_the_exit_code_and_the_signal_that_ended_a_process_are_known(start):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_process_that_starts_while_we_are_asked_to_stop_is_known(tmp_path, monkeypatch, number):
     groups = Groups()
-    sleep = (sys.executable, "-c", "import time; time.sleep(600)")
+    sleep = (sys.executable, "-c", IDLE)
     process = Process(Command("x", "actor", sleep, tmp_path / "x.log", dict(os.environ)), groups)
     popen = subprocess.Popen
 
@@ -125,10 +126,10 @@ def test_output_is_appended_to_the_log_over_several_lives(start, tmp_path):
 
 def test_asking_to_stop_sends_sigterm_to_the_leader(start, tmp_path):
     process = start(
-        "import signal, sys, time\n"
+        "import signal, sys\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
         "print('ready', flush=True)\n"
-        "time.sleep(600)"
+        "signal.pause()"
     )
     wait_until(lambda: "ready" in (tmp_path / "logs" / "x.log").read_text())
 
@@ -149,7 +150,7 @@ def test_children_of_a_process_end_with_it(start, tmp_path):
 
 
 def test_killing_a_process_kills_its_children(start, tmp_path):
-    process = start(WITH_CHILD + "time.sleep(600)", tmp_path / "pid")
+    process = start(WITH_CHILD + "signal.pause()", tmp_path / "pid")
     child = read_pid(tmp_path / "pid")
 
     process.kill()
@@ -166,19 +167,19 @@ def test_the_guard_follows_what_began_and_ended():
 def test_nothing_survives_a_killed_parent_not_even_what_ignores_sigterm(tmp_path):
     program = textwrap.dedent(
         f"""
-        import os, pathlib, sys, time
+        import os, pathlib, signal, sys
         from console.run.process_guard import ProcessGuard
         from console.run.process import Command, Process
         guard = ProcessGuard(grace_s=1.0)
         folder = pathlib.Path(sys.argv[1])
-        stubborn = {STUBBORN!r} + {WITH_CHILD!r} + "time.sleep(600)"
-        for name, code in (("meek", "import time; time.sleep(600)"), ("stubborn", stubborn)):
+        stubborn = {STUBBORN!r} + {WITH_CHILD!r} + "signal.pause()"
+        for name, code in (("meek", {IDLE!r}), ("stubborn", stubborn)):
             arguments = (sys.executable, "-c", code, str(folder / "child"))
             command = Command(name, "actor", arguments, folder / "log", dict(os.environ))
             process = Process(command, guard)
             process.start()
             (folder / name).write_text(f"{{process.pid}}\\n")
-        time.sleep(600)
+        signal.pause()
         """
     )
     parent = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])

@@ -30,7 +30,7 @@ from learner.launch import RankProcesses, Share
 ROOT = Path(__file__).parents[2]
 ROOMS = ("configs", "buffer", "broker", "actors", "learner", "console", "lab")
 FORK_SERVER = "console/run/fork_process.py"
-SLEEP = (sys.executable, "-c", "import time; time.sleep(60)")
+SLEEP = (sys.executable, "-c", "import signal; signal.pause()")
 
 HARMLESS = {"multiprocessing.process", "multiprocessing.connection"}
 """Types and waits, which start nothing."""

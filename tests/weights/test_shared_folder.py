@@ -16,13 +16,13 @@ from configs.errors import WeightsError
 
 ROOT = Path(__file__).parents[2]
 OWNER = """
-import sys, time
+import signal, sys
 from pathlib import Path
 from broker.weights import shared_memory
 shared_memory.SHARED_MEMORY = Path(sys.argv[1])
 folder = shared_memory.SharedFolder("victim", num_bytes=1, fallback=Path(sys.argv[1]))
 print(folder.path, flush=True)
-time.sleep(60)
+signal.pause()
 """
 
 

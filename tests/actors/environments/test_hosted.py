@@ -29,7 +29,7 @@ from configs.settings import RunSettings
 from tests.waiting import wait_until
 
 SOURCE = '''
-import asyncio, os, random, subprocess, sys, time
+import asyncio, os, random, subprocess, sys, threading
 from actors.environments.base import Score, Segment, Step
 import clash
 
@@ -49,7 +49,7 @@ class Guess:
         if action == "exit":
             os._exit(5)
         if action == "hang":
-            time.sleep(60)
+            threading.Event().wait()
         if action == "large":
             return "x" * 20_000_000, 0.0, False, {}
         if action == "garbage":
@@ -58,7 +58,7 @@ class Guess:
                     os.write(number, b"\\0\\0\\0\\2[]")
                 except OSError:
                     pass
-            time.sleep(60)
+            threading.Event().wait()
         return "more", 0.5, action == "end", {"is_success": True}
 
 class Unready(Guess):
@@ -80,7 +80,8 @@ class Talk:
         self.prompt = [{"role": "user", "content": f"{index} {held_out}?"}]
         self.columns = {"said": 0}
     async def step(self, text):
-        await asyncio.sleep(60 if text == "wait" else 0)
+        if text == "wait":
+            await asyncio.Event().wait()
         self.columns["said"] += 1
         return Step([{"role": "tool", "content": text}], done=text == "7")
     async def score(self):
@@ -211,7 +212,9 @@ def test_what_fails_costs_its_own_episode(run: Callable[..., RunSettings], tmp_p
             await step(bad, "raise")
         with pytest.raises(HostError, match=r"must be at most 16,777,216 bytes, got 20,000"):
             await step(bad, "large")
-        with pytest.raises(HostError, match=r"= 0\.2 s, got no end, at .*env\.py:22: `time\.sleep"):
+        with pytest.raises(
+            HostError, match=r"= 0\.2 s, got no end, at .*env\.py:22: `threading\.Event"
+        ):
             await step(bad, "hang", 0.2)
         assert not (await step(good, "7")).done
         assert not (await step(bad, "7")).done
@@ -291,13 +294,13 @@ def test_a_host_ends_with_its_parent(python: Path) -> None:
 
 
 PARENT = """
-import sys, time
+import signal, sys
 from pathlib import Path
 from actors.environments.hosted.process import HostProcess
 process = HostProcess(Path(sys.argv[1]), threads=1)
 process.submit("versions", packages=[]).result(30)
 print(process.pid, flush=True)
-time.sleep(60)
+signal.pause()
 """
 
 

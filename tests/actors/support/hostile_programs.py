@@ -29,7 +29,7 @@ def _starts_processes() -> dict[str, str]:
         " lambda: libc.syscall(435, bytes(88), 88))",
         "another program": "attempt(lambda: subprocess.run(['/bin/true']),"
         " lambda: os.execv(sys.executable, ['python', '-c', 'print(4)']))",
-        "daemon": "attempt(lambda: os.fork() or (os.setsid(), time.sleep(60)))",
+        "daemon": "attempt(lambda: os.fork() or (os.setsid(), signal.pause()))",
         "threads": """
 def more(n):
     for _ in range(n): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
@@ -53,8 +53,8 @@ attempt(*[lambda f=f: fill(f) for f in ('.', '/', '/tmp', '/var/tmp', '/dev/shm'
         "processor": "signal.signal(signal.SIGXCPU, signal.SIG_IGN)\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile time.process_time() < 2: pass\nprint(4)",
         "sleep": "time.sleep(3)\nprint(4)",
-        "sleep behind a closed output": "os.close(1)\ntime.sleep(60)",
-        "stop": "os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(60)",
+        "sleep behind a closed output": "os.close(1)\nsignal.pause()",
+        "stop": "os.kill(os.getpid(), signal.SIGSTOP)\nsignal.pause()",
         "gigabytes": "while True: os.write(1, b'4' * (1 << 16))",
         "more than it may raise": "attempt(lambda: resource.setrlimit(resource.RLIMIT_AS,"
         " (1 << 33, 1 << 33)))",

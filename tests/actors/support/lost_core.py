@@ -27,7 +27,9 @@ class Process:
     """A process that sleeps, with what multiprocessing says of one."""
 
     def __init__(self) -> None:
-        self._child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+        self._child = subprocess.Popen(
+            [sys.executable, "-S", "-c", "import signal; signal.pause()"]
+        )
         self.pid = self._child.pid
         self.sentinel = os.pidfd_open(self.pid)
 

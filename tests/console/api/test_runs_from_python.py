@@ -43,7 +43,7 @@ def script(config, *lines, **flags):
     given = ", ".join(f"{name}={value!r}" for name, value in flags.items())
     text = "\n".join(
         [
-            "import time, nyala",
+            "import threading, nyala",
             "from tests.console.support.stand_in_up import use_stand_ins",
             "use_stand_ins()",
             f"run = nyala.create_run({str(config)!r}, run={{'steps': {LONG}}}, {given})",
@@ -115,7 +115,7 @@ def test_a_run_ends_with_the_program_that_created_it(config, tmp_path):
 
 def test_a_run_ends_with_a_program_that_is_killed(config, tmp_path):
     folder = RunFolder(tmp_path / "runs" / "r")
-    with script(config, "time.sleep(600)") as program:
+    with script(config, "threading.Event().wait()") as program:
         assert program.stdout is not None
         assert program.stdout.readline() == "running\n"
         assert folder.is_held

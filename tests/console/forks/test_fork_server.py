@@ -232,7 +232,9 @@ def test_checks_that_stand_still_end_at_their_limit(
     pids = tmp_path / "pids"
     reward = tmp_path / "rewards.py"
     reward.write_text(
-        f"import os, time\nopen('{pids}', 'a').write(f'{{os.getppid()}}\\n')\ntime.sleep(600)\n"
+        "import os, threading\n"
+        f"open('{pids}', 'a').write(f'{{os.getppid()}}\\n')\n"
+        "threading.Event().wait()\n"
     )
     flags = (f"run.model={made_model(tmp_path)}", f"run.reward={reward}:f")
     monkeypatch.setattr(preflight, "_limit_s", lambda *_: 4.0)
