@@ -83,6 +83,12 @@ async def until(
         await asyncio.sleep(every_s)
 
 
+async def still_waits(task: asyncio.Future[Any], seconds: float) -> bool:
+    """Whether a task goes on for so long; one that ends is noticed at once."""
+    ended, _ = await asyncio.wait({task}, timeout=seconds)
+    return not ended
+
+
 def _check(deadline: float, what: str | Callable[[], str], timeout_s: float) -> None:
     if time.monotonic() > deadline:
         raise AssertionError(

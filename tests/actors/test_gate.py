@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from actors.episodes.held_leases import SwapGate
+from tests.waiting import still_waits
 
 
 def test_a_swap_waits_for_the_last_evaluation_episode():
@@ -15,8 +16,7 @@ def test_a_swap_waits_for_the_last_evaluation_episode():
         gate.begin_evaluation(2)
         swap = asyncio.create_task(gate.wait())
         gate.end_evaluation(1)
-        await asyncio.sleep(0.02)
-        assert not swap.done()
+        assert await still_waits(swap, 0.02)
 
         gate.end_evaluation(2)
         gate.end_evaluation(3)  # not an evaluation: nothing to it

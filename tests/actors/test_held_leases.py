@@ -13,6 +13,7 @@ from buffer.record.codec import decode_completion, join_completions
 from buffer.record.episode import PolicyVersion
 from tests.actors.support.fake_engine import CharacterTokenizer, sample, scripted
 from tests.actors.support.scripted_talk import Talk
+from tests.waiting import still_waits
 
 LETTERS = "abcdefghij"
 
@@ -236,8 +237,7 @@ def test_the_gate_is_closed_while_an_evaluation_is_active_whatever_ends_it():
         await asyncio.wait_for(gate.wait(), 1)
         leases.begin(evaluation, started_at=0.0)
         swap = asyncio.create_task(gate.wait())
-        await asyncio.sleep(0.02)
-        assert not swap.done()
+        assert await still_waits(swap, 0.02)
 
         finish(leases, evaluation)
         await asyncio.wait_for(swap, 1)

@@ -16,7 +16,6 @@ from actors.environments.calculator import Calculator
 from actors.environments.calls import EnvironmentSource
 from actors.loop import Phase
 from broker.protocol.messages import Failure
-from broker.server.store_cache import PUBLICATION_S
 from broker.transport.allow_list import TAG
 from broker.transport.keys import make_keys
 from buffer import operations
@@ -27,7 +26,17 @@ from configs.errors import DeadlineError, EngineDied, EngineError, RefusedError
 from tests.actors.support.fake_actor import Actor, KilledLoop, solve
 from tests.actors.support.fake_engine import CharacterTokenizer, FakeEngine, hang_after
 from tests.broker.support.records import completion
-from tests.broker.support.ring import FIRST, GROUP, Ring, begin, create, pair_of, ring, until_stats
+from tests.broker.support.ring import (
+    FIRST,
+    GROUP,
+    Ring,
+    begin,
+    create,
+    pair_of,
+    ring,
+    until_parked,
+    until_stats,
+)
 from tests.waiting import until
 
 POINTER = {"digest": "d", "endpoint": "tcp://127.0.0.1:1", "public_key": "k" * 40}
@@ -45,7 +54,7 @@ def in_ring(redis_url, keys, story, *, groups=4, vocabulary=None, **broker):
         async with ring(redis_url, keys, **broker) as running:
             await begin(running.store, groups=groups, vocabulary=vocabulary)
             await running.store.run(operations.publish(1, 0, POINTER))
-            await asyncio.sleep(2 * PUBLICATION_S)  # now WELCOME has it
+            await until(lambda: running.parts.cache.publication)  # WELCOME has it
             await story(running)
 
     asyncio.run(asyncio.wait_for(tell(), 60))
@@ -531,9 +540,15 @@ def test_an_actor_of_other_settings_is_refused_by_name(redis_url, keys):
 def test_a_stop_before_the_first_lease_ends_the_actor(redis_url, keys):
     async def story(ring):
         engine = FakeEngine(solve)
-        engine.start = asyncio.Event().wait  # type: ignore[method-assign, assignment]
+        starting = asyncio.Event()
+
+        async def start():
+            starting.set()
+            await asyncio.Event().wait()
+
+        engine.start = start  # type: ignore[method-assign]
         actor = Actor(ring, "a", engine=engine)
-        await asyncio.sleep(0.2)
+        await asyncio.wait_for(starting.wait(), 30)
         actor.loop.stop()
         await actor.end(5)
 
@@ -545,7 +560,7 @@ def test_a_stop_before_the_first_lease_ends_the_actor(redis_url, keys):
 def test_work_that_comes_later_is_found(redis_url, keys):
     async def story(ring):
         actor = Actor(ring, "a")
-        await asyncio.sleep(0.5)
+        await until_parked(ring)
         await create(ring.store, range(3))
         await until_stats(ring, lambda stats: stats.buffered == 3 * GROUP)
         actor.loop.stop()
@@ -560,7 +575,7 @@ def test_new_weights_are_let_in_at_once_not_after_the_long_poll(redis_url, keys)
     async def story(ring):
         await ring.store.run(operations.advance(1, 1))
         actor = Actor(ring, "a")
-        await asyncio.sleep(0.5)
+        await until_parked(ring)
         assert (await ring.store.run(operations.stats())).buffered == 0, "a version behind at lag 0"
 
         await ring.store.run(operations.publish(1, 1, {**POINTER, "digest": "e"}))

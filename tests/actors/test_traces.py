@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from broker.server.store_cache import PUBLICATION_S
 from broker.transport.allow_list import TAG
 from broker.transport.keys import make_keys
 from buffer import operations
@@ -33,7 +32,7 @@ def traced(redis_url, keys, story, **broker):
         async with ring(redis_url, keys, **broker) as running:
             await begin(running.store, groups=1)
             await running.store.run(operations.publish(1, 0, POINTER))
-            await asyncio.sleep(2 * PUBLICATION_S)
+            await until(lambda: running.parts.cache.publication)
             async with asyncio.timeout(60):
                 await story(running, recorded)
 

@@ -12,6 +12,7 @@ from broker.server.leasing import GracePeriod, WaitQueue
 from broker.server.liveness import FORGET_AFTER, Liveness
 from tests.broker.support.fake_clock import FakeClock
 from tests.broker.support.ring import hello
+from tests.waiting import until
 
 ROUTE = b"connection"
 
@@ -235,13 +236,13 @@ def test_the_queue_moves_in_order_and_forgets_calls_that_left() -> None:
         tasks = [asyncio.create_task(wait(name, 5.0)) for name in "abc"]
         impatient = asyncio.create_task(wait("impatient", 0.01))
         left = asyncio.create_task(wait("left", 5.0))
-        await asyncio.sleep(0.05)
+        await until(lambda: served)  # all wait since
         left.cancel()
         await asyncio.gather(impatient, left, return_exceptions=True)
         assert (served, len(queue)) == (["impatient"], 3)
 
         queue.wake(2)
-        await asyncio.sleep(0.01)
+        await until(lambda: len(served) > 2)
         assert served == ["impatient", "a", "b"]
         queue.wake()
         await asyncio.gather(*tasks)

@@ -27,8 +27,8 @@ from broker.server.server import Broker
 from broker.server.service import Service
 from broker.transport.allow_list import Member, Role
 from tests.broker.support.fake_clock import FakeClock
-from tests.broker.support.ring import FIRST, RUN, begin, hello, ring
-from tests.waiting import until
+from tests.broker.support.ring import FIRST, RUN, begin, hello, ring, until_parked
+from tests.waiting import still_waits, until
 
 BURST = 40
 ROOM = 4
@@ -167,8 +167,22 @@ def test_silence_is_counted_only_while_the_broker_reads() -> None:
     assert peers.is_suspect(peer)
 
 
+@pytest.fixture
+def offered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of the requests that came to a lane."""
+    found: list[int] = []
+    offer = Lane.offer
+
+    def counted(lane: Lane, request: Request) -> None:
+        found.append(request.header.seq)
+        offer(lane, request)
+
+    monkeypatch.setattr(Lane, "offer", counted)
+    return found
+
+
 def test_heartbeats_pass_by_work_that_the_store_holds_up(
-    redis_url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, keys: Path, monkeypatch: pytest.MonkeyPatch, offered: list[int]
 ) -> None:
     honest = Service.answer
     entered: list[int] = []
@@ -184,7 +198,7 @@ def test_heartbeats_pass_by_work_that_the_store_holds_up(
             await begin(here.store, groups=0)
             actor = await here.actor()
             stuck = [asyncio.create_task(actor.submit(SubmitRequest(()))) for _ in range(40)]
-            await asyncio.sleep(0.2)
+            await until(lambda: len(offered) > len(stuck))  # and the HELLO
 
             await actor.beat(BeatRequest((), FIRST), deadline_s=2)
             other = here.client("other")
@@ -238,7 +252,7 @@ def test_what_is_refused_as_busy_comes_again_later_and_its_sender_counts_as_aliv
 
             actor = await here.actor()
             late = asyncio.create_task(actor.submit(SubmitRequest(())))
-            await asyncio.sleep(0.3)
+            assert await still_waits(late, 0.3)
             began = time.monotonic()
             opened.set()
             await asyncio.wait_for(late, 5)  # it was refused, and comes again by itself
@@ -258,27 +272,19 @@ def test_what_is_refused_as_busy_comes_again_later_and_its_sender_counts_as_aliv
 
 
 def test_a_burst_is_answered_a_few_at_a_time_in_order(
-    redis_url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, keys: Path, monkeypatch: pytest.MonkeyPatch, offered: list[int]
 ) -> None:
     opened = asyncio.Event()
     entered: list[int] = []
-    offered: list[int] = []
 
     async def answer(_service: Service, envelope: Any, *_sender: Any) -> Verdicts:
         entered.append(envelope.seq)
         await opened.wait()
         return Verdicts((), None)
 
-    offer = Lane.offer
-
-    def counted(lane: Lane, request: Request) -> None:
-        offered.append(request.header.seq)
-        offer(lane, request)
-
     async def story() -> None:
         async with ring(redis_url, keys) as here, here.raw_socket() as socket:
             monkeypatch.setattr(Service, "answer", answer)
-            monkeypatch.setattr(Lane, "offer", counted)
             for seq in range(BURST):
                 beat = encode(BeatRequest((), FIRST), run=RUN, incarnation="a", seq=seq)
                 await socket.send(beat)
@@ -302,7 +308,7 @@ def test_requests_that_wait_for_work_leave_room_for_others(
             await begin(here.store, groups=0)
             actors = [await here.actor(f"actor-{number}") for number in range(2 * ROOM)]
             parked = [asyncio.create_task(a.lease(LeaseRequest(2, FIRST))) for a in actors]
-            await asyncio.sleep(0.3)
+            await until_parked(here, 2 * ROOM)
 
             late = here.client("late")
             await late.hello(hello("late"), deadline_s=2)

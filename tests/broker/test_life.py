@@ -27,7 +27,16 @@ from buffer.record.codec import decode_episode, encode_completion
 from buffer.record.episode import PolicyVersion
 from configs.errors import RefusedError
 from tests.broker.support.records import completion, submission
-from tests.broker.support.ring import FIRST, begin, create, hello, ring, spec_of, until_granted
+from tests.broker.support.ring import (
+    FIRST,
+    begin,
+    create,
+    hello,
+    ring,
+    spec_of,
+    until_granted,
+    until_parked,
+)
 from tests.waiting import until
 
 
@@ -110,7 +119,7 @@ def test_a_parked_request_wakes_when_work_appears(redis_url: str, keys: Path) ->
             await begin(here.store, groups=0)
             actor = await here.actor()
             parked = asyncio.create_task(actor.lease(LeaseRequest(2, FIRST)))
-            await asyncio.sleep(0.3)
+            await until_parked(here)
             assert not parked.done()
 
             await create(here.store, range(1))
@@ -212,7 +221,7 @@ def test_a_full_store_grants_no_lease_and_takes_submissions(redis_url: str, keys
             lease, _ = (await actor.lease(LeaseRequest(2, FIRST))).leases
             with redis.Redis.from_url(redis_url) as other:
                 other.set("ballast", bytes(16 * 2**20))
-                await asyncio.sleep(1.5)
+                await until(lambda: here.parts.cache.is_full)
 
                 assert (await actor.lease(LeaseRequest(2, FIRST))).status == "WAIT"
                 assert (await actor.submit(submission(lease))).verdicts[0].verdict is Verdict.OK

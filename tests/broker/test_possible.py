@@ -45,6 +45,7 @@ from tests.broker.support.ring import (
     until_announced,
     until_seen,
 )
+from tests.waiting import still_waits
 
 VOCABULARY = 64
 MOST = 1024  # run.max_prompt_tokens and run.max_completion_tokens
@@ -185,8 +186,7 @@ async def test_tokens_of_a_version_that_nobody_has_published_yet_wait(
         ahead = made(lease, versions=(VersionSpan(NEXT, 0),))
 
         sending = asyncio.create_task(actor.submit(submission_of(lease, ahead), deadline_s=20))
-        await asyncio.sleep(0.5)
-        assert not sending.done()
+        assert await still_waits(sending, 0.5)
         assert (await running.store.run(operations.stats())).buffered == 0
         await publish(running.store, NEXT)
 

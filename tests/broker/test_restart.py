@@ -22,7 +22,7 @@ from tests.broker.support.broker_process import process
 from tests.broker.support.records import submission
 from tests.broker.support.ring import FIRST, GROUP, RUN, Ring, begin, hello, ring
 from tests.conftest import find_redis_server
-from tests.waiting import until
+from tests.waiting import still_waits, until
 
 pytestmark = pytest.mark.slow
 
@@ -101,8 +101,7 @@ def test_calls_wait_while_the_store_is_away(tmp_path: Path, keys: Path) -> None:
         async with ring(f"redis://127.0.0.1:{port}/0", keys) as here:
             actor = here.client("actor-1")
             greeting = asyncio.create_task(actor.hello(hello("actor-1")))
-            await asyncio.sleep(0.3)
-            assert not greeting.done()
+            assert await still_waits(greeting, 0.3)
 
             with store_server():
 
@@ -114,8 +113,7 @@ def test_calls_wait_while_the_store_is_away(tmp_path: Path, keys: Path) -> None:
                 assert (await greeting).run_id == RUN
                 lease, _ = (await actor.lease(LeaseRequest(2, FIRST))).leases
             submitting = asyncio.create_task(actor.submit(submission(lease)))
-            await asyncio.sleep(0.3)
-            assert not submitting.done()
+            assert await still_waits(submitting, 0.3)
 
             with store_server():  # without its files: it knows nothing any more
                 assert (await submitting).verdicts[0].verdict is Verdict.GONE

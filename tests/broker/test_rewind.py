@@ -17,6 +17,7 @@ from buffer.store import Store
 from tests.broker.support.records import completion, submission
 from tests.broker.support.ring import FIRST, RUN, begin, ring
 from tests.learner.support.rewinding_redis import RewindingRedis, rewinding_redis
+from tests.waiting import still_waits
 
 LEASE_S = 0.6
 QUICK: dict[str, Any] = {"lease_timeout_s": LEASE_S, "reap_every_s": 0.1}
@@ -52,8 +53,7 @@ def test_a_redis_away_for_longer_than_a_lease_costs_no_attempt(
             beating = asyncio.create_task(
                 actor.beat(tokens(held.task_id, held.fence, offset=0, count=3))
             )
-            await asyncio.sleep(2 * LEASE_S)
-            assert not beating.done()
+            assert await still_waits(beating, 2 * LEASE_S)
 
             server.start()
 
@@ -108,8 +108,7 @@ def test_an_actor_waits_at_the_door_of_a_wiped_store(server: RewindingRedis, key
 
             assert (await actor.submit(submission(held))).verdicts[0].verdict is Verdict.GONE
             late = asyncio.create_task(here.actor("actor-2"))
-            await asyncio.sleep(0.5)
-            assert not late.done()
+            assert await still_waits(late, 0.5)
             await begin(here.store, groups=1)
             await late
 
@@ -133,8 +132,7 @@ def test_a_redis_that_takes_no_writes_is_borne(
             with redis.Redis.from_url(server.url) as client:
                 client.execute_command(*change)
                 submitting = asyncio.create_task(actor.submit(submission(held)))
-                await asyncio.sleep(0.6)
-                assert not submitting.done()
+                assert await still_waits(submitting, 0.6)
                 client.execute_command(*undo)
             assert (await submitting).verdicts[0].verdict is Verdict.OK
 

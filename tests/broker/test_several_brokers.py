@@ -21,6 +21,7 @@ from console.run.redis_server import free_port
 from tests.broker.support.broker_process import process
 from tests.broker.support.records import submission
 from tests.broker.support.ring import FIRST, GROUP, RUN, Ring, begin, hello
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -46,10 +47,14 @@ async def work(
     return began_at
 
 
-async def brokers_told(actor: BrokerClient) -> tuple[str, ...]:
-    """What the answer to the next heartbeat says."""
-    await asyncio.sleep(0.1)
-    return (await actor.beat(BeatRequest((), FIRST))).brokers
+async def until_told(actor: BrokerClient, endpoint: str, *, of: bool = True) -> None:
+    """Beat until the answers say that a broker is there, or that it no longer is."""
+
+    async def is_told() -> bool:
+        return (endpoint in (await actor.beat(BeatRequest((), FIRST))).brokers) is of
+
+    # A broker that ends says so: where it was killed it is forgotten after ten seconds.
+    await until(is_told, timeout_s=30.0 if of else 5.0, every_s=0.1)
 
 
 async def lease_for_ever(actor: BrokerClient) -> None:
@@ -112,8 +117,7 @@ def test_actors_go_to_a_broker_that_came_later_and_that_no_settings_name(
         with process(run_settings, redis_url) as first:
             await actor.hello(hello("actor-1"), deadline_s=30)
             with process(run_settings, redis_url, f"broker.endpoint={second_at}"):
-                while second_at not in await brokers_told(actor):
-                    pass
+                await until_told(actor, second_at)
                 first.send_signal(signal.SIGKILL)
                 first.wait()
                 (lease, *_) = (await actor.lease(LeaseRequest(1, FIRST), deadline_s=20)).leases
@@ -139,14 +143,10 @@ def test_a_broker_that_stops_in_order_is_named_to_nobody(
         with process(run_settings, redis_url):
             await actor.hello(hello("actor-1"), deadline_s=30)
             with process(run_settings, redis_url, f"broker.endpoint={second_at}") as second:
-                while second_at not in await brokers_told(actor):
-                    pass
+                await until_told(actor, second_at)
                 second.send_signal(signal.SIGTERM)
                 assert await asyncio.to_thread(second.wait, 30) == 0
-            asked = 0
-            while second_at in await brokers_told(actor):
-                asked += 1
-                assert asked < 40  # it would be forgotten after ten seconds in any case
+            await until_told(actor, second_at, of=False)
         await here.close()
 
     asyncio.run(asyncio.wait_for(story(), 120))

@@ -16,6 +16,7 @@ from learner.weights import group as weight_group
 from learner.weights.broadcast import Broadcast, BroadcastSettings
 from learner.weights.epochs import READY_SHARE, Phase, WeightEpochs
 from learner.weights.updates.form import Form
+from tests.waiting import still_waits
 
 VERSION = PolicyVersion(1, 1)
 DIGEST = "right"
@@ -100,7 +101,7 @@ def test_everybody_is_ready_before_anybody_enters_the_group():
         assert {i.size for i in invitations} == {3}
 
         plane.broadcast.on_answer("a", Ready(1, VERSION))
-        await asyncio.sleep(0.02)
+        assert await still_waits(running, 0.02)
         assert not plane.said
         plane.broadcast.on_answer("b", Ready(1, VERSION))
         for actor in ("a", "b"):
@@ -178,7 +179,7 @@ def test_answers_about_another_version_count_for_nothing():
         for actor in ("a", "b"):
             plane.broadcast.on_answer(actor, Ready(1, PolicyVersion(1, 0)))
 
-        await asyncio.sleep(JOIN_S * READY_SHARE / 2)
+        assert await still_waits(running, JOIN_S * READY_SHARE / 2)
         assert plane.epochs.phase is Phase.FORMING
         assert await running is False
 

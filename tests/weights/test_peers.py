@@ -26,6 +26,7 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError
 from learner.weights.paths.pull_tree import FAN_OUT, PullTree
 from tests.broker.support.keys import keys_with_actor
+from tests.waiting import until
 from tests.weights.support.scripted_publisher import CALLER, CHUNK_BYTES, NUM_BYTES, contents
 
 VERSION = PolicyVersion(1, 1)
@@ -217,13 +218,12 @@ def test_a_peer_that_trickles_is_left_unless_the_publisher_is_as_slow(
         memory = mmap.mmap(-1, NUM_BYTES)
         held.begin(VERSION, memory_of(1))
         running = asyncio.create_task(trickling.run())
-        await asyncio.sleep(0)  # it listens before it waits for anything
-        assert trickling.peer is not None
+        peer = await until(lambda: trickling.peer)
         arriving = asyncio.create_task(trickle(held))
         made = SlicePull(
             VERSION,
             memory,
-            sources=[PeerSource(trickling.peer, context, caller), last],
+            sources=[PeerSource(peer, context, caller), last],
             digests=DIGESTS,
             failed=lambda _source, reason, _has_lied: left.append(reason),
             progress_timeout_s=10.0,

@@ -33,6 +33,7 @@ from configs.errors import SettingsError
 from learner.weights.paths.pull_tree import FAN_OUT
 from tests.broker.support.keys import keys_with_actor
 from tests.learner.support.listening import listening
+from tests.waiting import until
 from tests.weights.support.plane import MAX_PUBLISH_S, Plane
 from tests.weights.support.scripted_publisher import manifest
 
@@ -167,10 +168,8 @@ async def sharing(keys, held, neighbours=None):
     if neighbours is not None:
         neighbours.append(share.admit)
     running = asyncio.create_task(share.run())
-    await asyncio.sleep(0)  # it listens before it waits for anything
-    assert share.peer is not None
     try:
-        yield share.peer
+        yield await until(lambda: share.peer)
     finally:
         running.cancel()
 
@@ -347,9 +346,7 @@ def test_a_share_whose_authenticator_died_ends_with_its_error(tmp_path, monkeypa
         caller = Caller(load_pair(keys, "actor"), "toy", "sharing")
         share = WeightShare(HeldWeights(), "tcp://127.0.0.1:0", folder=keys, caller=caller)
         running = asyncio.create_task(share.run())
-        await asyncio.sleep(0)  # it listens before it waits for anything
-        assert share.peer is not None
-        guest = Guest(share.peer, keys, "actor", "toy")
+        guest = Guest(await until(lambda: share.peer), keys, "actor", "toy")
         ended, _ = await asyncio.wait({running}, timeout=20)
         guest.leave()
         assert ended

@@ -20,7 +20,7 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, SettingsError
 from tests.waiting import until
 from tests.weights.support.plane import Plane
-from tests.weights.support.published import NUM_BYTES, Published, all_over, play
+from tests.weights.support.published import NUM_BYTES, Published, all_over, play, refusing
 from tests.weights.support.scripted_publisher import CALLER
 
 
@@ -88,17 +88,13 @@ def test_a_version_that_is_there_is_not_written_again_and_half_of_one_is(tmp_pat
 def test_a_store_that_fails_costs_a_version_and_nothing_else(tmp_path, monkeypatch):
     async def story(published):
         with monkeypatch.context() as broken:
-            broken.setattr(WeightStore, "create", _refuse)
+            refused = refusing(broken)
             published.publish(1)
-            await asyncio.sleep(0.1)
+            await until(lambda: refused)
         published.publish(2)
         await published.stored(2)
 
     play(lambda: Published(tmp_path), story)
-
-
-def _refuse(_store, _name):
-    raise PermissionError("no such bucket")
 
 
 def pulled(url: str, step: int) -> bytes:

@@ -6,6 +6,7 @@ import pytest
 
 from actors.capacity import WINDOW_S, CacheMeter, Room, Seen, Tuner, leases_for
 from configs.settings import ActorSettings
+from tests.waiting import still_waits
 
 BOUNDS = ActorSettings(
     max_concurrent_episodes="auto", least_concurrent_episodes=8, most_concurrent_episodes=64
@@ -63,8 +64,7 @@ def test_who_waits_for_another_room_hears_of_it_even_before_it_waits():
         room = Room(8, group_size=4)
         waiting = asyncio.create_task(room.other_than(8))
         room.resize(8)
-        await asyncio.sleep(0)
-        assert not waiting.done()
+        assert await still_waits(waiting, 0.02)
 
         room.resize(9)
         await asyncio.wait_for(waiting, 5)

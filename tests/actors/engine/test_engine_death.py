@@ -137,9 +137,12 @@ def test_a_core_that_makes_nothing_for_long_is_ended_with_its_tokens(
         (first,) = await engine.deltas()
         stepper.unsent = [made(1, 8)]
         reading = asyncio.create_task(all_deltas(engine))
-        while not reading.done():
+
+        def has_ended_a_second_later() -> bool:
             clock.now += 1.0
-            await asyncio.sleep(0.001)
+            return reading.done()
+
+        await until(has_ended_a_second_later, every_s=0.001)
         deltas, error = reading.result()
 
         assert first.token_ids == (7,)

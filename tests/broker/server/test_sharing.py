@@ -17,6 +17,7 @@ from buffer.operations.values import LeaseAnswer
 from configs.settings import BrokerSettings
 from tests.broker.support.fake_clock import FakeClock
 from tests.broker.support.ring import FIRST, hello
+from tests.waiting import until
 
 TAKES_S = 0.002
 
@@ -99,8 +100,7 @@ def test_who_waits_for_work_is_answered_when_the_broker_closes(
     async def story() -> None:
         leasing, store, peer = _of_empty()
         waiting = asyncio.create_task(leasing.wait(peer, peer.lease_seq, LeaseRequest(4, FIRST)))
-        await asyncio.sleep(0)
-        assert len(leasing.queue) == 1
+        await until(lambda: len(leasing.queue) == 1)
 
         leasing.close()
 

@@ -17,6 +17,7 @@ import zmq.asyncio
 from broker.client import BrokerClient
 from broker.protocol.codec import encode, encode_spec
 from broker.protocol.messages import BeatRequest, Hello, Lease, LeaseRequest, TaskSpec
+from broker.server.dispatch import Components
 from broker.server.server import Broker
 from broker.transport.keys import KeyPair, load_pair, load_public, make_client
 from broker.transport.sockets import connect_dealer
@@ -120,7 +121,15 @@ class Ring:
     store: AsyncStore
     endpoint: str
     keys: Path
+    broker: Broker | None = None
+    """The broker itself, where it serves in this loop."""
     clients: list[BrokerClient] = field(default_factory=list)
+
+    @property
+    def parts(self) -> Components:
+        """What the broker is made of."""
+        assert self.broker is not None
+        return self.broker.parts
 
     def client(self, incarnation: str = "actor-1", **changes: Any) -> BrokerClient:
         """A client under a key of its own, whose name is that of the incarnation."""
@@ -184,7 +193,7 @@ async def ring(
     stop = asyncio.Event()
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(server.serve(stop, on_ready=address.set_result))
-    running = Ring(store, await asyncio.wait_for(address, 5), keys)
+    running = Ring(store, await asyncio.wait_for(address, 5), keys, server)
     try:
         yield running
     finally:
@@ -215,6 +224,12 @@ async def until_stats(
 
     await until(are_agreeable, lambda: f"it stays at {stats[0]}", timeout_s=timeout_s)
     return stats[0]
+
+
+async def until_parked(here: Ring, number: int = 1) -> None:
+    """Wait until this many requests wait in the broker for work."""
+    queue = here.parts.leasing.queue
+    await until(lambda: len(queue) == number, lambda: f"{len(queue)} wait")
 
 
 async def until_seen(here: Ring, number: int) -> list[ActorSeen]:

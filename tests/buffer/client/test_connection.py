@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from buffer.client.address import connect_async, disconnect_async
 from buffer.client.connection import COPIED_BYTES, PipelinedConnection, packed, stream_of
+from tests.waiting import until
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -92,7 +93,12 @@ def test_what_waits_fails_when_the_connection_ends_and_the_next_call_dials(redis
             waiting = [
                 asyncio.create_task(connection.ask(("BLPOP", "nothing", 30))) for _ in range(3)
             ]
-            await asyncio.sleep(0.05)
+
+            async def waits() -> bool:
+                [clients] = await other.ask(("CLIENT", "LIST"))
+                return b"cmd=blpop" in clients
+
+            await until(waits)
             await other.ask(("CLIENT", "KILL", "ID", number))
             for task in waiting:
                 with pytest.raises(redis.ConnectionError, match="closed by server"):
@@ -115,15 +121,16 @@ def test_a_refusal_is_returned_as_the_librarys_own_error(redis_url: str) -> None
 
 
 def test_a_silent_server_is_given_up_and_its_late_reply_is_nobodys() -> None:
-    lives = 0
+    lives, given_up, answered = 0, asyncio.Event(), asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal lives
         lives += 1
         await greeted(reader, writer)
         if lives == 1:
-            await asyncio.sleep(0.5)
+            await given_up.wait()
             writer.write(b"+LATE\r\n")
+            answered.set()
             await reader.read()
         writer.write(b"+PONG\r\n")
         await reader.read()
@@ -132,7 +139,8 @@ def test_a_silent_server_is_given_up_and_its_late_reply_is_nobodys() -> None:
         async with served_by(serve) as url, connection_to(url, timeout_s=0.2) as connection:
             with pytest.raises(redis.TimeoutError):
                 await connection.ask(("PING",))
-            await asyncio.sleep(0.5)
+            given_up.set()
+            await answered.wait()
             return await connection.ask(("PING",))
 
     assert asyncio.run(ask()) == [b"PONG"]
@@ -178,16 +186,18 @@ def test_who_is_no_longer_the_primary_is_asked_no_more() -> None:
 
 
 def test_all_who_come_while_it_connects_share_the_outcome() -> None:
-    lives = 0
+    lives, all_have_come = 0, asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal lives
         lives += 1
-        await asyncio.sleep(0.1)
+        await all_have_come.wait()
 
     async def ask() -> list[object]:
         async with served_by(serve) as url, connection_to(url) as connection:
-            calls = (connection.ask(("PING",)) for _ in range(20))
+            calls = [asyncio.create_task(connection.ask(("PING",))) for _ in range(20)]
+            await until(lambda: lives)
+            all_have_come.set()
             return await asyncio.gather(*calls, return_exceptions=True)
 
     found = asyncio.run(ask())
@@ -232,18 +242,19 @@ def test_what_has_ended_before_it_was_used_is_known_at_once(
 
 
 def test_who_waits_while_it_is_closed_hears_of_it_and_it_dials_no_more() -> None:
-    lives = 0
+    lives, dialled = 0, asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal lives
         lives += 1
         await reader.read(1)
-        await asyncio.sleep(0.5)
+        dialled.set()
+        await reader.read()
 
     async def ask() -> None:
         async with served_by(serve) as url, connection_to(url) as connection:
             waiting = asyncio.create_task(connection.ask(("PING",)))
-            await asyncio.sleep(0.1)
+            await dialled.wait()
             await connection.close()
             with pytest.raises(redis.ConnectionError, match="has been closed"):
                 await waiting

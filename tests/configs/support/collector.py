@@ -44,6 +44,8 @@ class Collector:
         """Of the answers."""
         self.hangs = threading.Event()
         """Set: requests are read and not answered."""
+        self.hung = threading.Event()
+        """Set once a request is read and not answered."""
         self._ended = threading.Event()
         collector = self
 
@@ -51,6 +53,7 @@ class Collector:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if collector.hangs.is_set():
+                    collector.hung.set()
                     collector._ended.wait(60)
                     return
                 collector._take(self.path, dict(self.headers), body)

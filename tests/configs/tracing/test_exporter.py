@@ -156,7 +156,7 @@ def test_a_collector_that_hangs_holds_up_neither_work_nor_end(collector, quick):
     with capture_logs() as logged:
         with traced(run):
             trace_expired([1])
-            time.sleep(0.2)  # now it is being sent
+            assert collector.hung.wait(30)  # now it is being sent
             began = time.monotonic()
             trace_expired(range(MAX_WAITING + 10))
             worked_s = time.monotonic() - began

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -22,7 +23,7 @@ from buffer.store import Store
 from configs.errors import DeadlineError, DeterminismError, LostLineage, RecordError, StoreError
 from configs.settings import Settings
 from learner.data.batch import plan_batch
-from learner.data.claims import Claims
+from learner.data.claims import DEADLINE_S, Claims
 from learner.data.ledger import Ledger
 from learner.data.retrying_store import RetryingStore
 from tests.configs.support.recording import recording
@@ -745,8 +746,10 @@ def test_the_wait_for_each_batch_counts_by_itself(
     _look_in_slices(claims, 1, slices=1)
     bench.fill(2)
     assert claims.wait(1, until=lambda: False) is not None
-    monkeypatch.setattr("learner.data.claims.DEADLINE_S", 0.2)
-    time.sleep(0.25)
+    a_day_later = SimpleNamespace(
+        monotonic=lambda: time.monotonic() + DEADLINE_S, sleep=lambda _: None
+    )
+    monkeypatch.setattr("learner.data.claims.time", a_day_later)
 
     _look_in_slices(claims, 2, slices=1)
 

@@ -101,13 +101,16 @@ def test_one_publish_at_a_time(publisher):
 
 @pytest.mark.parametrize("meet", ["start", "join"])
 def test_what_ends_a_publish_after_the_model_is_free_is_met_later(publisher, meet):
+    may_end = threading.Event()
+
     def lose(free):
         free()
-        time.sleep(0.05)
+        may_end.wait(10.0)
         raise LostLineage("a newer learner")
 
     publisher.start(lose)
     publisher.wait()
+    may_end.set()
 
     with pytest.raises(LostLineage):
         publisher.join() if meet == "join" else publisher.start(lambda free: None)

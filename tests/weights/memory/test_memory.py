@@ -29,6 +29,7 @@ from configs.settings import ActorSettings
 from learner.weights.server import WeightServer
 from learner.weights.slots import NUM_SLOTS, Slots
 from learner.weights.updates.sparse_chain import SparseChain
+from tests.waiting import until
 from tests.weights.support.plane import Plane, grouped_plane
 from tests.weights.support.scripted_publisher import (
     CALLER,
@@ -295,9 +296,10 @@ class SlowChain(SparseChain):
 
     def __init__(self) -> None:
         super().__init__()
-        self.may_end = threading.Event()
+        self.began, self.may_end = threading.Event(), threading.Event()
 
     def advance(self, slot):
+        self.began.set()
         assert self.may_end.wait(10.0)
         return super().advance(slot)
 
@@ -325,7 +327,7 @@ def test_readers_are_told_before_versions_are_compared(tmp_path, monkeypatch):
             join = Join(PolicyVersion(-1, -1), False, "cpu", reads_memory=reads)
             server._on_message(Route(actor.encode()), f"key of {actor}", actor, join)
         carrying = asyncio.create_task(server._deliver_all())
-        await asyncio.sleep(0.1)
+        await until(chain.began.is_set)
         assert [route for route, _ in told] == [b"near"]
         chain.may_end.set()
         await all_told.wait()

@@ -210,9 +210,10 @@ class SlowChain(SparseChain):
 
     def __init__(self) -> None:
         super().__init__()
-        self.may_end = threading.Event()
+        self.began, self.may_end = threading.Event(), threading.Event()
 
     def advance(self, slot):
+        self.began.set()
         self.may_end.wait(10.0)
         return super().advance(slot)
 
@@ -224,7 +225,7 @@ def test_an_actor_that_joins_while_updates_are_made_is_not_sent_after_all_bytes(
         chain = SlowChain()
         heard = Heard(tmp_path, monkeypatch, chain)
         announcing = asyncio.create_task(heard.server._announce(heard.current))
-        await asyncio.sleep(0)
+        await until(chain.began.is_set)
         heard.join("early", site="")
         before = heard.kinds()
         chain.may_end.set()

@@ -15,6 +15,7 @@ from broker.transport.keys import load_pair, make_client, make_keys
 from broker.transport.sockets import HEARTBEAT_TIMEOUT_MS, bound_endpoint
 from broker.weights.port import Route, WeightPort, open_router
 from buffer.record.episode import PolicyVersion
+from tests.waiting import until
 
 RUN = "slow"
 VERSION = PolicyVersion(1, 2)
@@ -29,6 +30,7 @@ class SlowLink:
         self._port = port
         self._piece_s = PIECE / bytes_per_s
         self.connections = 0
+        self.cut = 0
 
     async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -42,6 +44,7 @@ class SlowLink:
         finally:
             back.close()
             writer.close()
+            self.cut += 1
 
     async def _carry(
         self, source: asyncio.StreamReader, target: asyncio.StreamWriter, piece_s: float
@@ -98,4 +101,4 @@ async def pulled(keys: Path, payload: bytes) -> tuple[Chunk, int]:
             await asyncio.gather(*reading, return_exceptions=True)
             link.close()
             proxy.close()
-            await asyncio.sleep(0.2)  # both ends of the proxy are cut
+            await until(lambda: slow.cut == slow.connections)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
+
 from broker.protocol.manifest import (
     AdapterSpec,
     Probe,
@@ -112,3 +114,15 @@ def play(published: Callable[[], Published], story):
         return found
 
     return asyncio.run(whole())
+
+
+def refusing(patch: pytest.MonkeyPatch) -> list[str]:
+    """Let the store take nothing any more; returns what it refuses."""
+    refused: list[str] = []
+
+    def create(_store: WeightStore, name: str) -> None:
+        refused.append(name)
+        raise PermissionError("no such bucket")
+
+    patch.setattr(WeightStore, "create", create)
+    return refused

@@ -1,6 +1,7 @@
 """Sparse updates and adapters in the object store: written once, in order, forgotten in time."""
 
 import asyncio
+from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
@@ -22,6 +23,7 @@ from tests.weights.support.published import (
     Published,
     here_and_there,
     play,
+    refusing,
 )
 from tests.weights.support.scripted_publisher import CALLER
 
@@ -98,18 +100,14 @@ def test_a_chain_with_a_hole_is_mended_when_the_store_answers_again(tmp_path, mo
         published.publish(1)
         await published.stored(1)
         with monkeypatch.context() as broken:
-            broken.setattr(WeightStore, "create", _refuse)
+            refused = refusing(broken)
             published.publish(2)
-            await asyncio.sleep(0.1)
+            await until(lambda: any("-from-" in name for name in refused))
             assert not any(link.store for link in links_of(published))
         published.publish(3)
         return await all_stored(published, 3)
 
     assert [link.version.step for link in play(lambda: sparse(tmp_path), story)] == [2, 3]
-
-
-def _refuse(_store, _name):
-    raise PermissionError("no such bucket")
 
 
 def test_the_base_of_adapters_is_stored_once_and_of_each_version_the_adapter(tmp_path, monkeypatch):
@@ -160,6 +158,16 @@ class Far:
         self.files.release(file)
         self.arrived.set()
 
+    @asynccontextmanager
+    async def running(self):
+        """Transfer until the block ends, and forget what lies here."""
+        async with asyncio.timeout(20.0), asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(self.transfer.run())
+            await asyncio.sleep(0)
+            yield
+            running.cancel()
+        self.files.close()
+
     async def take(self, published: Published, step: int, links: tuple[SparseLink, ...]) -> None:
         digests = chunk_digests(here_and_there(step), CHUNK_BYTES)
         sources = Sources((), digests, *published.writer.urls_of(published.manifest(step)))
@@ -178,9 +186,7 @@ class Far:
 def test_an_actor_far_away_takes_the_chain_and_all_bytes_where_it_leads_nowhere(tmp_path, harm):
     async def story(published):
         far = Far(tmp_path)
-        async with asyncio.timeout(20.0), asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(far.transfer.run())
-            await asyncio.sleep(0)
+        async with far.running():
             published.publish(1)
             await published.stored(1)
             await far.take(published, 1, ())
@@ -192,8 +198,6 @@ def test_an_actor_far_away_takes_the_chain_and_all_bytes_where_it_leads_nowhere(
             else:
                 _harm(published, links[1], harm)
             await far.take(published, 3, links)
-            running.cancel()
-        far.files.close()
         return far
 
     far = play(lambda: sparse(tmp_path), story)
@@ -218,9 +222,7 @@ def _harm(published: Published, link: SparseLink, harm: str) -> None:
 def test_an_update_that_is_not_stored_yet_is_waited_for_where_nothing_else_is(tmp_path):
     async def story(published):
         far = Far(tmp_path)
-        async with asyncio.timeout(20.0), asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(far.transfer.run())
-            await asyncio.sleep(0)
+        async with far.running():
             published.publish(1)
             await published.stored(1)
             await far.take(published, 1, ())
@@ -232,8 +234,6 @@ def test_an_update_that_is_not_stored_yet_is_waited_for_where_nothing_else_is(tm
             assert far.transfer.held.step == 1
             far.transfer.on_message(Announce(published.manifest(2), 0, links))
             await until(lambda: far.transfer.held.step == 2)
-            running.cancel()
-        far.files.close()
         return far.transfer.counters
 
     assert play(lambda: sparse(tmp_path), story).sparse_pulls == 1
@@ -242,15 +242,11 @@ def test_an_update_that_is_not_stored_yet_is_waited_for_where_nothing_else_is(tm
 def test_who_lacks_the_base_of_a_chain_takes_all_bytes(tmp_path):
     async def story(published):
         far = Far(tmp_path)
-        async with asyncio.timeout(20.0), asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(far.transfer.run())
-            await asyncio.sleep(0)
+        async with far.running():
             for step in (1, 2, 3):
                 published.publish(step)
                 links = await all_stored(published, step)
             await far.take(published, 3, links)
-            running.cancel()
-        far.files.close()
         return far
 
     far = play(lambda: sparse(tmp_path), story)
