@@ -44,8 +44,9 @@ BROKER = (
     ("tests/broker", *FAST),
     ("tests/broker", *NOT_LIVE),
 )
+STORIES = tuple(f"test_{x}.py" for x in ("sealed_batches", "unfit_groups", "filtered_groups"))
 CLAIMS = (
-    ("tests/learner/data/test_claims.py", "tests/learner/data/test_ledger.py", *FAST),
+    (*(f"tests/learner/data/{x}" for x in ("test_claims.py", *STORIES, "test_ledger.py")), *FAST),
     ("tests/learner/data", *FAST),
     ("tests/learner/data", "tests/learner/test_loop.py", *NOT_LIVE),
     ("tests/system/test_rewind.py", *NOT_LIVE),

@@ -98,6 +98,18 @@ class RunInStore:
             self.redis.zadd(self.prefix + leases, {str(task.task_id): 1}, xx=True)
         return self.store.run(operations.reap(max_attempts=max_attempts))
 
+    def fill(self, units: int, *, first: int = 0, step: int = 0) -> None:
+        """Create whole groups and finish them."""
+        self.create(units, first=first)
+        tasks = self.lease(units * GROUP_SIZE, step=step)
+        assert len(tasks) == units * GROUP_SIZE
+        self.submit(tasks)
+
+    def claimed(self, k: int, units: int = UNITS_PER_BATCH, *, known: int = 0) -> list[int]:
+        """Claim for batch k; returns the units that are listed."""
+        claim = self.store.run(operations.claim(self.lineage, k, units, known=known))
+        return [unit.group_id for unit in claim.units]
+
     def train(self, k: int, units: int = UNITS_PER_BATCH) -> None:
         """Claim, seal and train batch k."""
         assert self.store.run(operations.claim(self.lineage, k, units)).complete
