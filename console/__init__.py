@@ -1,4 +1,4 @@
-"""The `nyala` command: verbs, supervision of runs, displays, fault injection.
+"""The `nyala` command: verbs, supervision of runs, displays.
 
 api           Runs from Python: what `import nyala` offers
 command_line  The command line: its verbs, arguments that several share, and what was typed

@@ -1,4 +1,4 @@
-"""`broker`: the server between actors and buffer."""
+"""`broker`: the server between actors and buffer, for how long it leases, how often it tries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plan of a run from checked settings: resolved paths, files of the run folder, commands."""
+"""Plan of a run from checked settings: paths, the cards of each process, and its commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims of batches: fill, drop stale and malformed groups, seal, replay.
+"""Claims of batches: filled, stale groups dropped, sealed, and replayed after a crash.
 
     filling -> (drop, top up)* -> sealed -> trained -> committed
                                     ^-- a crash returns here: the same episodes, not judged again

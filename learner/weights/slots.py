@@ -1,4 +1,6 @@
-"""Slots in which the learner hands sealed weights to its publisher; neither ever waits.
+"""Slots: files in shared memory by which the learner hands sealed weights to its publisher.
+
+Neither ever waits.
 
 A slot is a file of wire bytes with its manifest, its adapter and its seal beside it. Its state is
 the name of an empty file, and a rename is what changes it: of two processes that want the same
