@@ -18,7 +18,7 @@ from configs.metrics import Metric
 from configs.metrics_server import READY
 from learner.algorithm.catalogue import CHOICES, Entry, entries
 from learner.algorithm.methods import METHODS, Method
-from learner.reporting.keys import keys
+from learner.reporting.figures import FIGURES, Figure
 from learner.reporting.metrics_page import METRICS as OF_LEARNER
 
 # --------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ PAGES = {
 
 def metrics_as_lines() -> str:
     """Write one line for each figure."""
-    rows = [("metrics.jsonl", key.name, key.unit, key.meaning) for key in keys()]
+    rows = [("metrics.jsonl", figure.key, figure.unit, figure.meaning) for figure in _sorted()]
     for page, metrics in PAGES.items():
         rows += [(page.lower(), _shown(each), each.unit, each.meaning) for each in metrics]
     return "".join(f"{where}  {name}  [{unit}]  {meaning}\n" for where, name, unit, meaning in rows)
@@ -151,7 +151,7 @@ def metrics_as_markdown() -> str:
     head = ("key", "unit", "meaning")
     parts = [
         "## Keys of metrics.jsonl",
-        markdown.table(head, [(f"`{k[0]}`", *k[1:]) for k in keys()]),
+        markdown.table(head, [(f"`{f.key}`", f.unit, f.meaning) for f in _sorted()]),
     ]
     for page, metrics in PAGES.items():
         rows = [(f"`{_shown(each)}`", each.kind, each.unit, each.meaning) for each in metrics]
@@ -159,6 +159,10 @@ def metrics_as_markdown() -> str:
         if page == "Every role":
             parts.insert(2, "## Metrics for Prometheus")
     return "\n\n".join(parts) + "\n"
+
+
+def _sorted() -> list[Figure]:
+    return sorted(FIGURES, key=lambda figure: figure.key)
 
 
 def _shown(metric: Metric) -> str:

@@ -4,8 +4,8 @@ advice/        Advice: rules over the evidence of many batches
 batch_log      The log of trained batches: a line of `batches.jsonl` and one of `metrics.jsonl`
                for each
 bulletin       A bulletin: what the live view shows of a run's batches and evaluations
+figures        Figures of `metrics.jsonl`: what each means, and where it is shown
 journal        The journal of a run: `metrics.jsonl`, `batches.jsonl`
-keys           Keys of `metrics.jsonl`, each with its unit and meaning
 metrics        Figures of a batch, its times, and the totals of the run
 metrics_page   The learner's page of `/metrics`: what rank 0 has trained
 sample_writer  The thread that keeps episodes: text, line, file, all beside training

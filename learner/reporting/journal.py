@@ -21,7 +21,9 @@ from learner.training.guards import GuardState
 from learner.weights.log import paused_fraction
 
 from .bulletin import Bulletin
-from .metrics import Figure, Totals
+from .metrics import Totals
+
+FigureValue = float | int | bool | str | dict[str, float] | dict[str, int]
 
 # --------------------------------------------------------------------------------------------------
 # The figures of `summary.json`, written once, after the last batch.
@@ -100,7 +102,7 @@ class Journal:
             file.write(json.dumps(line, default=str) + "\n")
         self._tell(name, line)
 
-    def lines(self, name: str) -> list[dict[str, Figure]]:
+    def lines(self, name: str) -> list[dict[str, FigureValue]]:
         """Read `<name>.jsonl`; a line that a crash or the disk damaged is left out."""
         path = self._folder / f"{name}.jsonl"
         if not path.exists():

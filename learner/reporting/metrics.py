@@ -1,7 +1,7 @@
 """Figures of a batch, its times, and the totals of the run.
 
-Owns names and meanings of the figures in `metrics.jsonl`; `journal.py` owns the files. Counts that
-span a restart are in `Totals`, which each checkpoint carries.
+`figures.py` has what each figure means, `journal.py` the files. Counts that span a restart are in
+`Totals`, which each checkpoint carries.
 """
 
 from __future__ import annotations
@@ -18,63 +18,36 @@ from learner.data.group_filter import by_length
 from learner.data.policy_lag import Int64, token_lags
 from learner.profiling import TRAINING, Measured
 
-Figure = float | int | bool | str | dict[str, float] | dict[str, int]
-
 
 @dataclass(frozen=True, slots=True)
 class BatchFigures:
-    """Figures of a batch's episodes, before any forward pass."""
+    """Figures of a batch's episodes, before any forward pass; `figures.py` has what each means."""
 
     episodes: int
-    """Episodes of the batch."""
     groups: int
-    """Their prompts."""
     prompt_tokens: int
-    """Of all episodes."""
     completion_tokens: int
-    """Environment tokens included."""
     trained_tokens: int
-    """Tokens with loss mask 1."""
     reward_mean: float
-    """Over episodes, of shaped rewards, as all figures of rewards."""
     reward_std: float
-    """Over the episodes of the batch."""
     reward_parts: dict[str, float]
-    """Mean of each named part."""
     zero_variance_groups: int
-    """Groups whose rewards are all equal, hence without a gradient under group baselines."""
     response_length_mean: float
-    """Completion tokens per episode."""
     response_length_max: int
-    """Of the longest episode."""
     episodes_by_length: dict[str, int]
-    """Bucket of completion tokens -> episodes; `dropped_by_length` counts dropped ones."""
     response_truncated_fraction: float
-    """Share of episodes cut off by the token limit."""
     masked_episodes: int
-    """Episodes without a trained token, due to overlong filtering."""
     policy_lag_mean: float
-    """Over trained tokens, batches."""
     policy_lag_max: int
-    """Of the oldest trained token."""
     policy_lag_histogram: dict[str, int]
-    """Lag -> trained tokens."""
     mixed_version_episodes: int
-    """Episodes sampled by more than one policy version."""
     resumed_episodes: int
-    """Episodes begun by one actor and continued by another."""
     episodes_by_actor: dict[str, int]
-    """Incarnation that finished the episode -> episodes."""
     reused_groups: int
-    """Groups that an earlier batch trained too; the other figures include them."""
     reused_episodes: int
-    """Their episodes."""
     reused_tokens: int
-    """Their completion tokens: generated for an earlier batch."""
     reused_policy_lag_mean: float
-    """Over their trained tokens, batches."""
     reuse_count_max: int
-    """Most times that one of them has been trained again, this batch included."""
 
 
 def batch_figures(
@@ -199,9 +172,7 @@ class StepTimes:
 
     measured: Measured
     mfu: float | None
-    """Share of the cards' peak; None where it is not stated."""
     peak_tflops: float | None
-    """The peak of one card that it is a share of."""
 
     def figures(self, *, trained_tokens: int) -> dict[str, object]:
         """Name them as in `metrics.jsonl`."""

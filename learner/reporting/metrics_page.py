@@ -19,79 +19,16 @@ from learner.data.evaluation import Evaluation
 from learner.phase_names import PHASES
 from learner.weights.log import Sent
 
-OF_LAST_BATCH = {
-    "step": Metric("nyala_learner_step", "gauge", "batches", "Batches trained in the run."),
-    "lineage": Metric("nyala_learner_lineage", "gauge", "1", "Life of the learner, from 1."),
-    "loss": Metric("nyala_learner_loss", "gauge", "1", "Loss of the last batch."),
-    "grad_norm": Metric(
-        "nyala_learner_grad_norm", "gauge", "1", "Largest gradient norm before clipping."
-    ),
-    "learning_rate": Metric("nyala_learner_learning_rate", "gauge", "1", "Learning rate."),
-    "kl_pi_mu_k3": Metric(
-        "nyala_learner_kl_nats", "gauge", "nats per token", "KL(pi || mu) of the last batch."
-    ),
-    "kl_pi_ref_k3": Metric(
-        "nyala_learner_reference_kl_nats", "gauge", "nats per token", "KL(pi || reference)."
-    ),
-    "entropy": Metric("nyala_learner_entropy_nats", "gauge", "nats", "Mean entropy of pi."),
-    "ratio_mean": Metric("nyala_learner_ratio_mean", "gauge", "1", "Mean of pi/mu over tokens."),
-    "ratio_max": Metric("nyala_learner_ratio_max", "gauge", "1", "Largest pi/mu of a token."),
-    "effective_sample_size": Metric(
-        "nyala_learner_effective_sample_ratio", "gauge", "0 to 1", "Effective sample size."
-    ),
-    "clip_fraction_low": Metric(
-        "nyala_learner_clipped_low_ratio", "gauge", "0 to 1", "Tokens at the lower clip bound."
-    ),
-    "clip_fraction_high": Metric(
-        "nyala_learner_clipped_high_ratio", "gauge", "0 to 1", "Tokens at the upper clip bound."
-    ),
-    "reward_mean": Metric("nyala_learner_reward", "gauge", "reward", "Mean reward of the batch."),
-    "reward_std": Metric(
-        "nyala_learner_reward_std", "gauge", "reward", "Standard deviation of the batch's rewards."
-    ),
-    "policy_lag_mean": Metric(
-        "nyala_learner_policy_lag_mean", "gauge", "batches", "Mean policy lag of trained tokens."
-    ),
-    "policy_lag_max": Metric(
-        "nyala_learner_policy_lag_max", "gauge", "batches", "Largest policy lag of the batch."
-    ),
-    "response_length_mean": Metric(
-        "nyala_learner_response_tokens", "gauge", "tokens", "Mean length of a completion."
-    ),
-    "response_truncated_fraction": Metric(
-        "nyala_learner_truncated_ratio", "gauge", "0 to 1", "Episodes cut off by the token limit."
-    ),
-    "mfu": Metric(
-        "nyala_learner_mfu_ratio", "gauge", "0 to 1", "Use of the cards' peak; where one is stated."
-    ),
-    "trained_tokens_per_s": Metric(
-        "nyala_learner_step_tokens_per_second",
-        "gauge",
-        "tokens/s",
-        "Speed of the last batch's training, without waits.",
-    ),
-}
-"""Metrics that are a figure of the last batch, by its key in `metrics.jsonl`."""
+from .figures import FIGURES, Figure
 
-COUNTED = {
-    "episodes": Metric("nyala_learner_episodes_total", "counter", "episodes", "Trained episodes."),
-    "trained_tokens": Metric(
-        "nyala_learner_trained_tokens_total", "counter", "tokens", "Tokens with loss mask 1."
-    ),
-    "completion_tokens": Metric(
-        "nyala_learner_completion_tokens_total",
-        "counter",
-        "tokens",
-        "Completion tokens of trained episodes, those of the environment included.",
-    ),
-    "skipped_steps": Metric(
-        "nyala_learner_skipped_steps_total",
-        "counter",
-        "optimizer steps",
-        "Steps left out because loss or gradient were not finite.",
-    ),
-}
-"""Metrics that are a sum over batches, by the key in `metrics.jsonl`."""
+OF_FIGURES = tuple((figure, figure.prometheus) for figure in FIGURES if figure.prometheus)
+"""Metrics that are a figure of `metrics.jsonl`."""
+SUMMED = tuple(
+    (figure.key, metric)
+    for figure, metric in OF_FIGURES
+    if metric.kind == "counter" and not figure.is_total
+)
+"""Those of them that add up what each batch has; the others are a value of the last line."""
 
 BATCHES = Metric("nyala_learner_batches_total", "counter", "batches", "Batches trained.")
 STEP = Metric(
@@ -106,23 +43,6 @@ PHASE = Metric(
     "s",
     "Time in each phase of batches; `wait` is the learner's idle time.",
     label="phase",
-)
-DROPPED = Metric(
-    "nyala_learner_dropped_groups_total",
-    "counter",
-    "groups",
-    "Groups dropped when they were claimed.",
-    label="reason",
-)
-ALERTS = Metric(
-    "nyala_learner_alerts_total",
-    "counter",
-    "batches",
-    "Batches with this alert (`alerts` in metrics.jsonl).",
-    label="alert",
-)
-SAMPLING_ALARMS = Metric(
-    "nyala_learner_sampling_alarms_total", "counter", "alarms", "Times that no actor sampled."
 )
 ACCURACY = Metric(
     "nyala_learner_accuracy_ratio",
@@ -142,10 +62,11 @@ PUBLISH = Metric(
 )
 
 METRICS = (
-    *OF_LAST_BATCH.values(),
-    *COUNTED.values(),
+    *(metric for figure, metric in OF_FIGURES if not (metric.label or figure.is_total)),
     *metrics.METRICS,
-    *(BATCHES, STEP, PHASE, DROPPED, ALERTS, SAMPLING_ALARMS, ACCURACY, PUBLISHED, PUBLISH),
+    *(BATCHES, STEP, PHASE),
+    *(metric for figure, metric in OF_FIGURES if metric.label or figure.is_total),
+    *(ACCURACY, PUBLISHED, PUBLISH),
 )
 
 
@@ -162,10 +83,10 @@ class LearnerPage:
         self.health = Health(self.pulse, lambda: None if self.pulse.has_begun else "its start")
         self._cards = metrics.Cards()
         self._last: Mapping[str, Any] = {}
-        self._counts = dict.fromkeys(COUNTED, 0)
+        self._sums = {key: 0 for key, metric in SUMMED if not metric.label}
+        self._names = {key: Counter[str]() for key, metric in SUMMED if metric.label}
         self._steps = Histogram(SECONDS)
         self._phases = dict.fromkeys(PHASES, 0.0)
-        self._alerts: Counter[str] = Counter()
         self._accuracy: dict[str, float] = {}
         self._publishes = Histogram(SECONDS)
         self._published = 0
@@ -184,13 +105,14 @@ class LearnerPage:
 
     def trained(self, line: Mapping[str, Any]) -> None:
         """Take over a line of `metrics.jsonl`."""
-        for key in COUNTED:
-            self._counts[key] += line[key]
+        for key in self._sums:
+            self._sums[key] += line[key]
+        for key, names in self._names.items():
+            names.update(line[key])
         seconds = {name: line[f"{name}_s"] for name in PHASES}
         for name, spent_s in seconds.items():
             self._phases[name] += spent_s
         self._steps.observe(sum(seconds.values()) - seconds["wait"])
-        self._alerts.update(line["alerts"])
         self._last = line
 
     def evaluated(self, evaluation: Evaluation) -> None:
@@ -208,18 +130,23 @@ class LearnerPage:
 
     def values(self) -> dict[str, Value | None]:
         """Return the values of `METRICS` now."""
-        last = self._last
         return {
-            **{metric.name: last.get(key) for key, metric in OF_LAST_BATCH.items()},
-            **{metric.name: self._counts[key] for key, metric in COUNTED.items()},
+            **{metric.name: self._value(figure, metric) for figure, metric in OF_FIGURES},
             **self._cards.values(),
             BATCHES.name: sum(self._steps.counts),
             STEP.name: self._steps,
             PHASE.name: self._phases,
-            DROPPED.name: last.get("dropped_groups", {}),
-            ALERTS.name: self._alerts,
-            SAMPLING_ALARMS.name: last.get("sampling_alarms", 0),
             ACCURACY.name: self._accuracy,
             PUBLISHED.name: self._published,
             PUBLISH.name: self._publishes,
         }
+
+    def _value(self, figure: Figure, metric: Metric) -> Value | None:
+        if figure.key in self._sums:
+            return self._sums[figure.key]
+        if figure.key in self._names:
+            return self._names[figure.key]
+        value: Value | None = self._last.get(figure.key)
+        if value is None and metric.kind == "counter":
+            return {} if metric.label else 0
+        return value

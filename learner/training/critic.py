@@ -209,17 +209,12 @@ def value_loss(
 
 @dataclass(frozen=True, slots=True)
 class CriticFigures:
-    """Figures of the critic over one batch, merged over ranks."""
+    """Figures of the critic over one batch, merged over ranks: docs/metrics.md."""
 
     value_loss: float
-    """Mean over the optimizer steps, without its coefficient."""
     value_mean: float
-    """Over the trained tokens, at the beginning of the batch."""
     explained_variance: float
-    """1 - Var(target - value) / Var(target) at the beginning of the batch: 1 = perfect,
-    0 = no better than a constant. 0 where all targets are equal."""
     critic_grad_norm: float
-    """Largest of the optimizer steps', before clipping."""
 
 
 class ValueMeter:

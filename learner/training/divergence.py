@@ -96,82 +96,47 @@ PERCENTS = (1, 5, 25, 50, 75, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """pi against mu over the trained tokens of one batch; no token counts as pi = mu."""
+    """pi against mu over the trained tokens of one batch; no token counts as pi = mu.
+
+    docs/metrics.md has the meaning of each figure.
+    """
 
     ratio_mean: float
-    """Mean of rho = pi/mu; 1 in expectation as long as mu covers pi."""
     ratio_std: float
-    """Standard deviation of rho."""
     ratio_max: float
-    """Largest rho."""
     ratio_percentiles: dict[str, float]
-    """Percent -> rho, within 5 % of its log."""
     log_ratio_histogram: dict[str, int]
-    """Bin of log(rho), nats -> trained tokens. A bin is named by its edge nearer to 0: `0.03` holds
-    0.03 to 0.1, `-0.03` holds -0.1 to -0.03, `3` all above, `0` what is within 0.001 of 0."""
     lag0_tokens: int
-    """Tokens at lag 0 before the batch's first optimizer step, where pi = mu: a difference there is
-    numerical alone."""
     lag0_ratio_mean: float
-    """Mean rho at lag 0."""
     lag0_ratio_max: float
-    """Largest rho at lag 0."""
     lag0_logprob_diff_mean: float
-    """Mean |log pi - log mu| at lag 0, nats: the engine's rounding against the learner's."""
     lag0_logprob_diff_max: float
-    """Largest |log pi - log mu| at lag 0, nats."""
     lagged_ratio_mean: float
-    """Mean rho at lag 1 and above: numerics and the movement of pi since."""
     lagged_logprob_diff_mean: float
-    """Mean |log pi - log mu| at lag 1 and above, nats."""
     lagged_logprob_diff_max: float
-    """Largest |log pi - log mu| at lag 1 and above, nats."""
     effective_sample_size: float
-    """(sum rho)^2 / (N sum rho^2), in (0, 1]: the share of tokens that carry information."""
     sequence_effective_sample_size: float
-    """The same of whole episodes, whose ratio is the product over their tokens."""
     sequence_ratio_mean: float
-    """Mean over episodes of that product."""
     clip_fraction_low: float
-    """Share of tokens that the surrogate's lower bound acted on."""
     clip_fraction_high: float
-    """Share of tokens that the surrogate's upper bound acted on."""
     mask_fraction_low: float
-    """Share of tokens that the correction masked and whose rho is below 1."""
     mask_fraction_high: float
-    """Share of tokens that the correction masked and whose rho is not."""
     truncated_fraction: float
-    """Share of tokens with rho > rho_bar."""
     kl_pi_mu_k1: float
-    """KL(pi || mu) per token, nats: mean of rho log(rho)."""
     kl_pi_mu_k2: float
-    """KL(pi || mu) to second order: mean of rho log(rho)^2 / 2."""
     kl_pi_mu_k3: float
-    """KL(pi || mu): mean of rho log(rho) - rho + 1, unbiased, never negative."""
     kl_mu_pi_k1: float
-    """KL(mu || pi) per token, nats: mean of -log(rho)."""
     kl_mu_pi_k2: float
-    """KL(mu || pi) to second order: mean of log(rho)^2 / 2."""
     kl_mu_pi_k3: float
-    """KL(mu || pi): mean of rho - 1 - log(rho), unbiased, never negative."""
     kl_pi_ref_k1: float | None
-    """KL(pi || ref) per token, nats: mean of rho log(pi/ref); None without a reference."""
     kl_pi_ref_k2: float | None
-    """KL(pi || ref) to second order: mean of rho log(pi/ref)^2 / 2."""
     kl_pi_ref_k3: float | None
-    """KL(pi || ref): mean of rho (ref/pi - 1 - log(ref/pi)), unbiased, never negative."""
     chi_square: float
-    """chi^2(pi || mu) per token: mean of rho^2 - 1, how much the ratios add to the variance."""
     entropy: float
-    """Mean entropy of pi at the sampling temperature, nats."""
     advantage_mean: float
-    """Mean over trained tokens."""
     advantage_std: float
-    """Standard deviation over trained tokens."""
     advantage_min: float
-    """Least of a trained token."""
     advantage_max: float
-    """Largest of a trained token."""
 
 
 class Sums(NamedTuple, Generic[T]):

@@ -42,15 +42,10 @@ class BatchOutcome:
     """Outcome of the optimizer steps of one batch."""
 
     grad_norm: float
-    """Largest of the steps', before clipping; not finite where one was skipped."""
     learning_rate: float
-    """Of all the batch's optimizer steps."""
     optimizer_steps: int
-    """Skipped ones included."""
     skipped_steps: int
-    """Steps left out because loss or gradient were not finite."""
     skipped_for_loss: int
-    """Those of the skipped steps whose loss was not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +53,10 @@ class TrainedBatch:
     """Measurements of one trained batch, merged over ranks."""
 
     loss: float
-    """Mean over the optimizer steps; includes the KL to the reference under `kl_in: loss`."""
     outcome: BatchOutcome
     divergence: Divergence
     kl_coefficient: float
-    """Weight of the KL to the reference in this batch."""
     entropy_bonus: float
-    """Weight of the entropy in this batch."""
     critic: CriticFigures | None = None
 
 

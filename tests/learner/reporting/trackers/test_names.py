@@ -1,6 +1,6 @@
 """Names of figures in trackers: every key has one, and values that are no figures are left out."""
 
-from learner.reporting.keys import keys
+from learner.reporting.figures import FIGURES
 from learner.reporting.trackers.names import NAMES, batch_figures, evaluation_figures
 
 NO_FIGURES = {"step", "time", "actors_wanted_why"}
@@ -8,7 +8,7 @@ NO_FIGURES = {"step", "time", "actors_wanted_why"}
 
 
 def test_every_key_of_a_batch_has_one_name_in_a_group() -> None:
-    assert set(NAMES) | NO_FIGURES == {key.name for key in keys()}
+    assert set(NAMES) | NO_FIGURES == {figure.key for figure in FIGURES}
     assert len(set(NAMES.values())) == len(NAMES)
     assert [name for name in NAMES.values() if name.count("/") != 1] == ["environments"]
 

@@ -1,8 +1,9 @@
-"""Keys of `metrics.jsonl` and the learner's page: described is what a real run writes."""
+"""Figures of `metrics.jsonl` and the learner's page: in the table is what a real run writes."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,19 +13,26 @@ from configs import metrics
 from configs.metrics import Histogram
 from console.verbs.catalogues import metrics_as_markdown as as_markdown
 from learner.model.ranks import Ranks
-from learner.reporting.keys import keys
+from learner.reporting.figures import FIGURES
+from learner.reporting.metrics import BatchFigures, StepTimes
 from learner.reporting.metrics_page import METRICS, LearnerPage
 from learner.training.critic import CriticFigures
+from learner.training.divergence import Divergence
+from learner.training.step import BatchOutcome, TrainedBatch
 from learner.weights.log import Sent
 from tests.learner.support.ring_in_process import RingInProcess
 from tests.learner.support.tiny_run import tiny_settings
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
-OF_CRITIC = set(CriticFigures.__slots__)
+OF_CRITIC = {field.name for field in fields(CriticFigures)}
+CLASSES = (BatchFigures, Divergence, BatchOutcome, TrainedBatch, CriticFigures, StepTimes)
+NESTED = {"outcome", "divergence", "critic", "measured"}
+"""Fields whose own fields are figures."""
+KEYS = {figure.key for figure in FIGURES}
 
 
 @pytest.mark.slow
-def test_a_real_run_writes_what_is_described_and_shows_it(
+def test_a_real_run_writes_what_is_in_the_table_and_shows_it(
     redis_url: str, tmp_path: Path, ranks: Ranks
 ) -> None:
     settings = tiny_settings(tmp_path, run={"steps": 2, "eval_every": 2, "eval_episodes": 2})
@@ -32,12 +40,11 @@ def test_a_real_run_writes_what_is_described_and_shows_it(
 
     assert ring.live()
 
-    described = {key.name for key in keys()}
     lines = [
         json.loads(text)
         for text in (settings.run.folder / "metrics.jsonl").read_text().splitlines()
     ]
-    assert {key for line in lines for key in line} == described - OF_CRITIC
+    assert {key for line in lines for key in line} == KEYS - OF_CRITIC
     values = ring.page.values()
     of_cards = {metric.name for metric in metrics.METRICS}
     assert set(values) - of_cards == {metric.name for metric in METRICS} - of_cards
@@ -49,11 +56,13 @@ def test_a_real_run_writes_what_is_described_and_shows_it(
     assert ring.page.health.not_ready() is None
 
 
-def test_every_key_has_a_unit_and_a_meaning_and_is_described_once() -> None:
-    found = keys()
+def test_a_figure_of_training_is_in_the_table() -> None:
+    assert {field.name for part in CLASSES for field in fields(part)} - NESTED <= KEYS
 
-    assert [key for key in found if not key.unit or not key.meaning] == []
-    assert len({key.name for key in found}) == len(found)
+
+def test_every_figure_has_a_unit_and_a_meaning_and_is_in_the_table_once() -> None:
+    assert [figure for figure in FIGURES if not figure.unit or not figure.meaning] == []
+    assert len(KEYS) == len(FIGURES)
 
 
 def test_the_docs_have_the_tables_that_nyala_metrics_prints() -> None:

@@ -1,0 +1,247 @@
+"""Figures of `metrics.jsonl`: what each means, and where it is shown.
+
+One line for each figure that a batch leaves. `nyala metrics`, docs/metrics.md, the learner's page
+of `/metrics` and the names in trackers are made of it. Loads without torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from configs.metrics import Metric
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One key of a line of `metrics.jsonl`."""
+
+    key: str
+    unit: str
+    meaning: str
+    group: str = ""
+    """First part of its name in trackers, which draw a section for each; the whole name where it
+    has a slash or is the key. Empty = trackers do not get it."""
+    prometheus: Metric | None = None
+    """Its metric on the learner's page; a counter adds batches up, of a list each name."""
+    is_total: bool = False
+    """Counted since the start of the learner, not in this batch alone."""
+
+
+FIGURES = (
+    # The batch.
+    Figure("step", "batches", "Number of the batch, from 1.", "",
+        Metric("nyala_learner_step", "gauge", "batches", "Batches trained in the run.")),
+    Figure("lineage", "1", "Life of the learner that trained it.", "progress",
+        Metric("nyala_learner_lineage", "gauge", "1", "Life of the learner, from 1.")),
+    Figure("time", "s", "Unix time of the line."),
+    Figure("is_replay", "true or false", "Sealed by an earlier life of the learner.", "progress"),
+    Figure("wall_s", "s", "Time of the run so far, over all lives of the learner.", "progress"),
+    # The optimizer.
+    Figure("loss", "1", "Mean over the optimizer steps; includes the KL to the reference under "
+        "`kl_in: loss`.", "train",
+        Metric("nyala_learner_loss", "gauge", "1", "Loss of the last batch.")),
+    Figure("grad_norm", "1", "Largest of the steps', before clipping; not finite where one was "
+        "skipped.", "train",
+        Metric("nyala_learner_grad_norm", "gauge", "1",
+            "Largest gradient norm before clipping.")),
+    Figure("learning_rate", "1", "Of all the batch's optimizer steps.", "train",
+        Metric("nyala_learner_learning_rate", "gauge", "1", "Learning rate.")),
+    Figure("kl_coefficient", "1", "Weight of the KL to the reference in this batch.", "train"),
+    Figure("entropy_bonus", "1", "Weight of the entropy in this batch.", "train"),
+    Figure("value_loss", "1", "Mean over the optimizer steps, without its coefficient.", "train"),
+    Figure("value_mean", "reward", "Over the trained tokens, at the beginning of the batch.",
+        "train"),
+    Figure("explained_variance", "1", "1 - Var(target - value) / Var(target) at the beginning of "
+        "the batch: 1 = perfect, 0 = no better than a constant. 0 where all targets are equal.",
+        "train"),
+    Figure("critic_grad_norm", "1", "Largest of the optimizer steps', before clipping.", "train"),
+    Figure("advantage_mean", "reward", "Mean over trained tokens.", "train"),
+    Figure("advantage_std", "reward", "Standard deviation over trained tokens.", "train"),
+    Figure("advantage_min", "reward", "Least of a trained token.", "train"),
+    Figure("advantage_max", "reward", "Largest of a trained token.", "train"),
+    # pi, the trained policy, against mu, which sampled, and ref, the reference; rho is pi/mu.
+    Figure("kl_pi_mu_k1", "nats", "KL(pi || mu) per token, nats: mean of rho log(rho).",
+        "off_policy"),
+    Figure("kl_pi_mu_k2", "nats", "KL(pi || mu) to second order: mean of rho log(rho)^2 / 2.",
+        "off_policy"),
+    Figure("kl_pi_mu_k3", "nats", "KL(pi || mu): mean of rho log(rho) - rho + 1, unbiased, never "
+        "negative.", "off_policy",
+        Metric("nyala_learner_kl_nats", "gauge", "nats per token",
+            "KL(pi || mu) of the last batch.")),
+    Figure("kl_mu_pi_k1", "nats", "KL(mu || pi) per token, nats: mean of -log(rho).", "off_policy"),
+    Figure("kl_mu_pi_k2", "nats", "KL(mu || pi) to second order: mean of log(rho)^2 / 2.",
+        "off_policy"),
+    Figure("kl_mu_pi_k3", "nats", "KL(mu || pi): mean of rho - 1 - log(rho), unbiased, never "
+        "negative.", "off_policy"),
+    Figure("kl_pi_ref_k1", "nats", "KL(pi || ref) per token, nats: mean of rho log(pi/ref); None "
+        "without a reference.", "reference"),
+    Figure("kl_pi_ref_k2", "nats", "KL(pi || ref) to second order: mean of rho log(pi/ref)^2 / 2.",
+        "reference"),
+    Figure("kl_pi_ref_k3", "nats", "KL(pi || ref): mean of rho (ref/pi - 1 - log(ref/pi)), "
+        "unbiased, never negative.", "reference",
+        Metric("nyala_learner_reference_kl_nats", "gauge", "nats per token",
+            "KL(pi || reference).")),
+    Figure("entropy", "nats", "Mean entropy of pi at the sampling temperature, nats.", "train",
+        Metric("nyala_learner_entropy_nats", "gauge", "nats", "Mean entropy of pi.")),
+    Figure("ratio_mean", "1", "Mean of rho = pi/mu; 1 in expectation as long as mu covers pi.",
+        "off_policy",
+        Metric("nyala_learner_ratio_mean", "gauge", "1", "Mean of pi/mu over tokens.")),
+    Figure("ratio_std", "1", "Standard deviation of rho.", "off_policy"),
+    Figure("ratio_max", "1", "Largest rho.", "off_policy",
+        Metric("nyala_learner_ratio_max", "gauge", "1", "Largest pi/mu of a token.")),
+    Figure("ratio_percentiles", "1, by percent", "Percent -> rho, within 5 % of its log.",
+        "off_policy"),
+    Figure("log_ratio_histogram", "tokens by nats", "Bin of log(rho), nats -> trained tokens. A "
+        "bin is named by its edge nearer to 0: `0.03` holds 0.03 to 0.1, `-0.03` holds -0.1 to "
+        "-0.03, `3` all above, `0` what is within 0.001 of 0.", "off_policy"),
+    Figure("chi_square", "1", "chi^2(pi || mu) per token: mean of rho^2 - 1, how much the ratios "
+        "add to the variance.", "off_policy"),
+    Figure("effective_sample_size", "0 to 1", "(sum rho)^2 / (N sum rho^2), in (0, 1]: the share "
+        "of tokens that carry information.", "off_policy",
+        Metric("nyala_learner_effective_sample_ratio", "gauge", "0 to 1",
+            "Effective sample size.")),
+    Figure("sequence_effective_sample_size", "0 to 1", "The same of whole episodes, whose ratio is "
+        "the product over their tokens.", "off_policy"),
+    Figure("sequence_ratio_mean", "1", "Mean over episodes of that product.", "off_policy"),
+    Figure("clip_fraction_low", "0 to 1",
+        "Share of tokens that the surrogate's lower bound acted on.", "off_policy",
+        Metric("nyala_learner_clipped_low_ratio", "gauge", "0 to 1",
+            "Tokens at the lower clip bound.")),
+    Figure("clip_fraction_high", "0 to 1",
+        "Share of tokens that the surrogate's upper bound acted on.", "off_policy",
+        Metric("nyala_learner_clipped_high_ratio", "gauge", "0 to 1",
+            "Tokens at the upper clip bound.")),
+    Figure("truncated_fraction", "0 to 1", "Share of tokens with rho > rho_bar.", "off_policy"),
+    Figure("mask_fraction_low", "0 to 1", "Share of tokens that the correction masked and whose "
+        "rho is below 1.", "off_policy"),
+    Figure("mask_fraction_high", "0 to 1", "Share of tokens that the correction masked and whose "
+        "rho is not.", "off_policy"),
+    Figure("lag0_tokens", "tokens", "Tokens at lag 0 before the batch's first optimizer step, "
+        "where pi = mu: a difference there is numerical alone.", "off_policy"),
+    Figure("lag0_ratio_mean", "1", "Mean rho at lag 0.", "off_policy"),
+    Figure("lag0_ratio_max", "1", "Largest rho at lag 0.", "off_policy"),
+    Figure("lag0_logprob_diff_mean", "nats", "Mean |log pi - log mu| at lag 0, nats: the engine's "
+        "rounding against the learner's.", "off_policy"),
+    Figure("lag0_logprob_diff_max", "nats", "Largest |log pi - log mu| at lag 0, nats.",
+        "off_policy"),
+    Figure("lagged_ratio_mean", "1", "Mean rho at lag 1 and above: numerics and the movement of pi "
+        "since.", "off_policy"),
+    Figure("lagged_logprob_diff_mean", "nats", "Mean |log pi - log mu| at lag 1 and above, nats.",
+        "off_policy"),
+    Figure("lagged_logprob_diff_max", "nats", "Largest |log pi - log mu| at lag 1 and above, nats.",
+        "off_policy"),
+    # Rewards, and what was sampled.
+    Figure("reward_mean", "reward", "Over episodes, of shaped rewards, as all figures of rewards.",
+        "reward", Metric("nyala_learner_reward", "gauge", "reward", "Mean reward of the batch.")),
+    Figure("reward_std", "reward", "Over the episodes of the batch.", "reward",
+        Metric("nyala_learner_reward_std", "gauge", "reward",
+            "Standard deviation of the batch's rewards.")),
+    Figure("reward_parts", "reward by part", "Mean of each named part.", "reward"),
+    Figure("zero_variance_groups", "groups", "Groups whose rewards are all equal, hence without a "
+        "gradient under group baselines.", "reward"),
+    Figure("filtered_groups", "groups", "Groups of equal rewards that were replaced by others.",
+        "reward"),
+    Figure("environments", "by name", "`episodes`, `groups`, `zero_variance_groups`, "
+        "`reward_mean`, and `accuracy` where the reward has a part `exact`.", "environments"),
+    Figure("policy_lag_mean", "batches", "Over trained tokens, batches.", "lag",
+        Metric("nyala_learner_policy_lag_mean", "gauge", "batches",
+            "Mean policy lag of trained tokens.")),
+    Figure("policy_lag_max", "batches", "Of the oldest trained token.", "lag",
+        Metric("nyala_learner_policy_lag_max", "gauge", "batches",
+            "Largest policy lag of the batch.")),
+    Figure("policy_lag_histogram", "tokens by lag", "Lag -> trained tokens.", "lag"),
+    Figure("mixed_version_episodes", "episodes",
+        "Episodes sampled by more than one policy version.", "lag"),
+    Figure("response_length_mean", "tokens", "Completion tokens per episode.", "response",
+        Metric("nyala_learner_response_tokens", "gauge", "tokens",
+            "Mean length of a completion.")),
+    Figure("response_length_max", "tokens", "Of the longest episode.", "response"),
+    Figure("response_truncated_fraction", "0 to 1", "Share of episodes cut off by the token limit.",
+        "response",
+        Metric("nyala_learner_truncated_ratio", "gauge", "0 to 1",
+            "Episodes cut off by the token limit.")),
+    Figure("masked_episodes", "episodes", "Episodes without a trained token, due to overlong "
+        "filtering.", "response"),
+    Figure("episodes_by_length", "episodes by name", "Bucket of completion tokens -> episodes; "
+        "`dropped_by_length` counts dropped ones.", "response"),
+    # Speed, and the phases of a batch.
+    Figure("mfu", "0 to 1", "Share of the cards' peak; None where it is not stated.", "speed",
+        Metric("nyala_learner_mfu_ratio", "gauge", "0 to 1",
+            "Use of the cards' peak; where one is stated.")),
+    Figure("trained_tokens_per_s", "tokens/s", "Speed of training, without waits.", "speed",
+        Metric("nyala_learner_step_tokens_per_second", "gauge", "tokens/s",
+            "Speed of the last batch's training, without waits.")),
+    Figure("peak_tflops", "10^12 operations/s", "The peak of one card that it is a share of.",
+        "speed"),
+    Figure("peak_gib", "GiB by phase", "Most GPU memory allocated; null on a CPU.", "speed"),
+    Figure("idle_fraction", "0 to 1", "Share of the run's time spent waiting for batches.",
+        "speed"),
+    Figure("wait_s", "s", "Waiting for the batch: the learner is idle.", "time"),
+    Figure("fetch_s", "s", "Reading records, on ranks but the first.", "time"),
+    Figure("pack_s", "s", "Packing episodes into microbatches.", "time"),
+    Figure("prepare_s", "s", "Passes without a gradient, before the first optimizer step.", "time"),
+    Figure("forward_s", "s", "Forward passes and losses.", "time"),
+    Figure("backward_s", "s", "Backward passes.", "time"),
+    Figure("clip_s", "s", "Norm and clipping of the gradient.", "time"),
+    Figure("optimizer_s", "s", "Optimizer steps.", "time"),
+    Figure("gather_s", "s", "Waiting for the weights of the version before to be gathered.",
+        "time"),
+    Figure("checkpoint_s", "s", "What a checkpoint holds up.", "time"),
+    Figure("other_s", "s", "All else between two batches.", "time"),
+    # How much was trained.
+    Figure("episodes", "episodes", "Episodes of the batch.", "progress",
+        Metric("nyala_learner_episodes_total", "counter", "episodes", "Trained episodes.")),
+    Figure("groups", "groups", "Their prompts.", "progress"),
+    Figure("prompt_tokens", "tokens", "Of all episodes.", "progress"),
+    Figure("trained_tokens", "tokens", "Tokens with loss mask 1.", "progress",
+        Metric("nyala_learner_trained_tokens_total", "counter", "tokens",
+            "Tokens with loss mask 1.")),
+    Figure("completion_tokens", "tokens", "Environment tokens included.", "progress",
+        Metric("nyala_learner_completion_tokens_total", "counter", "tokens",
+            "Completion tokens of trained episodes, those of the environment included.")),
+    Figure("optimizer_steps", "optimizer steps", "Skipped ones included.", "progress"),
+    Figure("skipped_steps", "optimizer steps",
+        "Steps left out because loss or gradient were not finite.", "train",
+        Metric("nyala_learner_skipped_steps_total", "counter", "optimizer steps",
+            "Steps left out because loss or gradient were not finite.")),
+    Figure("skipped_for_loss", "optimizer steps",
+        "Those of the skipped steps whose loss was not finite.", "train"),
+    Figure("reused_groups", "groups", "Groups that an earlier batch trained too; the other figures "
+        "include them.", "reuse"),
+    Figure("reused_episodes", "episodes", "Their episodes.", "reuse"),
+    Figure("reused_tokens", "tokens", "Their completion tokens: generated for an earlier batch.",
+        "reuse"),
+    Figure("reused_policy_lag_mean", "batches", "Over their trained tokens, batches.", "reuse"),
+    Figure("reuse_count_max", "times", "Most times that one of them has been trained again, this "
+        "batch included.", "reuse"),
+    # What was not trained, what needs attention, and the actors.
+    Figure("dropped_groups", "groups by reason", "Dropped in this life of the learner.", "dropped",
+        Metric("nyala_learner_dropped_groups_total", "counter", "groups",
+            "Groups dropped when they were claimed.", label="reason"), is_total=True),
+    Figure("dropped_by_length", "episodes by length", "The same by tokens of the completion.",
+        "dropped", is_total=True),
+    Figure("dropped_samples", "episodes", "Sampled texts that were not kept, for lack of room.",
+        "dropped", is_total=True),
+    Figure("alerts", "names", "Conditions that need attention; the learner's log has their text.",
+        "health",
+        Metric("nyala_learner_alerts_total", "counter", "batches",
+            "Batches with this alert (`alerts` in metrics.jsonl).", label="alert")),
+    Figure("advice", "list", "`rule` and `text` of the advice that holds now.", "health"),
+    Figure("sampling_alarms", "alarms", "Times since the learner's start that nobody sampled.",
+        "actors",
+        Metric("nyala_learner_sampling_alarms_total", "counter", "alarms",
+            "Times that no actor sampled."), is_total=True),
+    Figure("episodes_by_actor", "episodes by name",
+        "Incarnation that finished the episode -> episodes.", "actors/sampling"),
+    Figure("resumed_episodes", "episodes", "Episodes begun by one actor and continued by another.",
+        "actors"),
+    Figure("actors", "actors", "Actors that were heard of lately, with weights or not.",
+        "actors/present"),
+    Figure("actors_wanted", "actors", "Actors that the run wants: `nyala_actors_wanted`.",
+        "actors/wanted"),
+    Figure("actors_wanted_why", "text", "What that number follows from."),
+    Figure("actor_hours", "h", "Time of all actors of the run together.", "actors/hours"),
+    Figure("cost", "money", "What that has cost by `fleet.price_per_actor_hour`; null without it.",
+        "actors"),
+)  # fmt: skip
+"""Gauges before counters: the page of `/metrics` has this order."""
