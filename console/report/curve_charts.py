@@ -7,7 +7,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .curves import Evaluation, Figure, Line
+from learner.reporting.figures import Line, Plot
+
+from .curves import Evaluation, lines_of
 from .drawing import (
     Chart,
     Frame,
@@ -45,29 +47,29 @@ class Curve:
         return f"c{self.colour} d{self.dash}"
 
 
-def curve_charts(figures: Sequence[Figure], runs: Sequence[Run]) -> list[Chart]:
-    """Draw those figures that any of the runs has."""
-    return [chart for each in figures if (chart := curve_chart(each, runs)) is not None]
+def curve_charts(plots: Sequence[Plot], runs: Sequence[Run]) -> list[Chart]:
+    """Draw those charts of which any of the runs has a figure."""
+    return [chart for each in plots if (chart := curve_chart(each, runs)) is not None]
 
 
-def curve_chart(figure: Figure, runs: Sequence[Run]) -> Chart | None:
-    """Draw one figure; None where no run has it."""
-    curves = list(_curves(figure, runs))
+def curve_chart(plot: Plot, runs: Sequence[Run]) -> Chart | None:
+    """Draw one chart; None where no run has a figure of it."""
+    curves = list(_curves(plot, runs))
     places = {id(curve): thinned([float(s) for s in curve.run.curves.steps]) for curve in curves}
     thin = {id(curve): thinned(curve.raw) for curve in curves}
     frame = frame_of(
         [x for xs in places.values() for x in xs],
         [y for ys in thin.values() for y in ys],
-        least=figure.least,
-        most=figure.most,
+        least=plot.least,
+        most=plot.most,
     )
     if frame is None:
         return None
-    chart = Chart(figure.title, figure.note, x_ticks=frame.x_ticks(), y_ticks=frame.y_ticks())
+    chart = Chart(plot.title, plot.note, x_ticks=frame.x_ticks(), y_ticks=frame.y_ticks())
     for curve in curves:
         xs = places[id(curve)]
         raw = frame.line(zip(xs, thin[id(curve)], strict=True))
-        if figure.is_noisy:
+        if plot.is_noisy:
             chart.shapes.append(Shape(f"faint {curve.style}", raw))
             raw = frame.line(zip(xs, thinned(_smooth(curve.raw)), strict=True))
         chart.shapes.append(Shape(f"line {curve.style}", raw))
@@ -134,17 +136,18 @@ def in_words(label: str, points: Sequence[Point]) -> str:
     )
 
 
-def _curves(figure: Figure, runs: Sequence[Run]) -> list[Curve]:
+def _curves(plot: Plot, runs: Sequence[Run]) -> list[Curve]:
+    lines = lines_of(plot)
     found: list[Curve] = []
     for number, run in enumerate(runs):
-        for index, line in enumerate(figure.lines):
-            raw = run.curves.values[line.key]
+        for index, (key, line) in enumerate(lines.items()):
+            raw = run.curves.values[key]
             known = [value for value in raw if math.isfinite(value)]
             if not known or (line.is_optional and not any(known)):
                 continue
             is_alone = len(runs) == 1
             label = line.label if is_alone else f"{run.name}, {line.label}"
-            label = run.name if len(figure.lines) == 1 and not is_alone else label
+            label = run.name if len(lines) == 1 and not is_alone else label
             colour, dash = (index, 0) if is_alone else (number, min(index, 2))
             found.append(Curve(label, colour, dash, run, line, raw))
     return found

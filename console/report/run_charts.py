@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from console.display.snapshot import duration
+from learner.reporting.figures import TIME
 from learner.training import ratio_bins
 
-from .curves import PERCENTILES, PHASES
+from .curves import PERCENTILES, lines_of
 from .drawing import (
     BOTTOM,
     RIGHT,
@@ -286,9 +288,12 @@ def lag_chart(run: Run) -> Chart | None:
 def phase_chart(run: Run) -> Chart | None:
     """Draw what the learner spends its time on, as shares of each batch."""
     values, steps = run.curves.values, run.curves.steps[1:]  # the first waits for actors to start
+    keys: defaultdict[str, list[str]] = defaultdict(list)
+    for key, line in lines_of(TIME).items():
+        keys[line.label].append(key)
     spent = {
-        name: [_total([values[key][i] for key in keys]) for i in range(1, len(steps) + 1)]
-        for name, keys in PHASES
+        name: [_total([values[key][i] for key in members]) for i in range(1, len(steps) + 1)]
+        for name, members in keys.items()
     }
     stretches = buckets(len(steps), most=STRETCHES)
     seconds = {name: thinned(each, most=STRETCHES) for name, each in spent.items()}
@@ -299,8 +304,8 @@ def phase_chart(run: Run) -> Chart | None:
     frame = frame_of(xs, [0.0, 100.0], least=0.0, most=100.0)
     assert frame is not None, "there are batches"
     chart = Chart(
-        "The learner's time",
-        "Shares in per cent; while it waits for episodes it is idle.",
+        TIME.title,
+        TIME.note,
         x_ticks=frame.x_ticks(),
         y_ticks=frame.y_ticks(),
     )

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from console.display.snapshot import duration
 from console.run.run_folder import RunState
+from learner.reporting.figures import LEARNING, OFF_POLICY, SPEED, Plot
 
 from .curve_charts import accuracy_chart, curve_charts
-from .curves import LEARNING, OFF_POLICY, SPEED, Figure
+from .curves import lines_of
 from .drawing import Chart, buckets, mean, short
 from .record import Run, setting_of
 from .run_charts import actor_chart, lag_chart, phase_chart, ratio_chart, ratio_histogram
@@ -168,15 +169,15 @@ def sections_of(runs: Sequence[Run]) -> list[Section]:
 def _section(
     title: str,
     runs: Sequence[Run],
-    figures: Sequence[Figure],
+    plots: Sequence[Plot],
     *,
     before: Sequence[Chart] = (),
     after: Sequence[Callable[[Run], Chart | None]] = (),
 ) -> Section:
-    charts = [*before, *curve_charts(figures, runs)]
+    charts = [*before, *curve_charts(plots, runs)]
     for draw in after:
         charts += [_named(chart, run, runs) for run in runs if (chart := draw(run)) is not None]
-    tables = [_table(run, figures, is_alone=len(runs) == 1) for run in runs]
+    tables = [_table(run, plots, is_alone=len(runs) == 1) for run in runs]
     return Section(title, charts, tables)
 
 
@@ -184,13 +185,13 @@ def _named(chart: Chart, run: Run, runs: Sequence[Run]) -> Chart:
     return chart if len(runs) == 1 else replace(chart, title=f"{chart.title}: {run.name}")
 
 
-def _table(run: Run, figures: Sequence[Figure], *, is_alone: bool) -> Table:
+def _table(run: Run, plots: Sequence[Plot], *, is_alone: bool) -> Table:
     """List the numbers of the curves, a row for each of their points."""
     steps, values = run.curves.steps, run.curves.values
     columns = [
-        (f"{figure.title}: {line.label}" if len(figure.lines) > 1 else figure.title, line.key)
-        for figure in figures
-        for line in figure.lines
+        (f"{plot.title}: {line.label}" if len(lines_of(plot)) > 1 else plot.title, key)
+        for plot in plots
+        for key, line in lines_of(plot).items()
     ]
     rows: list[TableRow] = []
     for bucket in buckets(len(steps)):

@@ -1,7 +1,7 @@
 """Figures of `metrics.jsonl`: what each means, and where it is shown.
 
 One line for each figure that a batch leaves. `nyala metrics`, docs/metrics.md, the learner's page
-of `/metrics` and the names in trackers are made of it. Loads without torch.
+of `/metrics`, the names in trackers and the charts of reports are made of it. Loads without torch.
 """
 
 from __future__ import annotations
@@ -9,6 +9,69 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from configs.metrics import Metric
+
+# --------------------------------------------------------------------------------------------------
+# Charts of a report over the batches of a run.
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One chart."""
+
+    title: str
+    note: str
+    least: float | None = None
+    """A value that the vertical axis includes."""
+    most: float | None = None
+    is_noisy: bool = False
+    """Drawn faintly, with its running mean over it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The line of a figure in a chart."""
+
+    plot: Plot
+    label: str
+    is_optional: bool = False
+    """Left out where it is 0 or absent at all batches."""
+
+
+LEARNING = (
+    REWARD := Plot("Sampled reward",
+        "Mean over the episodes of each batch; bold, its running mean.", is_noisy=True),
+    LOSS := Plot("Loss",
+        "Of the policy, as it was minimised; its level means little, jumps mean much.",
+        is_noisy=True),
+    ENTROPY := Plot("Entropy",
+        "Of the next token under the trained policy, nats. Near 0 nothing new is sampled.",
+        least=0.0),
+    GRAD_NORM := Plot("Gradient norm", "Before clipping.", least=0.0, is_noisy=True),
+    LEARNING_RATE := Plot("Learning rate", "Of the optimizer.", least=0.0),
+    LENGTH := Plot("Completion length", "Tokens of an episode.", least=0.0),
+    NO_SIGNAL := Plot("Episodes without a signal",
+        "Share of completions that were cut off; groups whose rewards are all equal.", least=0.0),
+)  # fmt: skip
+OFF_POLICY = (
+    KL := Plot("KL divergence",
+        "Of the trained policy from the one that sampled, nats a token.", least=0.0),
+    SAMPLE_SIZE := Plot("Effective sample size",
+        "Share of tokens, and of whole episodes, that carry information after reweighting.",
+        most=1.0),
+    CLIPPED := Plot("Clipped tokens",
+        "Share of tokens on which a bound of the loss acted.", least=0.0),
+    LAG := Plot("Policy lag",
+        "Batches between the policy that sampled a token and the one that trains it.", least=0.0),
+)  # fmt: skip
+SPEED = (
+    TOKENS := Plot("Tokens per second",
+        "Generated tokens that reached the learner, by wall time.", least=0.0, is_noisy=True),
+)  # fmt: skip
+TIME = Plot("The learner's time", "Shares in per cent; while it waits for episodes it is idle.")
+"""Drawn as areas over each other; lines of one label are added up."""
+
+# --------------------------------------------------------------------------------------------------
+# The figures.
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +86,7 @@ class Figure:
     has a slash or is the key. Empty = trackers do not get it."""
     prometheus: Metric | None = None
     """Its metric on the learner's page; a counter adds batches up, of a list each name."""
+    chart: Line | None = None
     is_total: bool = False
     """Counted since the start of the learner, not in this batch alone."""
 
@@ -39,13 +103,14 @@ FIGURES = (
     # The optimizer.
     Figure("loss", "1", "Mean over the optimizer steps; includes the KL to the reference under "
         "`kl_in: loss`.", "train",
-        Metric("nyala_learner_loss", "gauge", "1", "Loss of the last batch.")),
+        Metric("nyala_learner_loss", "gauge", "1", "Loss of the last batch."), Line(LOSS, "loss")),
     Figure("grad_norm", "1", "Largest of the steps', before clipping; not finite where one was "
         "skipped.", "train",
         Metric("nyala_learner_grad_norm", "gauge", "1",
-            "Largest gradient norm before clipping.")),
+            "Largest gradient norm before clipping."), Line(GRAD_NORM, "norm")),
     Figure("learning_rate", "1", "Of all the batch's optimizer steps.", "train",
-        Metric("nyala_learner_learning_rate", "gauge", "1", "Learning rate.")),
+        Metric("nyala_learner_learning_rate", "gauge", "1", "Learning rate."),
+        Line(LEARNING_RATE, "lr")),
     Figure("kl_coefficient", "1", "Weight of the KL to the reference in this batch.", "train"),
     Figure("entropy_bonus", "1", "Weight of the entropy in this batch.", "train"),
     Figure("value_loss", "1", "Mean over the optimizer steps, without its coefficient.", "train"),
@@ -67,7 +132,7 @@ FIGURES = (
     Figure("kl_pi_mu_k3", "nats", "KL(pi || mu): mean of rho log(rho) - rho + 1, unbiased, never "
         "negative.", "off_policy",
         Metric("nyala_learner_kl_nats", "gauge", "nats per token",
-            "KL(pi || mu) of the last batch.")),
+            "KL(pi || mu) of the last batch."), Line(KL, "KL(π‖μ)")),
     Figure("kl_mu_pi_k1", "nats", "KL(mu || pi) per token, nats: mean of -log(rho).", "off_policy"),
     Figure("kl_mu_pi_k2", "nats", "KL(mu || pi) to second order: mean of log(rho)^2 / 2.",
         "off_policy"),
@@ -80,9 +145,10 @@ FIGURES = (
     Figure("kl_pi_ref_k3", "nats", "KL(pi || ref): mean of rho (ref/pi - 1 - log(ref/pi)), "
         "unbiased, never negative.", "reference",
         Metric("nyala_learner_reference_kl_nats", "gauge", "nats per token",
-            "KL(pi || reference).")),
+            "KL(pi || reference)."), Line(KL, "KL(π‖reference)", is_optional=True)),
     Figure("entropy", "nats", "Mean entropy of pi at the sampling temperature, nats.", "train",
-        Metric("nyala_learner_entropy_nats", "gauge", "nats", "Mean entropy of pi.")),
+        Metric("nyala_learner_entropy_nats", "gauge", "nats", "Mean entropy of pi."),
+        Line(ENTROPY, "entropy")),
     Figure("ratio_mean", "1", "Mean of rho = pi/mu; 1 in expectation as long as mu covers pi.",
         "off_policy",
         Metric("nyala_learner_ratio_mean", "gauge", "1", "Mean of pi/mu over tokens.")),
@@ -99,23 +165,26 @@ FIGURES = (
     Figure("effective_sample_size", "0 to 1", "(sum rho)^2 / (N sum rho^2), in (0, 1]: the share "
         "of tokens that carry information.", "off_policy",
         Metric("nyala_learner_effective_sample_ratio", "gauge", "0 to 1",
-            "Effective sample size.")),
+            "Effective sample size."), Line(SAMPLE_SIZE, "tokens")),
     Figure("sequence_effective_sample_size", "0 to 1", "The same of whole episodes, whose ratio is "
-        "the product over their tokens.", "off_policy"),
+        "the product over their tokens.", "off_policy", chart=Line(SAMPLE_SIZE, "episodes")),
     Figure("sequence_ratio_mean", "1", "Mean over episodes of that product.", "off_policy"),
     Figure("clip_fraction_low", "0 to 1",
         "Share of tokens that the surrogate's lower bound acted on.", "off_policy",
         Metric("nyala_learner_clipped_low_ratio", "gauge", "0 to 1",
-            "Tokens at the lower clip bound.")),
+            "Tokens at the lower clip bound."), Line(CLIPPED, "below the lower bound")),
     Figure("clip_fraction_high", "0 to 1",
         "Share of tokens that the surrogate's upper bound acted on.", "off_policy",
         Metric("nyala_learner_clipped_high_ratio", "gauge", "0 to 1",
-            "Tokens at the upper clip bound.")),
-    Figure("truncated_fraction", "0 to 1", "Share of tokens with rho > rho_bar.", "off_policy"),
+            "Tokens at the upper clip bound."), Line(CLIPPED, "above the upper bound")),
+    Figure("truncated_fraction", "0 to 1", "Share of tokens with rho > rho_bar.", "off_policy",
+        chart=Line(CLIPPED, "ratio truncated", is_optional=True)),
     Figure("mask_fraction_low", "0 to 1", "Share of tokens that the correction masked and whose "
-        "rho is below 1.", "off_policy"),
+        "rho is below 1.", "off_policy",
+        chart=Line(CLIPPED, "masked, ratio below 1", is_optional=True)),
     Figure("mask_fraction_high", "0 to 1", "Share of tokens that the correction masked and whose "
-        "rho is not.", "off_policy"),
+        "rho is not.", "off_policy",
+        chart=Line(CLIPPED, "masked, ratio above 1", is_optional=True)),
     Figure("lag0_tokens", "tokens", "Tokens at lag 0 before the batch's first optimizer step, "
         "where pi = mu: a difference there is numerical alone.", "off_policy"),
     Figure("lag0_ratio_mean", "1", "Mean rho at lag 0.", "off_policy"),
@@ -132,7 +201,8 @@ FIGURES = (
         "off_policy"),
     # Rewards, and what was sampled.
     Figure("reward_mean", "reward", "Over episodes, of shaped rewards, as all figures of rewards.",
-        "reward", Metric("nyala_learner_reward", "gauge", "reward", "Mean reward of the batch.")),
+        "reward", Metric("nyala_learner_reward", "gauge", "reward", "Mean reward of the batch."),
+        Line(REWARD, "reward")),
     Figure("reward_std", "reward", "Over the episodes of the batch.", "reward",
         Metric("nyala_learner_reward_std", "gauge", "reward",
             "Standard deviation of the batch's rewards.")),
@@ -145,21 +215,22 @@ FIGURES = (
         "`reward_mean`, and `accuracy` where the reward has a part `exact`.", "environments"),
     Figure("policy_lag_mean", "batches", "Over trained tokens, batches.", "lag",
         Metric("nyala_learner_policy_lag_mean", "gauge", "batches",
-            "Mean policy lag of trained tokens.")),
+            "Mean policy lag of trained tokens."), Line(LAG, "mean")),
     Figure("policy_lag_max", "batches", "Of the oldest trained token.", "lag",
         Metric("nyala_learner_policy_lag_max", "gauge", "batches",
-            "Largest policy lag of the batch.")),
+            "Largest policy lag of the batch."), Line(LAG, "largest")),
     Figure("policy_lag_histogram", "tokens by lag", "Lag -> trained tokens.", "lag"),
     Figure("mixed_version_episodes", "episodes",
         "Episodes sampled by more than one policy version.", "lag"),
     Figure("response_length_mean", "tokens", "Completion tokens per episode.", "response",
         Metric("nyala_learner_response_tokens", "gauge", "tokens",
-            "Mean length of a completion.")),
-    Figure("response_length_max", "tokens", "Of the longest episode.", "response"),
+            "Mean length of a completion."), Line(LENGTH, "mean")),
+    Figure("response_length_max", "tokens", "Of the longest episode.", "response",
+        chart=Line(LENGTH, "longest")),
     Figure("response_truncated_fraction", "0 to 1", "Share of episodes cut off by the token limit.",
         "response",
         Metric("nyala_learner_truncated_ratio", "gauge", "0 to 1",
-            "Episodes cut off by the token limit.")),
+            "Episodes cut off by the token limit."), Line(NO_SIGNAL, "cut off by the token limit")),
     Figure("masked_episodes", "episodes", "Episodes without a trained token, due to overlong "
         "filtering.", "response"),
     Figure("episodes_by_length", "episodes by name", "Bucket of completion tokens -> episodes; "
@@ -176,18 +247,27 @@ FIGURES = (
     Figure("peak_gib", "GiB by phase", "Most GPU memory allocated; null on a CPU.", "speed"),
     Figure("idle_fraction", "0 to 1", "Share of the run's time spent waiting for batches.",
         "speed"),
-    Figure("wait_s", "s", "Waiting for the batch: the learner is idle.", "time"),
-    Figure("fetch_s", "s", "Reading records, on ranks but the first.", "time"),
-    Figure("pack_s", "s", "Packing episodes into microbatches.", "time"),
-    Figure("prepare_s", "s", "Passes without a gradient, before the first optimizer step.", "time"),
-    Figure("forward_s", "s", "Forward passes and losses.", "time"),
-    Figure("backward_s", "s", "Backward passes.", "time"),
-    Figure("clip_s", "s", "Norm and clipping of the gradient.", "time"),
-    Figure("optimizer_s", "s", "Optimizer steps.", "time"),
-    Figure("gather_s", "s", "Waiting for the weights of the version before to be gathered.",
-        "time"),
-    Figure("checkpoint_s", "s", "What a checkpoint holds up.", "time"),
-    Figure("other_s", "s", "All else between two batches.", "time"),
+    Figure("wait_s", "s", "Waiting for the batch: the learner is idle.", "time",
+        chart=Line(TIME, "waiting for episodes")),
+    Figure("fetch_s", "s", "Reading records, on ranks but the first.", "time",
+        chart=Line(TIME, "fetching and packing")),
+    Figure("pack_s", "s", "Packing episodes into microbatches.", "time",
+        chart=Line(TIME, "fetching and packing")),
+    Figure("prepare_s", "s", "Passes without a gradient, before the first optimizer step.", "time",
+        chart=Line(TIME, "forward")),
+    Figure("forward_s", "s", "Forward passes and losses.", "time", chart=Line(TIME, "forward")),
+    Figure("backward_s", "s", "Backward passes.", "time",
+        chart=Line(TIME, "backward and optimizer")),
+    Figure("clip_s", "s", "Norm and clipping of the gradient.", "time",
+        chart=Line(TIME, "backward and optimizer")),
+    Figure("optimizer_s", "s", "Optimizer steps.", "time",
+        chart=Line(TIME, "backward and optimizer")),
+    Figure("gather_s", "s", "Waiting for the weights of the version before to be gathered.", "time",
+        chart=Line(TIME, "weights to actors")),
+    Figure("checkpoint_s", "s", "What a checkpoint holds up.", "time",
+        chart=Line(TIME, "checkpoints, other")),
+    Figure("other_s", "s", "All else between two batches.", "time",
+        chart=Line(TIME, "checkpoints, other")),
     # How much was trained.
     Figure("episodes", "episodes", "Episodes of the batch.", "progress",
         Metric("nyala_learner_episodes_total", "counter", "episodes", "Trained episodes.")),

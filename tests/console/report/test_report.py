@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 from configs.errors import SettingsError
 from console.main import app
 from console.report.curve_charts import curve_chart
-from console.report.curves import OFF_POLICY
 from console.report.drawing import MOST
 from console.report.record import read_run
 from console.report.run_charts import ZERO, ratio_histogram
 from console.report.write import write_report
+from learner.reporting.figures import OFF_POLICY
 from tests.console.support.made_run import answers, made_run, metrics_row, write_lines
 
 VOID = {"meta"}
