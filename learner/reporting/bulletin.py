@@ -15,7 +15,8 @@ from typing import TypeAlias
 import msgspec
 
 from configs.errors import RecordError
-from learner.phase_names import PHASES
+
+from .figures import FIGURES
 
 # --------------------------------------------------------------------------------------------------
 # A series in bounded memory, and as a line of characters.
@@ -102,21 +103,8 @@ def mean(values: Sequence[float]) -> float:
 
 RECENT = 20  # batches: enough to smooth single ones, few enough to follow the run
 MAX_BYTES = 64 * 1024  # ten times what a run with two environments has
-OF_A_BATCH = (
-    "step",
-    "time",
-    "wall_s",
-    "reward_mean",
-    "completion_tokens",
-    "trained_tokens",
-    "policy_lag_mean",
-    "policy_lag_max",
-    "mfu",
-    "dropped_groups",
-    "alerts",
-    *(f"{name}_s" for name in PHASES),
-)
-OF_THE_NEWEST = ("advice", "actors_wanted", "actors_wanted_why", "cost")
+OF_A_BATCH = tuple(figure.key for figure in FIGURES if figure.live)
+OF_THE_NEWEST = tuple(figure.key for figure in FIGURES if figure.live == "newest")
 OF_AN_EVALUATION = ("step", "accuracy", "environments")
 
 Line: TypeAlias = Mapping[str, object]
@@ -149,8 +137,7 @@ class Bulletin:
         for earlier in self._batches.values():
             for name in OF_THE_NEWEST:
                 earlier.pop(name, None)
-        names = (*OF_A_BATCH, *OF_THE_NEWEST)
-        self._batches[int(_number(line, "step"))] = {k: line[k] for k in names if k in line}
+        self._batches[int(_number(line, "step"))] = {k: line[k] for k in OF_A_BATCH if k in line}
         if len(self._batches) > RECENT:
             del self._batches[next(iter(self._batches))]
         self.rewards.add(_number(line, "reward_mean"))

@@ -1,12 +1,14 @@
 """Figures of `metrics.jsonl`: what each means, and where it is shown.
 
 One line for each figure that a batch leaves. `nyala metrics`, docs/metrics.md, the learner's page
-of `/metrics`, the names in trackers and the charts of reports are made of it. Loads without torch.
+of `/metrics`, the names in trackers, the charts of reports and what the live view gets are made of
+it. Loads without torch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from configs.metrics import Metric
 
@@ -89,17 +91,21 @@ class Figure:
     chart: Line | None = None
     is_total: bool = False
     """Counted since the start of the learner, not in this batch alone."""
+    live: Literal["", "recent", "newest"] = ""
+    """Whether the live view gets it of recent batches, or of the newest alone."""
 
 
 FIGURES = (
     # The batch.
     Figure("step", "batches", "Number of the batch, from 1.", "",
-        Metric("nyala_learner_step", "gauge", "batches", "Batches trained in the run.")),
+        Metric("nyala_learner_step", "gauge", "batches", "Batches trained in the run."),
+        live="recent"),
     Figure("lineage", "1", "Life of the learner that trained it.", "progress",
         Metric("nyala_learner_lineage", "gauge", "1", "Life of the learner, from 1.")),
-    Figure("time", "s", "Unix time of the line."),
+    Figure("time", "s", "Unix time of the line.", live="recent"),
     Figure("is_replay", "true or false", "Sealed by an earlier life of the learner.", "progress"),
-    Figure("wall_s", "s", "Time of the run so far, over all lives of the learner.", "progress"),
+    Figure("wall_s", "s", "Time of the run so far, over all lives of the learner.", "progress",
+        live="recent"),
     # The optimizer.
     Figure("loss", "1", "Mean over the optimizer steps; includes the KL to the reference under "
         "`kl_in: loss`.", "train",
@@ -202,7 +208,7 @@ FIGURES = (
     # Rewards, and what was sampled.
     Figure("reward_mean", "reward", "Over episodes, of shaped rewards, as all figures of rewards.",
         "reward", Metric("nyala_learner_reward", "gauge", "reward", "Mean reward of the batch."),
-        Line(REWARD, "reward")),
+        Line(REWARD, "reward"), live="recent"),
     Figure("reward_std", "reward", "Over the episodes of the batch.", "reward",
         Metric("nyala_learner_reward_std", "gauge", "reward",
             "Standard deviation of the batch's rewards.")),
@@ -215,10 +221,10 @@ FIGURES = (
         "`reward_mean`, and `accuracy` where the reward has a part `exact`.", "environments"),
     Figure("policy_lag_mean", "batches", "Over trained tokens, batches.", "lag",
         Metric("nyala_learner_policy_lag_mean", "gauge", "batches",
-            "Mean policy lag of trained tokens."), Line(LAG, "mean")),
+            "Mean policy lag of trained tokens."), Line(LAG, "mean"), live="recent"),
     Figure("policy_lag_max", "batches", "Of the oldest trained token.", "lag",
         Metric("nyala_learner_policy_lag_max", "gauge", "batches",
-            "Largest policy lag of the batch."), Line(LAG, "largest")),
+            "Largest policy lag of the batch."), Line(LAG, "largest"), live="recent"),
     Figure("policy_lag_histogram", "tokens by lag", "Lag -> trained tokens.", "lag"),
     Figure("mixed_version_episodes", "episodes",
         "Episodes sampled by more than one policy version.", "lag"),
@@ -238,7 +244,7 @@ FIGURES = (
     # Speed, and the phases of a batch.
     Figure("mfu", "0 to 1", "Share of the cards' peak; None where it is not stated.", "speed",
         Metric("nyala_learner_mfu_ratio", "gauge", "0 to 1",
-            "Use of the cards' peak; where one is stated.")),
+            "Use of the cards' peak; where one is stated."), live="recent"),
     Figure("trained_tokens_per_s", "tokens/s", "Speed of training, without waits.", "speed",
         Metric("nyala_learner_step_tokens_per_second", "gauge", "tokens/s",
             "Speed of the last batch's training, without waits.")),
@@ -248,26 +254,27 @@ FIGURES = (
     Figure("idle_fraction", "0 to 1", "Share of the run's time spent waiting for batches.",
         "speed"),
     Figure("wait_s", "s", "Waiting for the batch: the learner is idle.", "time",
-        chart=Line(TIME, "waiting for episodes")),
+        chart=Line(TIME, "waiting for episodes"), live="recent"),
     Figure("fetch_s", "s", "Reading records, on ranks but the first.", "time",
-        chart=Line(TIME, "fetching and packing")),
+        chart=Line(TIME, "fetching and packing"), live="recent"),
     Figure("pack_s", "s", "Packing episodes into microbatches.", "time",
-        chart=Line(TIME, "fetching and packing")),
+        chart=Line(TIME, "fetching and packing"), live="recent"),
     Figure("prepare_s", "s", "Passes without a gradient, before the first optimizer step.", "time",
-        chart=Line(TIME, "forward")),
-    Figure("forward_s", "s", "Forward passes and losses.", "time", chart=Line(TIME, "forward")),
+        chart=Line(TIME, "forward"), live="recent"),
+    Figure("forward_s", "s", "Forward passes and losses.", "time", chart=Line(TIME, "forward"),
+        live="recent"),
     Figure("backward_s", "s", "Backward passes.", "time",
-        chart=Line(TIME, "backward and optimizer")),
+        chart=Line(TIME, "backward and optimizer"), live="recent"),
     Figure("clip_s", "s", "Norm and clipping of the gradient.", "time",
-        chart=Line(TIME, "backward and optimizer")),
+        chart=Line(TIME, "backward and optimizer"), live="recent"),
     Figure("optimizer_s", "s", "Optimizer steps.", "time",
-        chart=Line(TIME, "backward and optimizer")),
+        chart=Line(TIME, "backward and optimizer"), live="recent"),
     Figure("gather_s", "s", "Waiting for the weights of the version before to be gathered.", "time",
-        chart=Line(TIME, "weights to actors")),
+        chart=Line(TIME, "weights to actors"), live="recent"),
     Figure("checkpoint_s", "s", "What a checkpoint holds up.", "time",
-        chart=Line(TIME, "checkpoints, other")),
+        chart=Line(TIME, "checkpoints, other"), live="recent"),
     Figure("other_s", "s", "All else between two batches.", "time",
-        chart=Line(TIME, "checkpoints, other")),
+        chart=Line(TIME, "checkpoints, other"), live="recent"),
     # How much was trained.
     Figure("episodes", "episodes", "Episodes of the batch.", "progress",
         Metric("nyala_learner_episodes_total", "counter", "episodes", "Trained episodes.")),
@@ -275,10 +282,11 @@ FIGURES = (
     Figure("prompt_tokens", "tokens", "Of all episodes.", "progress"),
     Figure("trained_tokens", "tokens", "Tokens with loss mask 1.", "progress",
         Metric("nyala_learner_trained_tokens_total", "counter", "tokens",
-            "Tokens with loss mask 1.")),
+            "Tokens with loss mask 1."), live="recent"),
     Figure("completion_tokens", "tokens", "Environment tokens included.", "progress",
         Metric("nyala_learner_completion_tokens_total", "counter", "tokens",
-            "Completion tokens of trained episodes, those of the environment included.")),
+            "Completion tokens of trained episodes, those of the environment included."),
+        live="recent"),
     Figure("optimizer_steps", "optimizer steps", "Skipped ones included.", "progress"),
     Figure("skipped_steps", "optimizer steps",
         "Steps left out because loss or gradient were not finite.", "train",
@@ -297,7 +305,8 @@ FIGURES = (
     # What was not trained, what needs attention, and the actors.
     Figure("dropped_groups", "groups by reason", "Dropped in this life of the learner.", "dropped",
         Metric("nyala_learner_dropped_groups_total", "counter", "groups",
-            "Groups dropped when they were claimed.", label="reason"), is_total=True),
+            "Groups dropped when they were claimed.", label="reason"), is_total=True,
+        live="recent"),
     Figure("dropped_by_length", "episodes by length", "The same by tokens of the completion.",
         "dropped", is_total=True),
     Figure("dropped_samples", "episodes", "Sampled texts that were not kept, for lack of room.",
@@ -305,8 +314,9 @@ FIGURES = (
     Figure("alerts", "names", "Conditions that need attention; the learner's log has their text.",
         "health",
         Metric("nyala_learner_alerts_total", "counter", "batches",
-            "Batches with this alert (`alerts` in metrics.jsonl).", label="alert")),
-    Figure("advice", "list", "`rule` and `text` of the advice that holds now.", "health"),
+            "Batches with this alert (`alerts` in metrics.jsonl).", label="alert"), live="recent"),
+    Figure("advice", "list", "`rule` and `text` of the advice that holds now.", "health",
+        live="newest"),
     Figure("sampling_alarms", "alarms", "Times since the learner's start that nobody sampled.",
         "actors",
         Metric("nyala_learner_sampling_alarms_total", "counter", "alarms",
@@ -318,10 +328,10 @@ FIGURES = (
     Figure("actors", "actors", "Actors that were heard of lately, with weights or not.",
         "actors/present"),
     Figure("actors_wanted", "actors", "Actors that the run wants: `nyala_actors_wanted`.",
-        "actors/wanted"),
-    Figure("actors_wanted_why", "text", "What that number follows from."),
+        "actors/wanted", live="newest"),
+    Figure("actors_wanted_why", "text", "What that number follows from.", live="newest"),
     Figure("actor_hours", "h", "Time of all actors of the run together.", "actors/hours"),
     Figure("cost", "money", "What that has cost by `fleet.price_per_actor_hour`; null without it.",
-        "actors"),
+        "actors", live="newest"),
 )  # fmt: skip
 """Gauges before counters: the page of `/metrics` has this order."""
