@@ -1,16 +1,21 @@
 """Actors: engines, environments, rewards, the episode loop and the weight receiver.
 
 __main__            Commands of an actor's process
-assembly            Assembly of an actor from settings: engine, tokenizer, environment, reward
-capacity            The number of episodes that an actor has at a time
-chat                Chats: messages of prompts and episodes, columns in their texts
+assembly            Assembly of an actor from settings: engine, tokenizer, environment, reward,
+                    connections
+capacity            The number of episodes that an actor has at a time, and the share of its time
+                    they fill
+chat                Chats: messages of prompts and episodes, columns in their texts, and calls of
+                    tools
 engine/             Inference engines behind one protocol: vLLM, and a small one in torch
 engine_of_settings  The engine of an actor, made from the settings of its run
 environments/       Environments: prompts, steps and scores
 episodes/           Episodes from lease to submission
 loop                Episode loop of one actor
-membership/         Membership of this actor in weight groups
-metrics_page        An actor's page of `/metrics`: what this incarnation samples
+membership/         Membership of this actor in weight groups: steered here, joined where its
+                    weights are used
+metrics_page        An actor's page of `/metrics`: what this incarnation samples, and how it gets
+                    its weights
 preemption          Preemption notices of the clouds: a drain before the machine is taken away
 rewards/            Reward functions, each in a process of its own
 sandbox/            Sandbox for programs that a model wrote

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from actors.engine.choice import ENGINES, engine_of_this_process, import_function
+from actors.engine.choice import ENGINES, engine_device, engine_of_this_process, import_function
 from actors.engine.engine import Engine
 from actors.engine.engine_args import check_engine_args
 from actors.membership.worker_line import WorkerLine
@@ -38,8 +38,6 @@ def line_to_worker(settings: Settings) -> WorkerLine | None:
 
 def runs_in_process(settings: Settings) -> bool:
     """Return whether an actor's engine runs in the actor's own process."""
-    from actors.engine.device import engine_device  # noqa: PLC0415 - torch
-
     actors = settings.actors
     if not ENGINES[engine_of_this_process(settings).engine].has_processes:
         return True
@@ -58,8 +56,6 @@ def make_engine(
         line: To the first worker of an engine in processes of its own.
         meter: Of its KV cache; None = nobody looks at it.
     """
-    from actors.engine.device import engine_device  # noqa: PLC0415 - torch
-
     run = settings.run
     place = Place(
         device="cpu" if run.deterministic else engine_device(),

@@ -7,8 +7,7 @@ from typing import Protocol
 
 from actors.engine.engine import Engine
 from actors.weights.counters import WeightCounters
-from configs import metrics
-from configs.metrics import LOOP_STALLED_S, Health, Metric, Pulse, Value
+from configs.metrics import CARD_METRICS, LOOP_STALLED_S, Cards, Health, Metric, Pulse, Value
 from configs.metrics_serving import serving
 from configs.settings import Settings
 
@@ -86,7 +85,7 @@ OF_WEIGHTS = {
 METRICS = (
     *(TOKENS, FINISHED, LOST, BUSY, ACTIVE, ROOM, UNACKNOWLEDGED, LINEAGE, STEP, PROBE),
     *OF_WEIGHTS.values(),
-    *metrics.METRICS,
+    *CARD_METRICS,
 )
 
 
@@ -107,7 +106,7 @@ class ActorPage:
     ) -> None:
         self._loop, self._engine, self._receiver = loop, engine, receiver
         self._timeout_s = settings.broker.heartbeat_timeout_s
-        self._cards = metrics.Cards()
+        self._cards = Cards()
         self.pulse = Pulse(LOOP_STALLED_S)
         """Beats with the event loop."""
         self.health = Health(self.pulse, self._waits_for)

@@ -38,6 +38,13 @@ from tests.packaging.moved_modules import PARTS, RENAMED
 
 ROOMS = ("configs", "buffer", "broker", "actors", "learner", "console")
 BEFORE = "e615076"
+WAS = {
+    "actors.environments.calls:LaneThread._serve": (
+        "actors.episodes.environment_threads:EnvironmentThreads._serve"
+    ),
+    "learner.reporting.figures:FIGURES": "learner.reporting.metrics_page:OF_LAST_BATCH",
+}
+"""Steps that had another name then."""
 
 EPISODE = """
 # The learner makes a task
@@ -52,7 +59,7 @@ buffer.operations.operation:sliced  cuts it into calls of one script
 learner.data.retrying_store:RetryingStore.run  repeats it while Redis is away
 buffer.store:Store.run  asks for one reply after another
 buffer.operations.operation:Operation.carry_out  goes from call to call, and makes a value of them
-buffer.store:Store._call  sends a script by its hash, or whole where Redis does not know it
+buffer.store:Store._ask  sends a script by its hash, or whole where Redis does not know it
 buffer.client.scripts:load_script  finds it by its name, the file's stem in buffer/lua
 buffer.client.scripts:assemble  puts it behind the libraries that it includes
 buffer/lua/tasks/create.lua  adds new groups to those that wait
@@ -101,7 +108,7 @@ actors.episodes.held_leases:HeldLeases.hold  keeps each alive by heartbeats from
 actors.episodes.sampling:Sampling.begin  has the environment begin each episode
 configs.tables.environments:Mixture.training  finds environment and item
 actors.episodes.environment_workers:EnvironmentWorkers.put  takes a call, and what follows it
-actors.episodes.environment_workers:EnvironmentThreads._serve  makes the call in a thread
+actors.environments.calls:LaneThread._serve  makes the call in a thread
 actors.environments.calls:drive  does the work of a coroutine there
 actors.episodes.maker:EpisodeMaker.begin  begins, or continues the tokens of earlier leases
 actors.environments.calls:call  awaits a method, or calls it
@@ -188,7 +195,7 @@ buffer.operations.batches:records  from Redis
 buffer.record.codec:decode_episode  makes the episode again
 learner.data.records:shape_reward  weighs the parts of its reward
 learner.data.group_filter:GroupFilter.reason_to_drop  drops what is stale or impossible
-learner.data.group_filter:policy_lag  by the lag of its oldest token
+learner.data.policy_lag:policy_lag  by the lag of its oldest token
 learner.data.ledger:Ledger.hold  notes what the batch has
 buffer.operations.batches:seal  so that every replay of it is the same
 buffer/lua/batches/seal.lua  freezes it
@@ -350,7 +357,7 @@ learner.data.curriculum:Feeder.__init__  twice as many are created ahead
 
 # The learner drops by it
 learner.data.group_filter:GroupFilter._is_stale  a group whose oldest token is older
-learner.data.group_filter:policy_lag  by so many batches
+learner.data.policy_lag:policy_lag  by so many batches
 learner.data.claims:Claims.poll  is dropped, and its prompt asked again
 
 # What people see of it
@@ -369,7 +376,7 @@ learner.reporting.metrics:batch_figures  the mean over the episodes of a batch
 learner.reporting.batch_log:BatchLog.record  into the line of metrics.jsonl
 learner.rank_zero:RankZero.record  which the page gets, too
 learner.reporting.metrics_page:LearnerPage.trained  and keeps until the next batch
-learner.reporting.metrics_page:OF_LAST_BATCH  by its key: name and unit in Prometheus
+learner.reporting.figures:FIGURES  by its key: name and unit in Prometheus
 learner.reporting.metrics_page:LearnerPage.values  read when somebody asks
 learner.reporting.metrics_page:LearnerPage.serving  while the learner runs
 configs.metrics_serving:serving  where the settings name an address
@@ -467,6 +474,7 @@ class Tree:
 
     def find_before(self, place: str) -> Place | None:
         """Return where a step was: in a part of its chapter, or wherever else its name is alone."""
+        place = WAS.get(place, place)
         module, _, name = place.partition(":")
         for old in PARTS.get(module, ()):
             renamed = [was for (of, was), now in RENAMED.items() if (of, now) == (old, name)]

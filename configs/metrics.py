@@ -179,21 +179,21 @@ class Health:
 FRESH_S = 10.0  # asking the driver costs a tenth of a second of CPU
 MIB = 2**20
 
-USE = Metric(
+CARD_USE = Metric(
     "nyala_gpu_utilization_ratio",
     "gauge",
     "0 to 1",
     "Share of the driver's last sample period in which a kernel ran on the card.",
     label="gpu",
 )
-MEMORY = Metric(
+CARD_MEMORY = Metric(
     "nyala_gpu_memory_bytes",
     "gauge",
     "bytes",
     "Memory in use on the card, by all processes.",
     label="gpu",
 )
-METRICS = (USE, MEMORY)
+CARD_METRICS = (CARD_USE, CARD_MEMORY)
 
 
 class Cards:
@@ -204,7 +204,7 @@ class Cards:
         self._values: dict[str, Value | None] = {}
 
     def values(self) -> dict[str, Value | None]:
-        """Return the values of `METRICS`, by the cards' numbers; nothing without cards."""
+        """Return the values of `CARD_METRICS`, by the cards' numbers; nothing without cards."""
         if time.monotonic() - self._asked_at > FRESH_S:
             self._values = _ask()
             self._asked_at = time.monotonic()
@@ -222,4 +222,4 @@ def _ask() -> dict[str, Value | None]:
             use[index] = int(percent) / 100
         if mib.isdecimal():
             memory[index] = int(mib) * MIB
-    return {USE.name: use, MEMORY.name: memory} if memory else {}
+    return {CARD_USE.name: use, CARD_MEMORY.name: memory} if memory else {}

@@ -3,13 +3,14 @@
 api           Runs from Python: what `import nyala` offers
 command_line  The command line: its verbs, arguments that several share, and what was typed
 display/      Views of a run: progress, tables
-doctor/       `nyala doctor`: all checks of a machine, of settings and of a run
+doctor/       `nyala doctor`: all checks of a machine, of settings and of a run, one after the other
 live/         A run as it happens: its logs, and its end on request
 main          `nyala`: its verbs on the command line, and how their errors reach a person
 new_project/  Files of a new project, which `nyala new` copies; they work as they are
-report/       Finished or running runs on one page: `report.html`
+report/       Finished or running runs on one page: `report.html`, without scripts and without a
+              network
 run/          Processes of a run: plan, start, watch, restart
-samples/      Sampled texts for a person to read: what a run keeps
+samples/      Sampled texts for a person to read: what a run keeps, and answers of its newest model
 sweep/        Runs of one settings file with several values: `nyala sweep`
 verbs/        Verbs of `nyala`, one module per family
 """

@@ -2,21 +2,26 @@
 
 choice         Engines by name, and the one of an actor: that which is set or, with `auto`, which
                runs here
-device         The device of the engines, found without the CUDA driver
 dma/           Weights that a card copies out of shared memory by itself
 engine         Interfaces of engines: `Engine` for the actor, `Stepper` for the model behind it
-engine_args    `actors.engine_args`: which further arguments vLLM's engine may be given
-engine_thread  Thread of an engine: owns the stepper, executes commands between steps
+engine_args    `actors.engine_args`: which further arguments vLLM's engine may be given, and why
+               others may not
+engine_thread  Thread of an engine: owns the stepper, executes commands between steps, collects
+               tokens
 shadow/        Second copy of the weights of vLLM's model on a CPU, and how it is filled
-threaded       Engine made of a stepper and a thread that owns it
+threaded       Engine made of a stepper and a thread that owns it; the event loop never waits for a
+               step
 tokenizer      Tokenizer of the run's model: text to tokens and back
-torch_engine   Small engine: transformers' forward with a KV cache
-turns          Turns of the policy: the frame of a chat template around one
+torch_engine   Small engine: transformers' forward with a KV cache, for macOS and quick tests. No
+               paging
+turns          Turns of the policy: the frame of a chat template around one, and strings that end
+               one
 vllm_engine    vLLM engine: its core stepped by a thread, in this process or in one of its own
-vllm_options   Options of vLLM: from settings to its environment variables and the arguments of
-               its engine
-vllm_private   Names of vLLM that it does not promise to keep
-vllm_weights   Loading of staged weights into vLLM's workers
+vllm_options   Options of vLLM: from settings to its environment variables and the arguments of its
+               engine
+vllm_private   Names of vLLM that it does not promise to keep: all that this folder uses of them
+vllm_weights   Loading of staged weights into vLLM's workers, through its own weight-transfer
+               interface
 waits          Waits for an engine: answers with a deadline, and its silence
 wire_tensors   Staged weights as named tensors: views into one flat file of canonical wire bytes
 """

@@ -67,14 +67,23 @@ def choose_engine(settings: Settings, *, on_gpu: bool) -> Choice:
     raise AssertionError("one engine must start on every machine")
 
 
+def engine_device() -> str:
+    """Return `cuda` where torch is built for it and a GPU is visible to this process, else `cpu`.
+
+    `torch.cuda.is_available` would start the driver, and no later fork of this process could use
+    CUDA. The count of devices comes from NVML (docs.pytorch.org, "Poison fork in multiprocessing").
+    """
+    import torch  # noqa: PLC0415 - the rest of this file loads without
+
+    return "cuda" if torch.cuda.device_count() > 0 else "cpu"
+
+
 def engine_of_this_process(settings: Settings) -> Choice:
     """Choose the engine of an actor that is this process.
 
     Raises:
         SettingsError: It cannot start here.
     """
-    from .device import engine_device  # noqa: PLC0415 - torch
-
     return usable_engine(settings, on_gpu=engine_device() == "cuda")
 
 

@@ -30,7 +30,7 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import EngineDied, EngineUnfit
 from configs.worker import Worker
 
-from .device import engine_device
+from .choice import engine_device
 from .engine import INITIAL_VERSION, Request, Sampled, StagedWeights
 from .threaded import ThreadedEngine
 from .vllm_options import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .device import engine_device
+from .choice import engine_device
 
 CPU_KV_CACHE_GIB = 1
 NCCL_FORMS_S = 30

@@ -4,9 +4,11 @@ adapters/      Environments written for other projects, taken as they are
 base           Interface of environments, for one turn and for several
 calculator     Environment of two turns with a tool: the policy may use a calculator before it
                answers
-calls          Calls of an environment's methods, which may be `async`
+calls          Calls of an environment's methods, which may be `async`, from a thread or from an
+               event loop
 dataset/       The environment `dataset`: questions and answers out of a file
-final_answer   The final answer of a completion: what a scorer is to judge
+final_answer   The final answer of a completion: what a scorer is to judge, without the reasoning
+               before it
 hosted/        Environments in a process and a Python of their own
 reasoning_gym  Datasets of reasoning-gym as single-turn environments
 registry       Environments by the name in `run.environment`

@@ -2,19 +2,29 @@
 
 checks/           Checks of the weights that an engine serves
 counters          Counters of an actor's weight transfers and swaps
-group_member      Transport through a weight group: join it, receive all bytes or updates
-held              Versions that this actor serves to peers
-links             Connections of an actor to the ports of the weight plane
+group_member      Transport through a weight group: join it, receive all bytes or updates, confirm,
+                  or leave it
+held              Versions that this actor serves to peers: one complete, one arriving, and updates
+                  to them
+links             Connections of an actor to the ports of the weight plane: the publisher's, and
+                  other actors'
 pace              Pace of a source in one pull; that of a peer is held against the publisher's
-publisher_memory  The publisher's memory, for actors of the same machine and user
-pull              Pulls as a transport: an adapter, a chain of sparse updates from what is held
-receiver          The weight receiver: from the announcement of a version to an engine that
-                  serves it
+publisher_memory  The publisher's memory, for actors of the same machine and user: versions used
+                  where they lie
+pull              Pulls as a transport: an adapter, a chain of sparse updates from what is held, or
+                  all bytes
+receiver          The weight receiver: from the announcement of a version to an engine that serves
+                  it
 saved/            A copy of a policy version in a file, for people and their tools
 share             An actor's own port, at which other actors pull the weights that it has
-slices            A pull over ZeroMQ, slice by slice: all bytes of a version
-sources           Sources of slices in the order of the settings
-staging_files     Files in shared memory in which arriving weights are assembled
-transfer          From the announcement of a version to its checked bytes in shared memory
-updates           Versions made from updates to what is held here
+slices            A pull over ZeroMQ, slice by slice: all bytes of a version, or one sparse update
+                  to it
+sources           Sources of slices in the order of the settings: other actors, an object store, the
+                  publisher
+staging_files     Files in shared memory in which arriving weights are assembled; mapped, and used
+                  again
+transfer          From the announcement of a version to its checked bytes in shared memory: one at a
+                  time
+updates           Versions made from updates to what is held here: chains of sparse updates, and
+                  adapters
 """

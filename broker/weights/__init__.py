@@ -1,12 +1,16 @@
 """The weight plane between learner and actors: ports, sparse updates, memory, object store.
 
 group_thread   A thread that owns one process group, and makes all its blocking calls
-host_pins      Mappings of weights that are registered with the CUDA driver
+host_pins      Mappings of weights that are registered with the CUDA driver, so that a card copies
+               them itself
 low_rank       Low-rank changes of matrices, added so that every machine gets the same bits
-object_store   Weights as objects in a folder or a bucket
-port           Ports at which actors ask for weights: the publisher's
-rice_coding    Adaptive Rice codes: whole numbers in few bits each
-seal           Seal of a slot in shared memory, by which readers see that it was written to
+object_store   Weights as objects in a folder or a bucket, for actors that are far from the learner
+port           Ports at which actors ask for weights: the publisher's, and that of each actor that
+               shares
+rice_coding    Adaptive Rice codes: whole numbers in few bits each, where small ones are frequent
+seal           Seal of a slot in shared memory, by which readers see that it was written to: a
+               seqlock
 shared_memory  A private folder in shared memory for files of weights; gone when its owner is
-sparse         Sparse updates: the changed bits between two versions of weights
+sparse         Sparse updates: the changed bits between two versions of weights, in a fraction of
+               their bytes
 """

@@ -1,9 +1,10 @@
 """The client of one Redis server: address, identity, connection, scripts, errors.
 
-address          Redis clients from a URL: one server, one behind TLS
-connection       Pipelined connection of an event loop to Redis
+address          Redis clients from a URL: one server, one behind TLS, a pair that sentinels watch
+connection       Pipelined connection of an event loop to Redis: many calls at once, answered in
+                 order
 errors           Errors of Redis as errors of Nyala, naming the setting or server to look at
-scripts          Lua scripts by name: the files of `lua/`
-server_identity  Identity of a Redis server, checked on every connect
+scripts          Lua scripts by name: the files of `lua/`, each behind the libraries it includes
+server_identity  Identity of a Redis server, checked on every connect, before the first operation
 server_state     State of a Redis server: version, eviction, durability, memory, clock
 """

@@ -16,10 +16,10 @@ from configs import durable, markdown
 from configs.hashes import data_files
 from configs.markdown import block, code
 from configs.settings import RunSettings, Settings
-from console.run.run_folder import RunFolder
+from console.run.run_folder import RunFolder, read_versions
 
 from .curves import Evaluation, read_evaluations
-from .record import changed_settings, read_versions, setting_of
+from .record import changed_settings, setting_of
 
 # --------------------------------------------------------------------------------------------------
 # Declarations of the model that a run began with, for the card of the one that it trained.

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from actors.engine.device import engine_device
+from actors.engine.choice import engine_device
 from actors.engine.engine import Delta, Engine, Request
 from actors.engine.tokenizer import ModelTokenizer
 from actors.engine.torch_engine import TorchOptions, torch_engine

@@ -29,9 +29,9 @@ def losses(
 
     Example: `nyala losses tis`
     """
-    from .catalogues import show_losses  # noqa: PLC0415 - torch
+    from .reference_lists import show_losses  # noqa: PLC0415 - torch
 
-    show_losses(name, as_json=as_json, markdown=markdown)
+    show_losses(name, as_json=as_json, as_markdown=markdown)
 
 
 @app.command()
@@ -73,7 +73,7 @@ def metrics(
 
     Example: `nyala metrics | grep kl_`
     """
-    from .catalogues import metrics_as_lines, metrics_as_markdown  # noqa: PLC0415 - torch
+    from .reference_lists import metrics_as_lines, metrics_as_markdown  # noqa: PLC0415 - torch
 
     sys.stdout.write(metrics_as_markdown() if markdown else metrics_as_lines())
 

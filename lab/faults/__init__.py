@@ -1,6 +1,7 @@
 """Faults of the matrix, one module per kind, and the tools that make them.
 
-clock_jumps  Jumps of the wall clock for the processes of one run
+clock_jumps  Jumps of the wall clock for the processes of one run; the machine's own clock is not
+             touched
 network      Faults of the network between one actor and the broker, made by a proxy
 processes    Faults of processes: killed, stopped, drained
 proxy        A TCP proxy that delays, blocks, resets or half-closes its connections on demand

@@ -1,14 +1,18 @@
 """Checkpoints, resumption, recovery of a rewound store, rollback.
 
-bucket_copies  Copies of checkpoints in a bucket, or in a folder on another disk
+bucket_copies  Copies of checkpoints in a bucket, or in a folder on another disk: whole, or not
+               there
 checkpoint     Checkpoints: written whole, verified whole, never changed
-export         Export of a checkpoint's model as a Hugging Face directory
-folders        Folders of checkpoints: their names, the renames between them
-inventory      The checkpoints of a run as a person asks for them
+export         Export of a checkpoint's model as a Hugging Face directory, as `transformers` and
+               vLLM load it
+folders        Folders of checkpoints: their names, the renames between them, and the best of them
+inventory      The checkpoints of a run as a person asks for them: listed, verified, chosen, removed
 learner_state  State of a learner besides tensors, as a checkpoint's `state.json` holds it
-manifest       Manifest of a checkpoint: the digests of its files
+manifest       Manifest of a checkpoint: the digests of its files, and a MAC under a key of the run
 recovery       Recovery of a store that lost writes: restarted, rewound, failed over, or wiped
 resume         Start of a learner: newest checkpoint -> new lineage -> recovery -> replay
-tensors        Tensors of a checkpoint: names, copies in host memory, files
-verification   Digests of a checkpoint's files: taken while they are written
+tensors        Tensors of a checkpoint: names, copies in host memory, files, random number
+               generators
+verification   Digests of a checkpoint's files: taken while they are written, compared before they
+               are loaded
 """

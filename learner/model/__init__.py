@@ -1,18 +1,23 @@
 """The policy: a causal language model, sharded over ranks.
 
-activations        Activations of layers: computed again in the backward pass
-attention          Attention within each of several packed sequences
+activations        Activations of layers: computed again in the backward pass, or kept in host
+                   memory
+attention          Attention within each of several packed sequences: the one place where they could
+                   meet
 cpu                Products and memory of a CPU, where torch or the C library leaves them slow
-logits             Logits of tokens, a chunk at a time: log-probs
+logits             Logits of tokens, a chunk at a time: log-probs, entropies and their gradients
 lora               Low-rank adapters: small trained matrices beside frozen ones
 memory_rules       Rules by which the learner trades memory for time
-output_layer       The output layer: log-probs and entropies of tokens from the hidden states
-                   before them
-policy             The target policy: a Hugging Face causal language model, sharded with FSDP2
-ranks              The process group of the learner: rank, device
+output_layer       The output layer: log-probs and entropies of tokens from the hidden states before
+                   them
+policy             The target policy: a Hugging Face causal language model, sharded with FSDP2, that
+                   scores tokens
+ranks              The process group of the learner: rank, device, and communication between ranks
 rendezvous         Environment variables by which a launcher lets a rank find the others
 saved_model        A model in Hugging Face's format, read shard by shard
 sequence_cost      Estimated cost of training a sequence, from the model's configuration
-sequence_parallel  Sequence parallelism (Ulysses): the tokens of each microbatch
-tensor_parallel    Tensor parallelism: each rank has a part of every large matrix
+sequence_parallel  Sequence parallelism (Ulysses): the tokens of each microbatch, cut over several
+                   ranks
+tensor_parallel    Tensor parallelism: each rank has a part of every large matrix, and runs all
+                   tokens with it
 """

@@ -1,15 +1,18 @@
 """Metrics of batches, and the files of a run that record them.
 
-advice/        Advice: rules over the evidence of many batches
-batch_log      The log of trained batches: a line of `batches.jsonl` and one of `metrics.jsonl`
-               for each
-bulletin       A bulletin: what the live view shows of a run's batches and evaluations
+advice/        Advice: rules over the evidence of many batches, each one sentence with cause and
+               remedy
+batch_log      The log of trained batches: a line of `batches.jsonl` and one of `metrics.jsonl` for
+               each
+bulletin       A bulletin: what the live view shows of a run's batches and evaluations, in bounded
+               size
 figures        Figures of `metrics.jsonl`: what each means, and where it is shown
-journal        The journal of a run: `metrics.jsonl`, `batches.jsonl`
+journal        The journal of a run: `metrics.jsonl`, `batches.jsonl`, `eval.jsonl` and
+               `summary.json`
 metrics        Figures of a batch, its times, and the totals of the run
-metrics_page   The learner's page of `/metrics`: what rank 0 has trained
+metrics_page   The learner's page of `/metrics`: what rank 0 has trained, evaluated and published
 sample_writer  The thread that keeps episodes: text, line, file, all beside training
-samples        Kept episodes: their lines in `samples.jsonl`
-trackers/      Experiment trackers: a process that sends what a run writes down to TensorBoard
-               and others
+samples        Kept episodes: their lines in `samples.jsonl`, and that file with its older parts
+trackers/      Experiment trackers: a process that sends what a run writes down to TensorBoard and
+               others
 """

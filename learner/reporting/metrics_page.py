@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from configs import metrics
-from configs.metrics import SECONDS, Health, Histogram, Metric, Pulse, Value
+from configs.metrics import CARD_METRICS, SECONDS, Cards, Health, Histogram, Metric, Pulse, Value
 from configs.metrics_serving import serving
 from configs.settings import Settings
 from learner.data.evaluation import Evaluation
@@ -63,7 +62,7 @@ PUBLISH = Metric(
 
 METRICS = (
     *(metric for figure, metric in OF_FIGURES if not (metric.label or figure.is_total)),
-    *metrics.METRICS,
+    *CARD_METRICS,
     *(BATCHES, STEP, PHASE),
     *(metric for figure, metric in OF_FIGURES if metric.label or figure.is_total),
     *(ACCURACY, PUBLISHED, PUBLISH),
@@ -81,7 +80,7 @@ class LearnerPage:
         self.pulse = Pulse(limit_s)
         """Beats from the first wait for a batch on."""
         self.health = Health(self.pulse, lambda: None if self.pulse.has_begun else "its start")
-        self._cards = metrics.Cards()
+        self._cards = Cards()
         self._last: Mapping[str, Any] = {}
         self._sums = {key: 0 for key, metric in SUMMED if not metric.label}
         self._names = {key: Counter[str]() for key, metric in SUMMED if metric.label}

@@ -12,8 +12,7 @@ from actors.metrics_page import METRICS, ActorPage
 from actors.weights.counters import WeightCounters
 from broker.protocol.messages import Figures
 from buffer.record.episode import PolicyVersion
-from configs import metrics
-from configs.metrics import BusyTime
+from configs.metrics import CARD_METRICS, BusyTime
 from configs.settings import BrokerSettings
 
 
@@ -43,7 +42,7 @@ def test_a_page_shows_what_the_parts_count() -> None:
 
     values = actor.page.values()
 
-    of_cards = {metric.name for metric in metrics.METRICS}  # none here, or one that has a driver
+    of_cards = {metric.name for metric in CARD_METRICS}  # none here, or one that has a driver
     assert set(values) - of_cards == {metric.name for metric in METRICS} - of_cards
     assert values["nyala_actor_sampled_tokens_total"] == 12
     assert values["nyala_actor_policy_step"] == 7

@@ -121,7 +121,7 @@ actors.environments.dataset.environment
 actors.environments.hosted.environment
  actors.environments.hosted.host actors.environments.hosted.environment
 actors.engine.choice
- actors.engine.choice actors.libraries
+ actors.engine.choice actors.engine.device actors.libraries
 actors.environments.hosted.serving
  actors.environments.hosted.frames actors.environments.hosted.lanes
  actors.environments.hosted.serving
@@ -328,7 +328,7 @@ console.samples.try_command
  console.samples.model_of_run console.samples.try_command
 console.verbs.settings_list
  console.reference.markdown console.reference.settings_list
-console.verbs.catalogues
+console.verbs.reference_lists
  console.verbs.loss_catalogue console.display.metrics_list
 console.run.preflight
  console.run.preflight console.run.forks.checks
@@ -394,6 +394,12 @@ RENAMED = {
     ("console.api.up_process", "LOOK_EVERY_S"): "POLL_UP_EVERY_S",
     ("actors.environments.hosted.frames", "pack_frame"): "pack_message",
     ("actors.environments.hosted.frames", "read_frame"): "read_message",
+    ("console.verbs.loss_catalogue", "as_markdown"): "losses_as_markdown",
+    ("console.verbs.loss_catalogue", "named"): "losses_named",
+    ("configs.metrics.cards", "USE"): "CARD_USE",
+    ("configs.metrics.cards", "MEMORY"): "CARD_MEMORY",
+    ("configs.metrics.cards", "METRICS"): "CARD_METRICS",
+    ("learner.training.memory_budget", "FILE"): "MEMORY_FILE",
     ("console.display.metrics_list", "as_markdown"): "metrics_as_markdown",
     ("console.display.metrics_list", "as_lines"): "metrics_as_lines",
     ("console.doctor.packages", "GROUP"): "PACKAGES",

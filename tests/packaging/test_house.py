@@ -136,20 +136,31 @@ def test_a_crumb_is_found(copy):
     assert crumbs(copy) == {}  # two modules share it
 
 
-def test_each_folder_lists_its_chapters():
-    missing = {}
+def test_each_folder_lists_its_chapters_by_their_titles():
+    wrong = {}
     for path in sources(*ROOMS):
         if not is_package(path):
             continue
-        listed = set(
-            re.findall(r"^ *(\w+)/?  +\S", ast.get_docstring(parsed(path)) or "", re.MULTILINE)
-        )
-        files = {p.stem for p in path.parent.glob("*.py")} - {"__init__"}
-        folders = {p.parent.name for p in path.parent.glob("*/__init__.py")}
-        if listed != files | folders:
-            missing[shown(path)] = (files | folders) ^ listed
+        text = " ".join((ast.get_docstring(parsed(path)) or "").split())
+        files = {p.stem: p for p in path.parent.glob("*.py") if p != path}
+        folders = {f"{p.parent.name}/": p for p in path.parent.glob("*/__init__.py")}
+        missing = [
+            line
+            for name, chapter in sorted((files | folders).items())
+            if (line := f"{name} {title_of(chapter)}") not in text
+        ]
+        listed = re.findall(r"^([\w/]+)  +\S", ast.get_docstring(parsed(path)) or "", re.MULTILINE)
+        gone = [name for name in listed if not (path.parent / name).is_dir() and name not in files]
+        if missing or gone:
+            wrong[shown(path)] = missing + gone
 
-    assert missing == {}
+    assert wrong == {}
+
+
+def title_of(path: Path) -> str:
+    """Return the first paragraph of a module's docstring, on one line and without its full stop."""
+    paragraph = (ast.get_docstring(parsed(path)) or "").partition("\n\n")[0]
+    return " ".join(paragraph.split()).removesuffix(".")
 
 
 def test_what_several_tests_use_lies_in_their_support():

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from configs.metrics import host_and_port
-from console.verbs.catalogues import PAGES
+from console.verbs.reference_lists import PAGES
 from tests.needs import needs
 from tests.packaging.support.compose_file import ROOT, load_compose
 from tests.packaging.support.series import FAULTS, HEALTHY, MINUTES

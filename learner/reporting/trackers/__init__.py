@@ -3,13 +3,18 @@
 delivery            Delivery of a run to one tracker, in a thread of its own
 delivery_process    The process that delivers a run to its trackers, beside learner rank 0
 feed                The part of a run that a tracker has not got yet, read from the run's files
-http_api            JSON over HTTP, as trackers' servers speak it
+http_api            JSON over HTTP, as trackers' servers speak it: each call has a deadline and no
+                    try of its own
 mlflow_run          MLflow: a run on a server, over its REST API alone, without its package
 names               Names of figures in trackers: keys of `metrics.jsonl` and `eval.jsonl` in
                     groups, with slashes
-tensorboard_events  TensorBoard: events in `<run>/tensorboard`
-tracker             The interface of a tracker, and what it gets
-tracking            Rank 0's end of the process that delivers a run to its trackers
+tensorboard_events  TensorBoard: events in `<run>/tensorboard`, by the package `tensorboard` alone,
+                    without torch
+tracker             The interface of a tracker, and what it gets: figures and sampled texts of a
+                    step
+tracking            Rank 0's end of the process that delivers a run to its trackers; no process
+                    without trackers
 trackio_run         trackio: a run on its server, over its HTTP API alone, without its package
-wandb_run           Weights & Biases: a run by its own package
+wandb_run           Weights & Biases: a run by its own package, offline unless the settings ask for
+                    more
 """

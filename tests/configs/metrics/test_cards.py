@@ -1,6 +1,6 @@
 """Figures of cards, from an `nvidia-smi` that stands for a machine with some."""
 
-from configs.metrics import MEMORY, USE, Cards
+from configs.metrics import CARD_MEMORY, CARD_USE, Cards
 from tests.configs.support.fake_smi import hide_driver, install_smi
 
 
@@ -11,8 +11,8 @@ def test_the_cards_that_a_process_sees_have_figures(monkeypatch, tmp_path):
     values = Cards().values()
 
     assert values == {
-        USE.name: {"0": 0.83, "2": 0.83},
-        MEMORY.name: {"0": 2**30, "2": 2**30},
+        CARD_USE.name: {"0": 0.83, "2": 0.83},
+        CARD_MEMORY.name: {"0": 2**30, "2": 2**30},
     }
 
 

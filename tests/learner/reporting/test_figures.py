@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from buffer.record.episode import PolicyVersion
-from configs import metrics
-from configs.metrics import Histogram
-from console.verbs.catalogues import metrics_as_markdown as as_markdown
+from configs.metrics import CARD_METRICS, Histogram
+from console.verbs.reference_lists import metrics_as_markdown
 from learner.model.ranks import Ranks
 from learner.reporting.figures import FIGURES
 from learner.reporting.metrics import BatchFigures, StepTimes
@@ -46,7 +45,7 @@ def test_a_real_run_writes_what_is_in_the_table_and_shows_it(
     ]
     assert {key for line in lines for key in line} == KEYS - OF_CRITIC
     values = ring.page.values()
-    of_cards = {metric.name for metric in metrics.METRICS}
+    of_cards = {metric.name for metric in CARD_METRICS}
     assert set(values) - of_cards == {metric.name for metric in METRICS} - of_cards
     trained = sum(line["trained_tokens"] for line in lines)
     assert values["nyala_learner_trained_tokens_total"] == trained
@@ -66,7 +65,7 @@ def test_every_figure_has_a_unit_and_a_meaning_and_is_in_the_table_once() -> Non
 
 
 def test_the_docs_have_the_tables_that_nyala_metrics_prints() -> None:
-    assert as_markdown().strip() in DOCS.read_text(encoding="utf-8")
+    assert metrics_as_markdown().strip() in DOCS.read_text(encoding="utf-8")
 
 
 def test_only_a_version_that_a_group_confirmed_has_a_time() -> None:

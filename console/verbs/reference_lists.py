@@ -1,4 +1,4 @@
-"""Names that `algorithm` takes, and figures of a run, rendered for people and for the docs."""
+"""Lists of `nyala losses` and `nyala metrics`, for people, for programs and for the docs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from difflib import get_close_matches
 from actors.metrics_page import METRICS as OF_ACTOR
 from broker.metrics_page import METRICS as OF_BROKER
 from configs import markdown
-from configs import metrics as cards
 from configs.errors import SettingsError
-from configs.metrics import Metric
+from configs.metrics import CARD_METRICS, Metric
 from configs.metrics_server import READY
 from learner.algorithm.catalogue import CHOICES, Entry, entries
 from learner.algorithm.methods import METHODS, Method
@@ -29,22 +28,22 @@ DOCS_WIDTH = 120
 INDENT = "    "
 
 
-def show_losses(name: str | None, *, as_json: bool, markdown: bool) -> None:
+def show_losses(name: str | None, *, as_json: bool, as_markdown: bool) -> None:
     """Print all names, or what one name stands for.
 
     Raises:
         SettingsError: There is no such name.
     """
-    found = named(name) if name else (entries(), list(METHODS))
+    found = losses_named(name) if name else (entries(), list(METHODS))
     if as_json:
         shown = {"choices": [asdict(e) for e in found[0]], "methods": [asdict(m) for m in found[1]]}
         text = json.dumps(shown, indent=2)
     else:
-        text = as_markdown() if markdown else "\n".join(_lines(*found))
+        text = losses_as_markdown() if as_markdown else "\n".join(_lines(*found))
     sys.stdout.write(text.rstrip("\n") + "\n")
 
 
-def named(name: str) -> tuple[list[Entry], list[Method]]:
+def losses_named(name: str) -> tuple[list[Entry], list[Method]]:
     """Find what a name stands for; two choices may share one.
 
     Raises:
@@ -61,7 +60,7 @@ def named(name: str) -> tuple[list[Entry], list[Method]]:
     raise SettingsError(f"NAME must be one that `nyala losses` lists, got {name!r}; {advice}")
 
 
-def as_markdown() -> str:
+def losses_as_markdown() -> str:
     """Write the tables of docs/algorithms.md."""
     parts = []
     for choice in CHOICES:
@@ -130,10 +129,10 @@ def _value(value: object) -> str:
 
 PAGES = {
     "Every role": (READY,),
-    "Learner and actor": cards.METRICS,
+    "Learner and actor": CARD_METRICS,
     "Broker": OF_BROKER,
-    "Learner": tuple(each for each in OF_LEARNER if each not in cards.METRICS),
-    "Actor": tuple(each for each in OF_ACTOR if each not in cards.METRICS),
+    "Learner": tuple(each for each in OF_LEARNER if each not in CARD_METRICS),
+    "Actor": tuple(each for each in OF_ACTOR if each not in CARD_METRICS),
 }
 """Metrics by whose page has them."""
 
