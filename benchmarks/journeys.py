@@ -14,7 +14,7 @@ what an earlier journey has shown: how an operation runs in Redis, how a message
 Arms are the commit before the modules became chapters, and now. Both count the same functions: what
 was also on the way then, and is gone, is not counted, and what was not there yet is named as
 missing, so the first arm is a lower bound. One JSON object comes last; its ratios are files before
-over files now.
+over files now, and `tree` in each arm is the size of the rooms without the laboratory.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 from benchmarks.support.machine import REPOSITORY, describe_machine
 from tests.packaging.moved_modules import PARTS, RENAMED
 
 ROOMS = ("configs", "buffer", "broker", "actors", "learner", "console")
+LABORATORY = "console/chaos/"  # as it was called then
+SMALL = 60
 BEFORE = "e615076"
 WAS = {
     "actors.environments.calls:LaneThread._serve": (
@@ -553,6 +556,39 @@ def counts_of(journey: str, find: Find, tree: Tree) -> Counts:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Numbers of all rooms but the laboratory, in one tree."""
+
+    files: int
+    """Of Python."""
+    folders: int
+    small_modules: int
+    """Under 60 lines."""
+    median_lines: float
+    """Of the modules: a folder's `__init__` is not one of them."""
+    lines: int
+    """With the scripts in Lua."""
+
+
+def size_of(tree: Tree) -> Size:
+    """Count what a newcomer has before them."""
+    lines = {
+        path: len(text.splitlines())
+        for path, text in tree.files.items()
+        if not path.startswith(LABORATORY)
+    }
+    python = [path for path in lines if path.endswith(".py")]
+    modules = [lines[path] for path in python if not path.endswith("__init__.py")]
+    return Size(
+        files=len(python),
+        folders=len({str(Path(path).parent) for path in python}),
+        small_modules=sum(count < SMALL for count in modules),
+        median_lines=median(modules),
+        lines=sum(lines.values()),
+    )
+
+
 def tour(journey: str, find: Find) -> Iterator[str]:
     """Yield the lines of a guided tour."""
     for number, step in enumerate(steps_of(journey), start=1):
@@ -583,11 +619,13 @@ def main() -> None:
         print(*tour(chosen.walk, find), sep="\n")
         return
     arms: dict[str, dict[str, Counts]] = {}
+    trees = {"now": tree}
     try:
         before = Tree.of_commit(BEFORE)
     except LookupError as error:
         print(f"only the arm of now: {error}", file=sys.stderr)
     else:
+        trees["before"] = before
         arms["before"] = {name: counts_of(name, before.find_before, before) for name in JOURNEYS}
     arms["now"] = {name: counts_of(name, find, tree) for name in JOURNEYS}
     ratios = {
@@ -595,6 +633,8 @@ def main() -> None:
         for name, then in arms.get("before", {}).items()
     }
     shown = {arm: {name: asdict(each) for name, each in of.items()} for arm, of in arms.items()}
+    for arm, sources in trees.items():
+        shown[arm]["tree"] = asdict(size_of(sources))
     print(json.dumps({"arms": shown, "ratios": ratios, "machine": describe_machine()}))
 
 
