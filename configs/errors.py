@@ -4,6 +4,7 @@ NyalaError
 ├── SettingsError      a setting is wrong: names the key, the value and what is allowed
 ├── RecordError        an episode record or message is malformed
 ├── StoreError         the Redis store refused or cannot be reached
+├── StoreUnfit         the Redis cannot hold a run: another one must be named
 ├── StoreUnreachable   Redis cannot be reached or is not ready: asking again may help
 ├── StoreRestarted     Redis began a new life: what it forgot has to be put right first
 ├── StoreRewound       Redis remembers less than this learner did: the same

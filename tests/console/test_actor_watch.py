@@ -11,6 +11,7 @@ import pytest
 
 from buffer import operations
 from buffer.store import Store
+from configs.errors import SettingsError
 from configs.settings import Settings
 from console.run.actor_watch import (
     LOOK_EVERY_S,
@@ -130,7 +131,7 @@ def test_what_ends_the_thread_is_raised_by_check(settings: Settings) -> None:
     watch = watch_of(settings, "nonsense://127.0.0.1")
     watch.start()
 
-    with pytest.raises(ValueError, match="scheme"):
+    with pytest.raises(SettingsError, match="must begin with one of"):
         wait_until(watch.check)  # its answer is None until it raises
 
     assert watch.alive is None
