@@ -1,7 +1,7 @@
 """Inference engines behind one protocol: vLLM, and a small one in torch.
 
-choice         Engines by name, and the one of an actor: that which is set or, with `auto`, which
-               runs here
+choice         Engines by name; the one of an actor, set or with `auto` what runs here, and its
+               device
 dma/           Weights that a card copies out of shared memory by itself
 engine         Interfaces of engines: `Engine` for the actor, `Stepper` for the model behind it
 engine_args    `actors.engine_args`: which further arguments vLLM's engine may be given, and why
@@ -16,7 +16,7 @@ torch_engine   Small engine: transformers' forward with a KV cache, for macOS an
                paging
 turns          Turns of the policy: the frame of a chat template around one, and strings that end
                one
-vllm_engine    vLLM engine: its core stepped by a thread, in this process or in one of its own
+vllm_engine    vLLM engine: its core stepped by a thread, here or in a process of its own, and ended
 vllm_options   Options of vLLM: from settings to its environment variables and the arguments of its
                engine
 vllm_private   Names of vLLM that it does not promise to keep: all that this folder uses of them

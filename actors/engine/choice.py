@@ -1,4 +1,4 @@
-"""Engines by name, and the one of an actor: that which is set or, with `auto`, which runs here.
+"""Engines by name; the one of an actor, set or with `auto` what runs here, and its device.
 
 vLLM needs more of a machine than torch does. What is missing is found before anything starts,
 because vLLM itself only warns of a library that it could not load, and fails later at a call of it.

@@ -1,4 +1,4 @@
-"""vLLM engine: its core stepped by a thread, in this process or in one of its own.
+"""vLLM engine: its core stepped by a thread, here or in a process of its own, and ended.
 
 On a CPU the core lives in the actor's process: it starts in a third of the time, and there is no
 device whose idling a second process would hide. On a GPU it runs in a process of its own and

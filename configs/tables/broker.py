@@ -39,7 +39,8 @@ class BrokerSettings(Table):
 
     Rarely needs a change: down when a second counts after an actor's death."""
     max_attempts: Positive = 3
-    """Attempts without progress after which a task goes to the dead letters.
+    """Attempts without progress after which a task goes to the dead letters; failures of the task
+    itself are counted by `max_data_failures`.
 
     Raise it when actors are preempted more often than they finish a task."""
     max_data_failures: Positive = 3

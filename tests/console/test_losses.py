@@ -47,5 +47,5 @@ def test_a_name_that_does_not_exist_is_refused_with_a_hint():
 
 
 def test_the_docs_have_the_tables_that_markdown_prints():
-    """`nyala losses --markdown` prints what belongs between the two marks in the docs."""
+    """`nyala losses --markdown` prints the tables of docs/algorithms.md."""
     assert losses_as_markdown().strip() in DOCS.read_text(encoding="utf-8")

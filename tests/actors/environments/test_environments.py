@@ -24,7 +24,7 @@ from actors.environments.reasoning_gym import (
     dataset_names,
     import_dataset,
 )
-from actors.environments.registry import call_within, check_environment, make_environment
+from actors.environments.registry import OURS, call_within, check_environment, make_environment
 from configs.errors import DeadlineError, SettingsError
 from configs.settings import RunSettings
 
@@ -377,7 +377,7 @@ def test_check_makes_an_item_of_both_sides():
         (
             "chess",
             {},
-            "must be one of calculator, dataset, reasoning_gym, or path/.*got 'chess'",
+            f"must be one of {', '.join(sorted(OURS))}, or path/.*got 'chess'",
         ),
         ("json:JSONEncoder", {}, "must be a class with begin and describe, or reset and step"),
         ("json:no_such", {}, "must be a class of json, .*it has .*"),
@@ -458,3 +458,9 @@ def test_neighbouring_indexes_find_different_held_out_items(size: int) -> None:
 
     distinct = len(set(found))
     assert distinct >= 0.9 * len(found)
+
+
+def test_the_setting_names_every_environment_of_ours():
+    text = RunSettings.model_fields["environment"].description or ""
+
+    assert [name for name in OURS if f"`{name}`" not in text] == []
