@@ -118,7 +118,7 @@ class BatchLog:
         self._advisor.see(
             batch,
             trained,
-            policy_lag=figures.policy_lag_mean,
+            figures,
             seconds=times.measured.seconds,
             dropped=self._dropped.units,
         )

@@ -21,11 +21,12 @@ from configs.settings import Settings
 from configs.worker import Worker
 from learner.data.claims import ClaimedBatch
 from learner.data.retrying_store import RetryingStore
+from learner.reporting.metrics import BatchFigures
 from learner.training.step import TrainedBatch
 
 from .advisor import Advisor
 from .evidence import Advice, Evidence, StoreFigures
-from .gathering import Vocabulary, episode_figures
+from .gathering import Vocabulary, evidence_of
 
 # --------------------------------------------------------------------------------------------------
 # The number of actors that the run wants, kept up to date beside training.
@@ -96,7 +97,7 @@ class Seen(NamedTuple):
 
     batch: ClaimedBatch
     trained: TrainedBatch
-    policy_lag: float
+    figures: BatchFigures
     wait_s: float
     span_s: float
     dropped: Mapping[str, int]
@@ -135,8 +136,8 @@ class AdvisorThread:
         self,
         batch: ClaimedBatch,
         trained: TrainedBatch,
+        figures: BatchFigures,
         *,
-        policy_lag: float,
         seconds: Mapping[str, float],
         dropped: Mapping[str, int],
     ) -> None:
@@ -145,7 +146,7 @@ class AdvisorThread:
         Args:
             batch: Its episodes.
             trained: What training measured.
-            policy_lag: Mean over its trained tokens, batches.
+            figures: Of its episodes, as in its line of metrics.
             seconds: Of its phases.
             dropped: Reason -> groups dropped in this life so far.
         """
@@ -154,7 +155,7 @@ class AdvisorThread:
         span_s = sum(seconds.values()) - (seconds["wait"] - wait_s)
         self._is_first = False
         if self._worker.is_alive and not self._queue.full():
-            self._queue.put_nowait(Seen(batch, trained, policy_lag, wait_s, span_s, dict(dropped)))
+            self._queue.put_nowait(Seen(batch, trained, figures, wait_s, span_s, dict(dropped)))
 
     def close(self) -> None:
         """Judge what waits, for `CLOSE_S` at most, and end the thread."""
@@ -198,22 +199,20 @@ class AdvisorThread:
                 log.warning("ADVICE", rule=each.rule, step=self._step, text=each.text)
 
     def _evidence(self, seen: Seen) -> Evidence:
-        divergence = seen.trained.divergence
+        batch, divergence = seen.batch, seen.trained.divergence
         dropped = {why: n - self._dropped.get(why, 0) for why, n in seen.dropped.items()}
         self._dropped = seen.dropped
         if time.monotonic() - self._asked_at >= ASK_EVERY_S:
             self._counts, self._asked_at = self._ask_store(), time.monotonic()
         self.fleet.batch(time.monotonic(), wait_s=seen.wait_s, span_s=seen.span_s)
-        return Evidence(
-            step=seen.batch.step,
-            **episode_figures(seen.batch.episodes, self._vocabulary),
-            filtered_groups=seen.batch.filtered_groups,
+        return replace(
+            evidence_of(batch.step, batch.episodes, seen.figures, self._vocabulary),
+            filtered_groups=batch.filtered_groups,
             entropy=divergence.entropy,
             effective_sample_size=divergence.effective_sample_size,
             kl=max(divergence.kl_pi_mu_k3, divergence.kl_mu_pi_k3),
-            policy_lag=seen.policy_lag,
             lag0_tokens=divergence.lag0_tokens,
-            lag0_difference=divergence.lag0_logprob_diff_mean,
+            lag0_logprob_diff_mean=divergence.lag0_logprob_diff_mean,
             clipped=divergence.clip_fraction_low + divergence.clip_fraction_high,
             wait_s=seen.wait_s,
             span_s=seen.span_s,

@@ -58,11 +58,11 @@ def answers_cut_off(window: Window, settings: Settings, holds: bool) -> str | No
     """Find a limit that most answers run into."""
     recent = window.last(5)
     episodes = total(recent, lambda each: each.episodes)
-    share = total(recent, lambda each: each.cut_off) / episodes
+    share = total(recent, lambda e: e.response_truncated_fraction * e.episodes) / episodes
     if share <= (CUT_NO_MORE if holds else CUT):
         return None
     run = settings.run
-    length = middle(recent, lambda each: each.length_mean)
+    length = middle(recent, lambda each: each.response_length_mean)
     return (
         f"{share:.0%} of the last {episodes:.0f} answers were cut off (mean length {length:.0f} "
         f"tokens): raise run.max_completion_tokens (now {run.max_completion_tokens}), or if `nyala "
@@ -75,7 +75,7 @@ def temperature_low(window: Window, settings: Settings, holds: bool) -> str | No
     """Find a temperature at which all answers to a prompt are the same."""
     temperature, recent = settings.run.temperature, window.last(5)
     groups = total(recent, lambda each: each.groups)
-    alike = total(recent, lambda each: each.flat_groups) / groups
+    alike = total(recent, lambda each: each.zero_variance_groups) / groups
     entropy = middle(recent, lambda each: each.entropy)
     if temperature >= COLD or not (alike > ALIKE or entropy < SURE or holds):
         return None

@@ -61,7 +61,10 @@ class StoreFigures:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One batch. Shares are of episodes or groups, times in seconds, entropy and KL in nats."""
+    """One batch. Shares are of episodes or groups, times in seconds, entropy and KL in nats.
+
+    A figure without a docstring is the one of that name in `metrics.jsonl`.
+    """
 
     step: int
     episodes: int
@@ -72,16 +75,13 @@ class Evidence:
     reward_std: float
     varying_parts: tuple[str, ...] = ()
     """Parts of the reward that are not the same in all episodes."""
-    flat_groups: int = 0
-    """Groups whose rewards are all equal."""
+    zero_variance_groups: int = 0
     filtered_groups: int = 0
     """Groups of equal rewards that made way for others (dynamic sampling)."""
-    cut_off: int = 0
-    """Episodes that `run.max_completion_tokens` ended."""
+    response_truncated_fraction: float = 0.0
     unparsed: float | None = None
     """Share of answers that the scorer could not read; None = it does not count them."""
-    length_mean: float = 0.0
-    """Completion tokens of an episode."""
+    response_length_mean: float = 0.0
     actors: dict[str, ActorShare] = field(default_factory=dict)
     """Incarnation -> its share."""
     run_past: dict[str, int] = field(default_factory=dict)
@@ -95,11 +95,9 @@ class Evidence:
     effective_sample_size: float = 1.0
     kl: float = 0.0
     """The larger one of KL(pi || mu) and KL(mu || pi), per token."""
-    policy_lag: float = 0.0
-    """Mean over trained tokens, batches."""
+    policy_lag_mean: float = 0.0
     lag0_tokens: int = 0
-    lag0_difference: float = 0.0
-    """Mean |log pi - log mu| of tokens at lag 0."""
+    lag0_logprob_diff_mean: float = 0.0
     clipped: float = 0.0
     """Share of tokens that a bound of the surrogate acted on."""
     wait_s: float = 0.0

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
 
 import numpy as np
 
 from buffer.record.episode import Episode
+from learner.reporting.metrics import BatchFigures
 
-from .evidence import ActorShare, EndShare
+from .evidence import ActorShare, EndShare, Evidence
 
 UNREAD_METRICS = ("unparsed", "scorer_errors")
 """Metrics of our environments: 1 where the scorer found nothing to judge."""
@@ -40,55 +40,36 @@ class Vocabulary:
 NO_VOCABULARY = Vocabulary({}, None, lambda _: False)
 
 
-class EpisodeFigures(TypedDict):
-    """The fields of `Evidence` that follow from episodes."""
-
-    episodes: int
-    groups: int
-    reward_mean: float
-    reward_min: float
-    reward_max: float
-    reward_std: float
-    varying_parts: tuple[str, ...]
-    flat_groups: int
-    cut_off: int
-    unparsed: float | None
-    length_mean: float
-    actors: dict[str, ActorShare]
-    run_past: dict[str, int]
-    ends: dict[str, EndShare]
-    open_prompts: int
-
-
-def episode_figures(episodes: Sequence[Episode], vocabulary: Vocabulary) -> EpisodeFigures:
-    """Count what rules look at.
+def evidence_of(
+    step: int, episodes: Sequence[Episode], figures: BatchFigures, vocabulary: Vocabulary
+) -> Evidence:
+    """Count what rules alone look at, beside the figures that every batch has.
 
     Args:
-        episodes: Of one batch, at least one.
+        step: The batch.
+        episodes: All of it, at least one.
+        figures: Of the batch, as in its line of metrics.
         vocabulary: Of the model.
     """
-    rewards = np.array([episode.reward for episode in episodes], dtype=np.float64)
-    by_group: defaultdict[int, list[Episode]] = defaultdict(list)
-    for episode in episodes:
-        by_group[episode.group_id].append(episode)
-    firsts = [members[0] for members in by_group.values()]
-    return {
-        "episodes": len(episodes),
-        "groups": len(by_group),
-        "reward_mean": float(rewards.mean()),
-        "reward_min": float(rewards.min()),
-        "reward_max": float(rewards.max()),
-        "reward_std": float(rewards.std()),
-        "varying_parts": _varying_parts(episodes),
-        "flat_groups": sum(len({e.reward for e in members}) == 1 for members in by_group.values()),
-        "cut_off": sum(episode.finish_reason == "length" for episode in episodes),
-        "unparsed": _unread(episodes),
-        "length_mean": sum(len(e.completion.token_ids) for e in episodes) / len(episodes),
-        "actors": _actor_shares(episodes),
-        "run_past": _run_past(episodes, vocabulary),
-        "ends": _ends(episodes, vocabulary) if vocabulary.stop else {},
-        "open_prompts": _open_prompts(firsts, episodes, vocabulary),
-    }
+    return Evidence(
+        step=step,
+        episodes=figures.episodes,
+        groups=figures.groups,
+        reward_mean=figures.reward_mean,
+        reward_min=min(episode.reward for episode in episodes),
+        reward_max=max(episode.reward for episode in episodes),
+        reward_std=figures.reward_std,
+        varying_parts=_varying_parts(episodes),
+        zero_variance_groups=figures.zero_variance_groups,
+        response_truncated_fraction=figures.response_truncated_fraction,
+        unparsed=_unread(episodes),
+        response_length_mean=figures.response_length_mean,
+        actors=_actor_shares(episodes),
+        run_past=_run_past(episodes, vocabulary),
+        ends=_ends(episodes, vocabulary) if vocabulary.stop else {},
+        open_prompts=_open_prompts(episodes, vocabulary),
+        policy_lag_mean=figures.policy_lag_mean,
+    )
 
 
 def _varying_parts(episodes: Sequence[Episode]) -> tuple[str, ...]:
@@ -184,15 +165,14 @@ def _end_of(turn: list[int], vocabulary: Vocabulary) -> tuple[str, bool]:
     return end, len(turn) <= enough and not text.partition(end)[0].strip()
 
 
-def _open_prompts(
-    firsts: Sequence[Episode], episodes: Sequence[Episode], vocabulary: Vocabulary
-) -> int:
+def _open_prompts(episodes: Sequence[Episode], vocabulary: Vocabulary) -> int:
     """Count the groups whose prompt has only white space behind a token that ends a turn."""
     ended = (e.completion.token_ids for e in episodes if e.finish_reason == "stop")
     ends = {int(token_ids[-1]) for token_ids in ended if len(token_ids)} & vocabulary.special.keys()
     if vocabulary.end is not None:
         ends.add(vocabulary.end)
-    return sum(_is_open(episode.prompt_ids[-2:].tolist(), ends, vocabulary) for episode in firsts)
+    lasts = {episode.group_id: episode.prompt_ids[-2:].tolist() for episode in episodes}
+    return sum(_is_open(last, ends, vocabulary) for last in lasts.values())
 
 
 def _is_open(last: list[int], ends: set[int], vocabulary: Vocabulary) -> bool:

@@ -95,7 +95,7 @@ def groups_flat(window: Window, settings: Settings, holds: bool) -> str | None:
     recent = window.last(10)
     filtered = total(recent, lambda each: each.filtered_groups)
     groups = total(recent, lambda each: each.groups) + filtered
-    share = (total(recent, lambda each: each.flat_groups) + filtered) / groups
+    share = (total(recent, lambda each: each.zero_variance_groups) + filtered) / groups
     mean = total(recent, lambda each: each.reward_mean) / len(recent)
     is_solved = mean >= SOLVED * window.best_reward > 0
     if is_solved or share <= (FLAT_NO_MORE if holds else FLAT):

@@ -24,7 +24,7 @@ def engine_disagrees(window: Window, settings: Settings, holds: bool) -> str | N
     tokens = total(known, lambda each: each.lag0_tokens)
     if tokens < ENOUGH_TOKENS:
         return None
-    difference = total(known, lambda each: each.lag0_difference * each.lag0_tokens) / tokens
+    difference = total(known, lambda each: each.lag0_logprob_diff_mean * each.lag0_tokens) / tokens
     if difference <= (DISAGREE_NO_MORE if holds else DISAGREE):
         return None
     run = settings.run
@@ -40,7 +40,7 @@ def learning_rate_high(window: Window, settings: Settings, holds: bool) -> str |
     """Find a policy that jumps from batch to batch, or has jumped away from all it could do."""
     recent = window.last(5)
     # A KL grows with the square of the distance, the distance with the batches in between.
-    steps = [each.kl / max(1.0, each.policy_lag) ** 2 for each in recent]
+    steps = [each.kl / max(1.0, each.policy_lag_mean) ** 2 for each in recent]
     moved = sorted(steps)[len(steps) // 2]
     peak, step = window.peak
     rate = settings.learner.lr
@@ -65,7 +65,7 @@ def lag_high(window: Window, settings: Settings, holds: bool) -> str | None:
     """Find episodes so old that few of their tokens still count."""
     recent, bound = window.last(10), settings.guards.min_ess
     share = middle(recent, lambda each: each.effective_sample_size)
-    lag = middle(recent, lambda each: each.policy_lag)
+    lag = middle(recent, lambda each: each.policy_lag_mean)
     kl = middle(recent, lambda each: each.kl)
     is_far = share < bound * (1.2 if holds else 1.0) or kl > (0.3 if holds else 0.5)
     if lag < 1.0 or not is_far:

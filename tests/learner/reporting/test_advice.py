@@ -37,7 +37,7 @@ def store(evidence: Evidence, **changes: Any) -> dict[str, Any]:
 
 def flat(reward: float) -> dict[str, Any]:
     rewards = dict.fromkeys(("reward_mean", "reward_min", "reward_max"), reward)
-    return {**rewards, "reward_std": 0.0, "flat_groups": 16, "varying_parts": ()}
+    return {**rewards, "reward_std": 0.0, "zero_variance_groups": 16, "varying_parts": ()}
 
 
 def two_actors(bad: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,7 +72,10 @@ CASES = [
     Case("prompt_left_open", lambda e: {"open_prompts": e.groups}, "100% of .* chat template"),
     Case(
         "stop_token_ignored",
-        lambda e: {"run_past": {"<|im_end|>": 200, "<tool>": 3}, "cut_off": 250},
+        lambda e: {
+            "run_past": {"<|im_end|>": 200, "<tool>": 3},
+            "response_truncated_fraction": 250 / 256,
+        },
         r"78% .*<\|im_end\|>.*run\.stop \(now \[\]\)",
     ),
     Case(
@@ -100,12 +103,12 @@ CASES = [
     ),
     Case(
         "engine_disagrees",
-        lambda _: {"lag0_tokens": 500, "lag0_difference": 0.3, "kl": 0.4},
+        lambda _: {"lag0_tokens": 500, "lag0_logprob_diff_mean": 0.3, "kl": 0.4},
         r"0\.3 nats .*run\.head_dtype \(now null\)",
     ),
     Case(
         "learning_rate_high",
-        lambda _: {"kl": 2.0, "policy_lag": 1.5, "entropy": 0.001},
+        lambda _: {"kl": 2.0, "policy_lag_mean": 1.5, "entropy": 0.001},
         r"0\.89 nats .*learner\.lr \(now 0\.02\)",
         {"learner__lr": 0.02},
     ),
@@ -116,13 +119,13 @@ CASES = [
     ),
     Case(
         "temperature_low",
-        lambda e: {"entropy": 1e-5, "flat_groups": e.groups},
+        lambda e: {"entropy": 1e-5, "zero_variance_groups": e.groups},
         r"run\.temperature 0\.01 .*set run\.temperature to 1\.0",
         {"run__temperature": 0.01},
     ),
     Case(
         "answers_cut_off",
-        lambda e: {"cut_off": e.episodes, **flat(0.0)},
+        lambda _: {"response_truncated_fraction": 1.0, **flat(0.0)},
         r"100% .*run\.max_completion_tokens \(now 12\)",
     ),
     Case("answers_not_read", lambda _: {"unparsed": 0.97, **flat(0.0)}, "no answer in 97% of"),
@@ -156,12 +159,12 @@ CASES = [
     ),
     Case(
         "entropy_gone",
-        lambda _: {"entropy": 0.001, "reward_mean": 0.3, "flat_groups": 15},
+        lambda _: {"entropy": 0.001, "reward_mean": 0.3, "zero_variance_groups": 15},
         r"fell from 0\.\d+ to 0\.001 .*algorithm\.entropy_bonus \(now 0\)",
     ),
     Case(
         "lag_high",
-        lambda _: {"effective_sample_size": 0.1, "policy_lag": 2.0},
+        lambda _: {"effective_sample_size": 0.1, "policy_lag_mean": 2.0},
         r"10% of them .*run\.max_policy_lag \(now 2\)",
     ),
     Case("reward_constant", lambda _: flat(0.0), r"all of the last 1280 episodes had reward 0, so"),
@@ -180,12 +183,12 @@ CASES = [
     Case("reward_constant", lambda _: flat(1.0), r"reward 1, the best so far: .*solved"),
     Case(
         "groups_flat",
-        lambda _: {"flat_groups": 15, "reward_mean": 0.1},
+        lambda _: {"zero_variance_groups": 15, "reward_mean": 0.1},
         r"94% .*too hard.*run\.group_size \(now 16\)",
     ),
     Case(
         "groups_flat",
-        lambda _: {"flat_groups": 15, "reward_mean": 0.8},
+        lambda _: {"zero_variance_groups": 15, "reward_mean": 0.8},
         "too easy.*filter_zero_variance",
     ),
     Case(
@@ -289,7 +292,7 @@ def test_a_text_names_a_setting_with_its_value():
 
 
 def test_a_rule_needs_evidence_of_several_batches():
-    bad = broken(lambda e: {"cut_off": e.episodes}, begin=0, batches=3)
+    bad = broken(lambda _: {"response_truncated_fraction": 1.0}, begin=0, batches=3)
 
     after = considered(demo_settings(), bad)
 
@@ -297,7 +300,7 @@ def test_a_rule_needs_evidence_of_several_batches():
 
 
 def test_advice_does_not_flicker_about_a_threshold():
-    cut = broken(lambda e: {"cut_off": round(e.episodes * (0.55 if e.step % 20 < 10 else 0.42))})
+    cut = broken(lambda e: {"response_truncated_fraction": 0.55 if e.step % 20 < 10 else 0.42})
 
     after = considered(demo_settings(), cut)
 
@@ -361,7 +364,7 @@ def test_few_failures_are_no_advice():
 
 
 def test_advice_ends_when_the_fault_does():
-    mended = [*broken(lambda e: {"cut_off": e.episodes}, batches=40), *demo()[40:60]]
+    mended = [*broken(lambda _: {"response_truncated_fraction": 1.0}, batches=40), *demo()[40:60]]
 
     after = considered(demo_settings(), mended)
 
@@ -370,7 +373,9 @@ def test_advice_ends_when_the_fault_does():
 
 
 def test_solved_questions_are_no_lack_of_variance():
-    solved = broken(lambda e: {"flat_groups": e.groups - 1, "reward_mean": 0.99, "entropy": 1e-3})
+    solved = broken(
+        lambda e: {"zero_variance_groups": e.groups - 1, "reward_mean": 0.99, "entropy": 1e-3}
+    )
 
     assert considered(demo_settings(), solved)[-1] == ()
 

@@ -62,11 +62,11 @@ def test_advice_ends_with_its_thread_and_training_does_not(tmp_path: Path) -> No
     advisor = AdvisorThread(tiny_settings(tmp_path), LostStore(), NO_VOCABULARY)  # type: ignore[arg-type]
     advisor.advice = (Advice("old", "text"),)
     batch = SimpleNamespace(step=1, episodes=[make_episode()], filtered_groups=0)
-    trained = SimpleNamespace(divergence=SimpleNamespace())
+    trained, figures = SimpleNamespace(divergence=SimpleNamespace()), SimpleNamespace()
     advisor.start()
 
     for _ in range(9):
-        advisor.see(batch, trained, policy_lag=0.0, seconds={"wait": 1.0}, dropped={})  # type: ignore[arg-type]
+        advisor.see(batch, trained, figures, seconds={"wait": 1.0}, dropped={})  # type: ignore[arg-type]
     advisor.close()
 
     assert advisor.advice == ()

@@ -9,7 +9,8 @@ import pytest
 
 from learner.initial_model import make_tokenizer
 from learner.reporting.advice.evidence import ActorShare, EndShare
-from learner.reporting.advice.gathering import NO_VOCABULARY, Vocabulary, episode_figures
+from learner.reporting.advice.gathering import NO_VOCABULARY, Vocabulary, evidence_of
+from learner.reporting.metrics import batch_figures
 from learner.reporting.sample_writer import run_vocabulary
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import tiny_settings
@@ -18,43 +19,37 @@ END, HEADER, NEWLINE = 2, 3, 10
 VOCABULARY = Vocabulary({END: "<|im_end|>", HEADER: "<|im_start|>"}, END, {NEWLINE}.__contains__)
 
 
-def figures(*episodes, vocabulary=VOCABULARY):
-    return episode_figures(episodes, vocabulary)
+def evidence(*episodes, vocabulary=VOCABULARY):
+    figures = batch_figures(episodes, step=1, lineage=1, lineages={1: 0}, uses={})
+    return evidence_of(1, episodes, figures, vocabulary)
 
 
-def test_rewards_groups_and_lengths_are_counted():
-    counted = figures(
-        make_episode(0, group_id=1, reward=1.0, completion=[8, 9, 7]),
-        make_episode(1, group_id=1, reward=0.0, finish_reason="length"),
-        make_episode(2, group_id=2, reward=0.0, completion=[8]),
-    )
+def test_rewards_and_their_parts_are_compared():
+    counted = evidence(make_episode(0, reward=1.0), make_episode(1, reward=0.0))
 
-    assert (counted["episodes"], counted["groups"], counted["flat_groups"]) == (3, 2, 1)
-    assert (counted["reward_min"], counted["reward_max"]) == (0.0, 1.0)
-    assert counted["reward_mean"] == pytest.approx(1 / 3)
-    assert (counted["cut_off"], counted["length_mean"]) == (1, 2.0)
-    assert counted["varying_parts"] == ("exact",)
+    assert (counted.reward_min, counted.reward_max) == (0.0, 1.0)
+    assert counted.varying_parts == ("exact",)
 
 
 def test_an_answer_that_goes_on_behind_a_special_token_is_counted_once_for_it():
-    counted = figures(
+    counted = evidence(
         make_episode(0, completion=[8, END, 9, END, 9]),
         make_episode(1, completion=[8, END]),
         make_episode(2, completion=[HEADER, 9]),
         make_episode(3, completion=[]),
     )
 
-    assert counted["run_past"] == {"<|im_end|>": 1, "<|im_start|>": 1}
+    assert counted.run_past == {"<|im_end|>": 1, "<|im_start|>": 1}
 
 
 def test_what_the_environment_wrote_is_not_the_policys():
     turns = make_episode(0, completion=[8, END, HEADER, 9, END], mask=[1, 1, 0, 0, 1])
 
-    assert figures(turns)["run_past"] == {}
+    assert evidence(turns).run_past == {}
 
 
 def test_answers_do_not_run_into_each_other():
-    assert figures(make_episode(0, completion=[END]), make_episode(1))["run_past"] == {}
+    assert evidence(make_episode(0, completion=[END]), make_episode(1)).run_past == {}
 
 
 @pytest.mark.parametrize(
@@ -70,17 +65,16 @@ def test_answers_do_not_run_into_each_other():
     ],
 )
 def test_a_prompt_that_ends_with_the_end_of_a_turn_is_open(prompt, is_open):
-    assert figures(make_episode(0, prompt=prompt))["open_prompts"] == is_open
+    assert evidence(make_episode(0, prompt=prompt)).open_prompts == is_open
 
 
 def test_special_tokens_that_end_answers_end_turns_too():
     other_end = replace(VOCABULARY, end=99)
     answered = make_episode(0, prompt=[5, END], completion=[8, END])
 
-    assert figures(answered, vocabulary=other_end)["open_prompts"] == 1
+    assert evidence(answered, vocabulary=other_end).open_prompts == 1
     assert (
-        figures(replace(answered, finish_reason="length"), vocabulary=other_end)["open_prompts"]
-        == 0
+        evidence(replace(answered, finish_reason="length"), vocabulary=other_end).open_prompts == 0
     )
 
 
@@ -89,7 +83,7 @@ NO = [*b"no"]
 
 
 def test_answers_are_divided_by_what_ended_them():
-    counted = figures(
+    counted = evidence(
         make_episode(0, reward=1.0, completion=[*b"yes", END]),
         make_episode(1, reward=0.5, completion=[*b"yes" * 9, *NO]),
         replace(make_episode(2, completion=NO), environment_metrics={"unparsed": 1.0}),
@@ -99,12 +93,12 @@ def test_answers_are_divided_by_what_ended_them():
         vocabulary=LETTERS,
     )
 
-    assert counted["ends"] == {
+    assert counted.ends == {
         "": EndShare(episodes=1, reward=1.0),
         "no": EndShare(episodes=3, reward=0.5 / 3, blank=2, unread=1),
         "\n": EndShare(episodes=1, reward=0.0, blank=1),
     }
-    assert figures(make_episode(0, completion=NO))["ends"] == {}, "the run has no such strings"
+    assert evidence(make_episode(0, completion=NO)).ends == {}, "the run has no such strings"
 
 
 def test_only_the_last_turn_of_an_answer_is_looked_at():
@@ -113,7 +107,7 @@ def test_only_the_last_turn_of_an_answer_is_looked_at():
     )
     cut = make_episode(1, completion=[*b"a", END, 50, *NO], mask=[1, 1, 0, 1, 1])
 
-    ends = figures(turns, cut, vocabulary=LETTERS)["ends"]
+    ends = evidence(turns, cut, vocabulary=LETTERS).ends
 
     assert ends == {"": EndShare(1, 0.0), "no": EndShare(1, 0.0, blank=1)}
 
@@ -126,21 +120,21 @@ def test_a_string_is_no_part_of_a_special_token(tmp_path: Path) -> None:
     vocabulary = run_vocabulary(settings.run)
 
     yes, no = ([*tokenizer.encode(text)] for text in ("yes", "no<eos>"))
-    assert figures(make_episode(0, completion=yes), vocabulary=vocabulary)["ends"].keys() == {"e"}
-    assert figures(make_episode(0, completion=no), vocabulary=vocabulary)["ends"].keys() == {""}
+    assert evidence(make_episode(0, completion=yes), vocabulary=vocabulary).ends.keys() == {"e"}
+    assert evidence(make_episode(0, completion=no), vocabulary=vocabulary).ends.keys() == {""}
 
 
 def test_without_a_vocabulary_tokens_mean_nothing():
-    counted = figures(make_episode(0, prompt=[END], completion=[END, 8]), vocabulary=NO_VOCABULARY)
+    counted = evidence(make_episode(0, prompt=[END], completion=[END, 8]), vocabulary=NO_VOCABULARY)
 
-    assert (counted["run_past"], counted["open_prompts"]) == ({}, 0)
+    assert (counted.run_past, counted.open_prompts) == ({}, 0)
 
 
 def test_actors_have_their_rewards_and_times():
     slow = replace(make_episode(0, group_id=7, reward=1.0), incarnation="slow-1", finished_at=4.0)
     episodes = [slow, replace(slow, reward=0.0), make_episode(2, group_id=8)]
 
-    assert figures(*episodes)["actors"] == {
+    assert evidence(*episodes).actors == {
         "slow-1": ActorShare(episodes=2, groups=1, reward=0.5, s_per_token=2.0),
         "actor": ActorShare(episodes=1, groups=1, reward=0.0, s_per_token=0.5),
     }
@@ -152,6 +146,6 @@ def test_actors_have_their_rewards_and_times():
 def test_answers_that_the_scorer_could_not_read_are_a_share_of_those_it_counts(metrics, share):
     other = make_episode(1)
 
-    counted = figures(replace(make_episode(0), environment_metrics=metrics), other)
+    counted = evidence(replace(make_episode(0), environment_metrics=metrics), other)
 
-    assert counted["unparsed"] == share
+    assert counted.unparsed == share
