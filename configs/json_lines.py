@@ -134,13 +134,10 @@ def read_rows(path: Path) -> list[Row]:
     return [row for row in rows if row is not None]
 
 
-def number(row: Row, *keys: str, default: float = 0.0) -> float:
-    """Read a number of a line under the first of these keys that has one."""
-    for key in keys:
-        value = row.get(key)
-        if isinstance(value, int | float):
-            return float(value)
-    return default
+def number(row: Row, key: str, *, default: float = 0.0) -> float:
+    """Read a number of a line; the default where it has none under this key."""
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) else default
 
 
 def parse(line: bytes) -> Row | None:

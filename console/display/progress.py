@@ -249,8 +249,7 @@ def summarise(rows: list[Row], accuracy: dict[int, float], *, steps: int) -> Pro
         reward=sum(number(row, "reward_mean") for row in recent) / len(recent),
         accuracy=newest,
         accuracy_before=before,
-        tokens_per_s=sum(number(row, "generated_tokens", "completion_tokens") for row in timed)
-        / wall_s
+        tokens_per_s=sum(number(row, "completion_tokens") for row in timed) / wall_s
         if known
         else None,
         trained_tokens_per_s=sum(number(row, "trained_tokens") for row in timed) / wall_s
@@ -258,7 +257,7 @@ def summarise(rows: list[Row], accuracy: dict[int, float], *, steps: int) -> Pro
         else None,
         policy_lag=number(rows[-1], "policy_lag_mean"),
         policy_lag_max=int(number(rows[-1], "policy_lag_max")),
-        idle_fraction=min(1.0, sum(number(row, "idle_s", "wait_s") for row in timed) / wall_s)
+        idle_fraction=min(1.0, sum(number(row, "wait_s") for row in timed) / wall_s)
         if known
         else None,
         phases=phase_shares(recent),

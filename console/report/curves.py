@@ -111,7 +111,7 @@ def read_curves(path: Path, keys: Sequence[str]) -> Curves:
             continue
         _rewind(curves, step)
         curves.steps.append(step)
-        curves.times.append(number(row, "time", "wall_s"))
+        curves.times.append(number(row, "time"))
         for key in keys:
             curves.values[key].append(_number(_entry(row, key)))
         _count(curves, row, step)
