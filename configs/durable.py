@@ -72,7 +72,7 @@ def make_folder(path: Path, *, mode: int = 0o777) -> None:
 def make_private_folder(path: Path) -> None:
     """Make a folder that only this user can enter, or close the one that is there."""
     make_folder(path, mode=0o700)
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:  # made by an earlier release
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:  # made by hand
         path.chmod(0o700)
 
 

@@ -68,16 +68,10 @@ def read_manifest(path: Path) -> Manifest:
     """Read the manifest of a checkpoint.
 
     Raises:
-        CheckpointError: There is none, it is malformed, or it is of a format that is not read.
+        CheckpointError: There is none, or it is malformed.
     """
     try:
         tree = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        if "sha256" in tree and DIGESTS not in tree:
-            raise ForeignCheckpoint(
-                f"{path} must have BLAKE3 digests, got SHA-256, as in an earlier format with a "
-                f"pickle inside, which is not read; finish the run with the version that began it "
-                f"and set its model as run.model of a new run, or begin again with --fresh"
-            )
         digests = {str(name): str(digest) for name, digest in tree[DIGESTS].items()}
         return Manifest(digests, str(tree["mac"]) if "mac" in tree else None)
     except (OSError, *MALFORMED) as error:

@@ -306,19 +306,6 @@ def test_a_manifest_without_a_mac_or_with_a_forged_one_is_refused(
     assert checkpoints.newest() is not None
 
 
-def test_a_checkpoint_of_the_format_with_a_pickle_is_refused_and_stays(
-    tmp_path: Path, ranks: Ranks
-) -> None:
-    checkpoints = _saved(tmp_path / "checkpoints", ranks)
-    path = tmp_path / "checkpoints" / "step-000002"
-    (path / MANIFEST).write_text(json.dumps({"sha256": {".metadata": "0" * 64}}))
-
-    with pytest.raises(CheckpointError, match=r"SHA-256.* pickle .*; finish the run with"):
-        checkpoints.newest()
-
-    assert checkpoints.all() == [path]
-
-
 def test_a_manifest_that_leaves_the_learners_state_out_is_refused(
     tmp_path: Path, ranks: Ranks
 ) -> None:
