@@ -18,14 +18,11 @@ import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Literal
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from .errors import NyalaError, printable_lines
-
-Level = Literal["debug", "info", "warning", "error"]
 
 NOISY = ("vllm", "transformers", "torch", "asyncio", "urllib3", "httpx", "filelock")
 """Libraries whose warnings and chatter a person running Nyala cannot act on."""
@@ -34,16 +31,13 @@ _bound: dict[str, str] = {}
 """Process-wide fields. Context variables would be lost in the threads of engine and feeder."""
 
 
-def configure_logging(
-    role: str, *, run: str = "", incarnation: str = "", level: Level = "info"
-) -> None:
+def configure_logging(role: str, *, run: str = "", incarnation: str = "") -> None:
     """Route all logging of this process to stderr; call once, before importing vLLM.
 
     Args:
         role: `broker`, `learner`, `actor`, `publisher` or `console`.
         run: Name of the run.
         incarnation: This life of the process, where it has one.
-        level: Least severe level that is written.
     """
     _bound.clear()
     _bound.update(role=role)
@@ -51,7 +45,6 @@ def configure_logging(
         _bound.update(run=run)
     if incarnation:
         _bound.update(incarnation=incarnation)
-    threshold = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -61,7 +54,7 @@ def configure_logging(
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(sys.stderr)
@@ -76,9 +69,9 @@ def configure_logging(
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(threshold)
+    root.setLevel(logging.INFO)
     logging.captureWarnings(True)
-    _quiet_libraries(threshold)
+    _quiet_libraries()
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_uncaught_in_thread
 
@@ -114,10 +107,7 @@ def _rendering(is_terminal: bool) -> list[Processor]:
     return [structlog.processors.format_exc_info, render]
 
 
-def _quiet_libraries(threshold: int) -> None:
-    """Silence libraries unless debug lines are wanted."""
-    if threshold <= logging.DEBUG:
-        return
+def _quiet_libraries() -> None:
     # vLLM installs handlers of its own when it is imported, unless this is set beforehand.
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

@@ -31,7 +31,7 @@ from configs.errors import (
 )
 from configs.worker import Worker
 
-from .engine import Delta, Request, Sampled, StagedWeights, Stepper
+from .engine import INITIAL_VERSION, Delta, Request, Sampled, StagedWeights, Stepper
 from .turns import TurnWatch
 from .waits import StallWatch
 
@@ -247,13 +247,10 @@ class EngineThread:
     Args:
         stepper: Used from this thread only.
         max_model_len: Longest prompt and completion together, tokens.
-        version: Of the weights that the stepper starts with.
         stall: Is told of every sign of life.
     """
 
-    def __init__(
-        self, stepper: Stepper, *, max_model_len: int, version: PolicyVersion, stall: StallWatch
-    ) -> None:
+    def __init__(self, stepper: Stepper, *, max_model_len: int, stall: StallWatch) -> None:
         self._stepper = stepper
         self._max_model_len = max_model_len
         self._stall = stall
@@ -262,7 +259,7 @@ class EngineThread:
         self._closing = False
         self._stood_since: float | None = None
         """Since when it has stood with weights that are a mixture; None = it does not."""
-        self.version = version
+        self.version = INITIAL_VERSION
         """Of the weights that the next token will be sampled from."""
         self.commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 

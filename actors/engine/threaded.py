@@ -20,7 +20,7 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, EngineDied, EngineError, SettingsError
 from configs.worker import Worker
 
-from .engine import INITIAL_VERSION, Delta, Request, StagedWeights, Stepper
+from .engine import Delta, Request, StagedWeights, Stepper
 from .engine_thread import DeltaInbox, EngineThread, HandOver
 from .waits import LOOK_S, Answers, StallWatch
 
@@ -34,7 +34,7 @@ class ThreadedEngine:
     """The `Engine` protocol over a stepper.
 
     Example:
-        engine = vllm_engine("runs/x/init", max_model_len=256)
+        engine = vllm_engine(VllmOptions("runs/x/init", max_model_len=256))
         await engine.start()
         engine.submit([request])
         for delta in await engine.deltas():
@@ -48,7 +48,6 @@ class ThreadedEngine:
         stepper: Stepper,
         *,
         max_model_len: int,
-        version: PolicyVersion = INITIAL_VERSION,
         start_timeout_s: float = 600.0,
         command_timeout_s: float = 120.0,
         stall: StallWatch | None = None,
@@ -58,7 +57,6 @@ class ThreadedEngine:
         Args:
             stepper: Used from the engine's thread only.
             max_model_len: Longest prompt and completion together, tokens.
-            version: Of the weights that the stepper starts with.
             start_timeout_s: Deadline of `start`; a first start may compile kernels.
             command_timeout_s: Deadline of `apply`, `probe` and `close`.
             stall: Decides when an engine with requests has been silent for too long.
@@ -68,9 +66,7 @@ class ThreadedEngine:
         self._start_timeout_s = start_timeout_s
         self._command_timeout_s = command_timeout_s
         self._stall = stall or StallWatch()
-        self._inside = EngineThread(
-            stepper, max_model_len=max_model_len, version=version, stall=self._stall
-        )
+        self._inside = EngineThread(stepper, max_model_len=max_model_len, stall=self._stall)
         self._commands = self._inside.commands
         self._thread: Worker | None = None
         self._inbox = DeltaInbox()

@@ -24,11 +24,10 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
-from buffer.record.episode import PolicyVersion
 from configs.architecture import attention_of
 from configs.errors import WeightsError
 
-from .engine import INITIAL_VERSION, Request, Sampled, StagedWeights
+from .engine import Request, Sampled, StagedWeights
 from .threaded import ThreadedEngine
 from .wire_tensors import named_tensors
 
@@ -245,13 +244,9 @@ class TorchOptions:
     `max_concurrent` and `threads` of 1."""
 
 
-def torch_engine(
-    options: TorchOptions, *, version: PolicyVersion = INITIAL_VERSION
-) -> ThreadedEngine:
-    """Make a torch engine whose first weights are `version`; `start` loads it."""
-    return ThreadedEngine(
-        TorchStepper(options), max_model_len=options.max_model_len, version=version
-    )
+def torch_engine(options: TorchOptions) -> ThreadedEngine:
+    """Make a torch engine of the run's first weights; `start` loads it."""
+    return ThreadedEngine(TorchStepper(options), max_model_len=options.max_model_len)
 
 
 class TorchStepper:

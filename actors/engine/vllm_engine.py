@@ -26,12 +26,11 @@ from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
 from actors.capacity import CacheMeter
-from buffer.record.episode import PolicyVersion
 from configs.errors import EngineDied, EngineUnfit
 from configs.worker import Worker
 
 from .choice import engine_device
-from .engine import INITIAL_VERSION, Request, Sampled, StagedWeights
+from .engine import Request, Sampled, StagedWeights
 from .threaded import ThreadedEngine
 from .vllm_options import (
     VllmOptions,
@@ -215,16 +214,9 @@ class CoreRequests:
 # vLLM engine: its core stepped by a thread, in this process or in one of its own.
 
 
-def vllm_engine(
-    options: VllmOptions,
-    *,
-    version: PolicyVersion = INITIAL_VERSION,
-    meter: CacheMeter | None = None,
-) -> ThreadedEngine:
-    """Make a vLLM engine whose first weights are `version`; `start` loads it."""
-    return ThreadedEngine(
-        VllmStepper(options, meter), max_model_len=options.max_model_len, version=version
-    )
+def vllm_engine(options: VllmOptions, *, meter: CacheMeter | None = None) -> ThreadedEngine:
+    """Make a vLLM engine of the run's first weights; `start` loads it."""
+    return ThreadedEngine(VllmStepper(options, meter), max_model_len=options.max_model_len)
 
 
 class VllmStepper:

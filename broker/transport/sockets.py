@@ -137,7 +137,6 @@ def connect_dealer(
     keys: KeyPair,
     server_key: bytes,
     max_message_bytes: int,
-    send_hwm: int = SEND_HWM,
     receive_hwm: int = RECEIVE_HWM,
     may_queue: bool = False,
     silence_ms: int = HEARTBEAT_TIMEOUT_MS,
@@ -152,7 +151,7 @@ def connect_dealer(
         socket.curve_serverkey = server_key
         socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
         socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
-        socket.setsockopt(zmq.SNDHWM, send_hwm)
+        socket.setsockopt(zmq.SNDHWM, SEND_HWM)
         socket.setsockopt(zmq.RCVHWM, receive_hwm)
         socket.setsockopt(zmq.IMMEDIATE, 0 if may_queue else 1)
         socket.setsockopt(zmq.LINGER, 0)  # what matters is resent until it is acknowledged

@@ -24,13 +24,10 @@ class TrackioRun:
     Args:
         settings: Where it is.
         run: Whose run it is.
-        environ: With the server's `TRACKIO_WRITE_TOKEN`.
     """
 
-    def __init__(
-        self, settings: TrackioSettings, run: RunSettings, environ: Mapping[str, str] = os.environ
-    ) -> None:
-        token = environ.get("TRACKIO_WRITE_TOKEN")
+    def __init__(self, settings: TrackioSettings, run: RunSettings) -> None:
+        token = os.environ.get("TRACKIO_WRITE_TOKEN")
         self._api = HttpApi(settings.url, {"X-Trackio-Write-Token": token} if token else {})
         self._settings, self._name = settings, run.name
         self._run_id = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -77,9 +77,9 @@ class WandbRun:
         self._run.finish(exit_code=0 if is_finished else 1)
 
 
-def _has_key(environ: Mapping[str, str] = os.environ) -> bool:
+def _has_key() -> bool:
     """Whether there is a key, or a login of `wandb login`."""
-    logins = Path(environ.get("NETRC") or "~/.netrc").expanduser()
-    return bool(environ.get("WANDB_API_KEY")) or (
+    logins = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    return bool(os.environ.get("WANDB_API_KEY")) or (
         logins.is_file() and "wandb" in logins.read_text(encoding="utf-8", errors="replace")
     )
