@@ -42,6 +42,15 @@ structlog.configure(
 )
 
 
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """Log as before again after a test that has called a role's `main`."""
+    before = structlog.get_config()
+    yield
+    if structlog.get_config() != before:
+        structlog.configure(**before)
+
+
 # A card is no matter to tests of a torch for CPUs; learners would refuse to leave it out.
 if version("torch").endswith("+cpu"):
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")

@@ -229,4 +229,4 @@ def test_a_worker_that_cannot_start_leaves_no_descriptor(monkeypatch):
     monkeypatch.setattr(asyncio, "create_subprocess_exec", refuses)
     counts = asyncio.run(story())
 
-    assert counts == counts[:1] * 4
+    assert max(counts) == counts[0]  # those that others have left behind may close meanwhile
