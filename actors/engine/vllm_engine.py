@@ -245,7 +245,7 @@ class VllmStepper:
         if self._meter is not None:
             arguments["disable_log_stats"] = False
         try:
-            with without_preloads(self._options.in_process):
+            with without_preloads():
                 self._engine = LLMEngine.from_engine_args(
                     EngineArgs(**arguments),
                     # Of a batch, as it is: any other has no default for the tokens of a step, and

@@ -100,17 +100,19 @@ def _compile_nothing(in_process: bool) -> None:
 
 
 @contextmanager
-def without_preloads(in_process: bool) -> Iterator[None]:
-    """Take back what vLLM sets for workers in other processes where there are none.
+def without_preloads() -> Iterator[None]:
+    """Take back what vLLM sets for its processes, once they run.
 
     Every program that this process starts would load it, and complain in a path with a blank.
     """
     before = os.environ.get(PRELOADS)
-    yield
-    if in_process and before is None:
-        os.environ.pop(PRELOADS, None)
-    elif in_process and before is not None:
-        os.environ[PRELOADS] = before
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(PRELOADS, None)
+        else:
+            os.environ[PRELOADS] = before
 
 
 def engine_arguments(options: VllmOptions, backend: str) -> dict[str, Any]:
