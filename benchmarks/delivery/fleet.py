@@ -140,7 +140,8 @@ class SimulatedActor:
         await self._socket.send(encode(message, run=run, incarnation=self._name, seq=self._seq))
         async with asyncio.timeout(DEADLINE_S):
             reply = decode(await self._socket.recv(), max_bytes=MOST_BYTES)
-        assert reply.seq == self._seq and isinstance(reply.message, kind), reply
+        if reply.seq != self._seq or not isinstance(reply.message, kind):
+            raise RuntimeError(f"{self._name} must get a {kind.__name__}, got {reply.message}")
         times.seconds[name].append(time.perf_counter() - began)
         return reply.message
 
@@ -173,17 +174,19 @@ async def measure(
     context = zmq.asyncio.Context()
     context.set(zmq.MAX_SOCKETS, actors + 16)
     cycle_s = BEATS * BEAT_EVERY_S
+    numbers = range(first, first + actors)
     fleet = [
         SimulatedActor(socket, settings, f"actor-{number}")
-        for number, socket in enumerate(_sockets(context, settings, actors), start=first)
+        for number, socket in zip(numbers, _sockets(context, settings, numbers), strict=True)
     ]
-    await asyncio.gather(*(actor.join(times, heartbeats=heartbeats) for actor in fleet))
-    print(JOINED, flush=True)
-    tasks = [
-        asyncio.create_task(actor.live(records, times, delay_s=random.uniform(0, cycle_s)))
-        for actor in fleet
-    ]
+    tasks: list[asyncio.Task[None]] = []
     try:
+        await asyncio.gather(*(actor.join(times, heartbeats=heartbeats) for actor in fleet))
+        print(JOINED, flush=True)
+        tasks = [
+            asyncio.create_task(actor.live(records, times, delay_s=random.uniform(0, cycle_s)))
+            for actor in fleet
+        ]
         await _unless_one_ends(tasks, cycle_s + 2.0)
         times.clear()
         await _unless_one_ends(tasks, seconds)
@@ -196,11 +199,12 @@ async def measure(
 
 
 def _sockets(
-    context: zmq.asyncio.Context, settings: Settings, count: int
+    context: zmq.asyncio.Context, settings: Settings, numbers: Iterable[int]
 ) -> Iterable[zmq.asyncio.Socket]:
+    """Yield a connection with a key of its own for each number: a key is one actor's."""
     folder = settings.run.folder / "keys"
     server_key = load_public(folder, "broker")
-    for number in range(count):
+    for number in numbers:
         make_client(folder, f"fleet-{number}")
         yield connect_dealer(
             context,

@@ -111,8 +111,10 @@ def _playing(running: Ring, *flags: str) -> Iterator[subprocess.Popen[str]]:
 def _wait_until_joined(process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
     readable, _, _ = select.select([process.stdout], [], [], JOIN_S)
-    if not readable or process.stdout.readline().strip() != JOINED:
-        raise RuntimeError(f"actors must join within {JOIN_S:g} s; the error is above")
+    if not readable:
+        raise RuntimeError(f"actors must join within {JOIN_S:g} s, and some have not")
+    if process.stdout.readline().strip() != JOINED:
+        raise RuntimeError("the fleet ended before all had joined; its error is above")
 
 
 def _learn(running: Ring, fleet: subprocess.Popen[str], memory: Memory) -> int:
