@@ -46,7 +46,7 @@ class Extent(NamedTuple):
     pairs: int
 
 
-BRIEF, FULL = Extent(4.0, 75.0, 4), Extent(8.0, 150.0, 9)
+BRIEF, FULL = Extent(2.0, 20.0, 3), Extent(8.0, 150.0, 9)
 
 
 class Generator:

@@ -1,4 +1,4 @@
-"""The time to draw kept groups for a batch, by the number kept; prints JSON.
+"""The time to draw kept groups for a batch, by the number kept; one JSON object.
 
     python -m benchmarks.replay [--most 1000000]
 
@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--most", type=int, default=10**6, help="kept groups of the last round")
     most = parser.parse_args().most
-    rounds = []
+    arms: dict[str, dict[str, float]] = {}
     with (
         TemporaryDirectory() as folder,
         running_redis(Path(folder), maxmemory_mb=MEMORY_MB) as (client, url_file),
@@ -58,8 +58,14 @@ def main() -> None:
                 client.eval(FILL, 1, run_prefix("replay"), first, BATCH)
             kept = target
             used_mb = round(store.run(operations.memory()).used_bytes / 2**20)
-            rounds.append({"kept_groups": kept, "redis_mib": used_mb, **measure(store)})
-    print(json.dumps({"rounds": rounds, "machine": describe_machine()}, indent=2))
+            arms[f"{kept} kept"] = {"redis_mib": used_mb} | measure(store)
+    fewest, most_kept = list(arms.values())[0], list(arms.values())[-1]
+    ratios = {
+        f"fewest_over_most_{name}": round(fewest[name] / most_kept[name], 2)
+        for name in fewest
+        if name != "redis_mib"
+    }
+    print(json.dumps({"arms": arms, "ratios": ratios, "machine": describe_machine()}))
 
 
 def begin(store: Store) -> None:

@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="numbers to quote; five minutes")
     parser.add_argument("--folder", type=Path, help="keep runs and logs here")
     chosen = parser.parse_args()
-    passes, window_s = (5, 8.0) if chosen.full else (2, 4.0)
+    passes, window_s = (5, 8.0) if chosen.full else (1, 4.0)
     machine = describe_machine()
     say = say_since(time.monotonic())
     with tempfile.TemporaryDirectory(prefix="nyala-environments-") as scratch:
