@@ -16,6 +16,7 @@ membership/         Membership of this actor in weight groups: steered here, joi
                     weights are used
 metrics_page        An actor's page of `/metrics`: what this incarnation samples, and how it gets
                     its weights
+numbers             Numbers in texts: which value a text states, where it states one for certain
 preemption          Preemption notices of the clouds: a drain before the machine is taken away
 rewards/            Reward functions, each in a process of its own
 sandbox/            Sandbox for programs that a model wrote

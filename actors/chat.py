@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -113,7 +113,7 @@ def fill_in(text: str, value: Callable[[str], str]) -> str:
 # (`engine/tokenizer.py`).
 
 FORMS = "<tool_call> with JSON (Hermes, Qwen2.5, Qwen3) or bare JSON (Llama 3)"
-HERMES = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+BEGIN_CALL, END_CALL = "<tool_call>", "</tool_call>"
 END_OF_THINKING = "</think>"
 
 
@@ -132,11 +132,22 @@ def read_calls(text: str) -> list[ToolCall]:
         [ToolCall(name='add', arguments={'a': 1})]
     """
     said = text.rpartition(END_OF_THINKING)[2].strip()
-    found = [_read(block, "arguments") for block in HERMES.findall(said)]
+    found = [_read(block, "arguments") for block in _blocks(said)]
     if not found and said.startswith("{"):
         found = [_read(said, "parameters")]
     calls = [call for call in found if call is not None]
     return calls if len(calls) == len(found) else []
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """Yield what stands between the tags of calls; a call that is cut off is none."""
+    _, begin, rest = text.partition(BEGIN_CALL)
+    while begin:
+        block, end, rest = rest.partition(END_CALL)
+        if not end:
+            return
+        yield block
+        _, begin, rest = rest.partition(BEGIN_CALL)
 
 
 def _read(text: str, key: str) -> ToolCall | None:

@@ -8,12 +8,14 @@ it, its last line, or what follows "the answer is" there. Thinking is cut off be
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 FORMAT = "Put your final answer between <answer> and </answer>."
 """Sentence that tells a model how to answer."""
 
 BOX = "\\boxed{"
-ANSWER_IS = re.compile(r"\banswer\W*(?:is\b|:)[\s:*]*(.+?)[\s*]*\.?$", re.IGNORECASE)
+ANSWER_IS = re.compile(r"\banswer\W*(?:is\b|:)", re.IGNORECASE)
+FENCE = "```"
 
 
 def candidates(text: str) -> tuple[str, ...]:
@@ -31,8 +33,7 @@ def candidates(text: str) -> tuple[str, ...]:
     if marked is not None:
         return (marked,)
     last = rest.rpartition("\n")[2].strip()
-    said = ANSWER_IS.search(last)
-    return tuple(dict.fromkeys((rest, last, *(said.groups() if said else ()))))
+    return tuple(dict.fromkeys((rest, last, *_said(last))))
 
 
 def marked_answer(text: str) -> str | None:
@@ -46,6 +47,28 @@ def without_thinking(text: str) -> str:
     """Return what follows `</think>`: nothing where a completion is still thinking."""
     _, has_thought, rest = text.rpartition("</think>")
     return "" if not has_thought and "<think>" in text else rest.strip()
+
+
+def fenced_blocks(text: str) -> Iterator[tuple[str, str, bool]]:
+    """Yield what stands in fenced blocks: its language, its text, and whether a fence closes it."""
+    at = 0
+    while (begin := text.find(FENCE, at)) >= 0:
+        line = text.find("\n", begin)
+        if line < 0:
+            return
+        language = text[begin + len(FENCE) : line].strip().partition(" ")[0]
+        end = text.find(FENCE, line + 1)
+        yield language, text[line + 1 : end if end >= 0 else len(text)], end >= 0
+        if end < 0:
+            return
+        at = end + len(FENCE)
+
+
+def _said(line: str) -> tuple[str, ...]:
+    """Return what follows the last "the answer is" of a line."""
+    end = max((said.end() for said in ANSWER_IS.finditer(line)), default=len(line))
+    text = line[end:].lstrip(" \t:*").rstrip().removesuffix(".").rstrip(" \t*")
+    return (text,) if text else ()
 
 
 def _tagged(text: str) -> str | None:

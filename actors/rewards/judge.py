@@ -8,8 +8,10 @@
     helpful = Judge(url="http://127.0.0.1:8000/v1", model="judge", rubric=rubric)
 
 A rubric is a text with `{prompt}`, `{completion}`, `{answer}` and the columns of the item in
-braces. The last number of the reply is the score. A reply without one, or with one beyond the
-scale, scores 0 and is counted: a judge that writes "2024" has not praised anything.
+braces. The score is the number after the last "score:" or in `[[4]]`, or else the only one of the
+reply or its last line; `3/10` and "3 out of 10" are 3 of 10. A reply that cannot be read for
+certain, or with a score beyond the scale, scores 0 and is counted: a judge that writes "2024" has
+not praised anything.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.chat import fill_in
+from actors.numbers import read_number, stated_number
 from configs.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -36,7 +39,8 @@ RETRIES = 4  # of the client, with back-off and jitter
 REPORT_EVERY = 500  # replies
 MOST_UNREAD = 32  # replies without a score in a row, before the rubric is taken to be wrong
 MOST_SCORES = 1_000_000  # remembered
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+LABEL = re.compile(r"\b(?:score|rating|grade)(?: is| of)?[ :=]{1,3}(?=[-+.0-9])", re.IGNORECASE)
+RATIO = re.compile(r"%|[0-9] ?/ ?[0-9]")
 
 
 class Judge:
@@ -137,16 +141,17 @@ class Judge:
             self.completion_tokens += reply.usage.completion_tokens
         if self.num_replies % REPORT_EVERY == 0:
             sys.stderr.write(f"{self.cost}\n")
-        return self._read(key, reply.choices[0].message.content or "")
+        choice = reply.choices[0]
+        return self._read(key, choice.message.content or "", choice.finish_reason == "length")
 
-    def _read(self, key: str, reply: str) -> float:
+    def _read(self, key: str, reply: str, is_cut: bool) -> float:
         """Read a reply and remember its score; 0 where it has none.
 
         Raises:
             ValueError: There has been none for long.
         """
         try:
-            score = read_score(reply, self._most)
+            score = read_score(reply, self._most, is_cut=is_cut)
         except ValueError as error:
             self._unread_in_row += 1
             if self._unread_in_row > MOST_UNREAD:
@@ -195,20 +200,47 @@ class Scores:
         run("DELETE FROM scores WHERE rowid <= (SELECT max(rowid) FROM scores) - ?", (MOST_SCORES,))
 
 
-def read_score(reply: str, most: float) -> float:
-    """Read the last number of a reply.
+def read_score(reply: str, most: float, *, is_cut: bool = False) -> float:
+    """Read the score of a reply.
+
+    Args:
+        reply: What the judge wrote.
+        most: Top of the scale.
+        is_cut: The reply was cut off by `max_tokens`: only a score that is called one counts.
 
     Raises:
-        ValueError: There is none, or it is not a score from 0 to `most`.
+        ValueError: None can be read for certain, or it is not one from 0 to `most`.
     """
-    numbers = NUMBER.findall(reply)
-    score = float(numbers[-1]) if numbers else -1.0
-    if not 0 <= score <= most:
+    score = _stated_score(reply, most, is_cut=is_cut)
+    if score is None or not 0 <= score <= most:
         raise ValueError(
             f"the judge must end its reply with a number from 0 to {most:g}, got {reply[-80:]!r}; "
             f"say so in the rubric"
         )
     return score
+
+
+def _stated_score(reply: str, most: float, *, is_cut: bool) -> float | None:
+    scale = re.compile(
+        rf"(?: out of| ?/|\bof|\bfrom [01] to) ?{most:g}(?![.,]?[0-9])", re.IGNORECASE
+    )
+    lines = [
+        scale.sub("", " ".join(line.replace("*", "").split()))
+        for line in reply.splitlines()
+        if line.strip()
+    ]
+    text = "\n".join(lines)
+    marked = text.rpartition("[[")[2].partition("]]") if "[[" in text else ("", "", "")
+    if marked[1]:
+        return read_number(marked[0])
+    called = [match.end() for match in LABEL.finditer(text)]
+    if called:
+        sentence = re.split(r"[.,;!](?: |$)|\n", text[called[-1] :], maxsplit=1)[0]
+        return None if RATIO.search(sentence) else stated_number(sentence)
+    if is_cut or not lines or RATIO.search(text):
+        return None
+    last = stated_number(lines[-1])
+    return stated_number(text) if last is None else last
 
 
 def _client(url: str, key: str) -> AsyncOpenAI:

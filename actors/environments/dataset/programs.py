@@ -18,14 +18,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from actors.environments.final_answer import without_thinking
+from actors.environments.final_answer import fenced_blocks, without_thinking
 from actors.sandbox.sandbox import Limits, Sandbox
 
 FORM = "Write the program in Python, in one block that begins with ```python and ends with ```."
 """Sentence that tells a model how to answer."""
 
-FENCE = re.compile(r"```(\w*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
-NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 CLOSE = 1e-6  # relative and absolute, where the expected number has a fraction
 ALL_TESTS_S = 24.0  # of one completion: less than an actor's default limit of a step
 SPARE_BYTES = 1 << 16  # that a program may print beyond twice what is expected
@@ -87,9 +86,9 @@ class CodeScorer:
 
 def program_of(text: str) -> str | None:
     """Return the last block of Python in a completion, or the last block of all."""
-    blocks: list[tuple[str, str]] = FENCE.findall(without_thinking(text))
-    python = [code for language, code in blocks if language.lower() in ("python", "py", "python3")]
-    found = python or [code for _, code in blocks]
+    blocks = list(fenced_blocks(without_thinking(text)))
+    python = [code for name, code, _ in blocks if name.lower() in ("python", "py", "python3")]
+    found = python or [code for _, code, _ in blocks]
     return found[-1] if found else None
 
 

@@ -13,15 +13,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from actors.environments.final_answer import candidates
+from actors.environments.final_answer import candidates, fenced_blocks
+from actors.numbers import stated_number, unwrapped
 from actors.sandbox.sandbox import Limits, Sandbox
 
 from .mathematics import MathScorer
 from .programs import CodeScorer
 
-NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?")
 LETTER = re.compile(r"\W*([A-Za-z])(?:\W*|[).:\]]+\s.*)", re.DOTALL)
-FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 CLOSE = 1e-6  # relative: 0.333333 is a third
 LASTING = 3  # a program may last so many times its CPU time: others run beside it
 
@@ -50,7 +49,12 @@ def score_of(text: str, reference: Any, scorer: Scorer) -> float | None:
     """Score a completion by the best of what may be its final answer."""
     if not text:
         return scorer("", reference)
-    scores = [scorer(candidate, reference) for candidate in candidates(text)]
+    found = candidates(text)
+    if scorer in (numeric, choice):  # a completion that names several is not right by one of them
+        found = (*found[2:], *found[:2])
+        scores = (scorer(candidate, reference) for candidate in found)
+        return next((score for score in scores if score is not None), None)
+    scores = (scorer(candidate, reference) for candidate in found)
     return max((score for score in scores if score is not None), default=None)
 
 
@@ -60,22 +64,23 @@ def exact(candidate: str, reference: Any) -> float | None:
 
 
 def numeric(candidate: str, reference: Any) -> float | None:
-    """The same number, to a millionth: the last one on each side, such as `18` in `#### $18`."""
-    wanted = _number(str(reference))
+    """The same number, to a millionth: the one that each side states, `18` in `#### $18`."""
+    wanted = stated_number(str(reference))
     if wanted is None:
         raise ValueError(f"must have a number, got {reference!r:.60}")
-    number = _number(candidate) if candidate else None
+    number = stated_number(candidate)
     if number is None:
         return None
-    return float(math.isclose(number, wanted, rel_tol=CLOSE, abs_tol=1e-12))
+    same = {number, number / 100} if candidate.rstrip(" .$}").endswith("%") else {number}
+    return float(any(math.isclose(each, wanted, rel_tol=CLOSE, abs_tol=1e-12) for each in same))
 
 
 def choice(candidate: str, reference: Any) -> float | None:
     """The same letter: `b`, `(B)` and `B. Paris` are alike."""
-    wanted = LETTER.fullmatch(str(reference).strip())
+    wanted = LETTER.fullmatch(unwrapped(str(reference)))
     if wanted is None:
         raise ValueError(f"must be a letter, got {reference!r:.60}")
-    letter = LETTER.fullmatch(candidate.strip())
+    letter = LETTER.fullmatch(unwrapped(candidate))
     return None if letter is None else float(letter[1].casefold() == wanted[1].casefold())
 
 
@@ -98,7 +103,8 @@ def json_schema(candidate: str, reference: Any) -> float | None:
         Draft202012Validator.check_schema(schema)
     except (ValueError, SchemaError) as error:
         raise ValueError(f"must be a JSON schema, got {reference!r:.60}: {error!s:.80}") from None
-    fenced = FENCE.findall(candidate)
+    blocks = fenced_blocks(candidate)
+    fenced = [text for name, text, closed in blocks if closed and name.lower() in ("", "json")]
     try:
         value = json.loads(fenced[-1] if fenced else candidate)
     except (ValueError, RecursionError):
@@ -116,16 +122,4 @@ SCORERS: dict[str, Scorer] = {
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.casefold().split()).removesuffix(".")
-
-
-def _number(text: str) -> float | None:
-    before, _, last = text.rpartition("\n")
-    found = NUMBER.findall(last)  # a solution is long, and its end decides
-    if not found or last.lstrip().startswith("/") or before.rstrip().endswith("/"):
-        found = NUMBER.findall(text)
-    if not found:
-        return None
-    over, _, under = found[-1].replace(",", "").partition("/")
-    divisor = float(under) if under else 1.0
-    return float(over) / divisor if divisor else None
+    return " ".join(unwrapped(text).casefold().split()).removesuffix(".")
