@@ -24,6 +24,9 @@ from .turns import TurnFrame
 ANSWER = "AnswerOfTheAssistant"
 """Stands for a sampled turn, to see what a chat template puts around it."""
 
+OBSERVATION = "ObservationOfTheEnvironment"
+"""Stands for what follows a turn, to see what a chat template puts before it."""
+
 TRIAL = ToolCall("name_of_the_tool", {"argument": "a value", "number": 3})
 """A call that shows how a chat template writes calls."""
 
@@ -153,8 +156,9 @@ class ModelTokenizer:
         # The template shows what stands between a turn's end token and the policy's next turn.
         turns = as_messages(observation)
         before, after = self._around_answer(turns)
-        text = turns[0].content
-        if not self._end_of_turn(after.partition(text)[0] if text else after):
+        # By a message of our own: the words of an observation may stand in an end token's name.
+        shown = self._around_answer([Message(turns[0].role, OBSERVATION), *turns[1:]])[1]
+        if not self._end_of_turn(shown.partition(OBSERVATION)[0]):
             return self._encode(after)
         num_ends = self._num_stops(self._encode(before)) + 1
         return self._after_stops(self._encode(before + after), num_ends, with_last=is_open)

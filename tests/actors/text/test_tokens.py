@@ -31,6 +31,17 @@ def test_a_chat_model_reads_its_template(tmp_path):
     assert observation == "\n<|im_start|>user\n24;<|im_end|>\n<|im_start|>assistant\n"
 
 
+@pytest.mark.parametrize("observation", ["e", "n", "end", "im", "i", "m", "24;"])
+def test_an_observation_that_is_part_of_the_end_token_changes_no_tokens_before_it(
+    tmp_path, observation
+):
+    tokenizer = ModelTokenizer(save_tokenizer(tmp_path, template=CHATML))
+
+    said = tokenizer.decode(tokenizer.encode_observation(observation))
+
+    assert said == f"\n<|im_start|>user\n{observation}<|im_end|>\n<|im_start|>assistant\n"
+
+
 def test_a_turn_ends_where_its_template_ends_it_and_where_the_model_says(tmp_path):
     """As Gemma's and Llama's: the turn's end is not the tokenizer's end of sequence."""
     folder = save_tokenizer(tmp_path, template=CHATML, end="</s>")
