@@ -86,6 +86,12 @@ def test_tests_of_every_shape_pass_and_fail(scorer: CodeScorer, tests: Any, code
     assert scorer(fenced("def f(*_): return 'nonsense'"), tests) == 0.0
 
 
+@pytest.mark.parametrize("end", ["exit()", "quit()", "exit(0)", "raise SystemExit"])
+def test_a_right_program_may_end_itself(scorer: CodeScorer, end: str) -> None:
+    assert scorer(fenced(f"{SQUARE}\n{end}"), PAIRS) == 1.0
+    assert scorer(fenced(f"{SQUARE}\nexit(1)"), PAIRS) == 0.0
+
+
 def test_a_completion_without_a_program_is_unparsed(scorer: CodeScorer) -> None:
     assert scorer("I do not know", PAIRS) is None
 
