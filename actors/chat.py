@@ -83,24 +83,26 @@ def _message(given: Any, what: str) -> Message:
 # --------------------------------------------------------------------------------------------------
 # Columns in braces in a text, such as `Translate: {english}`: prompts and rubrics have them.
 
-_BRACES = re.compile(r"\{(\w+)\}")
+_BRACES = re.compile(r"\{\{\w+\}\}|\{(\w+)\}")
 KEPT = 64  # more than the texts of a run; asked for every row
 
 
 @lru_cache(KEPT)
 def columns_in(text: str) -> frozenset[str]:
     """Name the columns of a text."""
-    return frozenset(_BRACES.findall(text))
+    return frozenset(filter(None, _BRACES.findall(text)))
 
 
 def fill_in(text: str, value: Callable[[str], str]) -> str:
     """Return a text with the value of each column in its place; other braces stay.
 
+    Doubled braces are text: `{{answer}}` becomes `{answer}`.
+
     Example:
         >>> fill_in("{a} + {b} = {?}", {"a": "7", "b": "8"}.__getitem__)
         '7 + 8 = {?}'
     """
-    return _BRACES.sub(lambda column: value(column[1]), text)
+    return _BRACES.sub(lambda part: value(part[1]) if part[1] else part[0][1:-1], text)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -159,5 +161,9 @@ def _read(text: str, key: str) -> ToolCall | None:
         return None
     name, arguments = given.get("name"), given.get(key)
     if not isinstance(name, str) or not isinstance(arguments, dict):
+        return None
+    try:
+        json.dumps(given, ensure_ascii=False).encode()
+    except ValueError:  # half a character, such as "\\ud83d": no text that a tool could say back
         return None
     return ToolCall(name, arguments)

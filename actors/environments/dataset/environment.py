@@ -258,6 +258,7 @@ class Dataset:
             SettingsError: Names the first row that cannot be asked or scored.
         """
         settings = self._settings
+        self._check_prompt()
         wanted = _columns(settings.prompt)
         wanted |= _columns(settings.answer) if settings.answer else set()
         for number, row in enumerate(rows, 1):
@@ -275,6 +276,20 @@ class Dataset:
             if settings.answer is not None:
                 self._check_reference(reference_of(row, settings), number, path)
             yield identity_of(row, given, settings)
+
+    def _check_prompt(self) -> None:
+        """Refuse a prompt that tells the answer; tests and patterns are told on purpose."""
+        settings = self._settings
+        told = columns_in(settings.prompt) & (
+            _columns(settings.answer) if settings.answer else set()
+        )
+        if told and _scorer(settings) not in FORMS:
+            name = min(told)
+            raise SettingsError(
+                f"run.environment_settings.prompt must not have the column of the answer, got "
+                f"{{{name}}}; double the braces, {{{{{name}}}}}, where the model reads them, or "
+                f"give the column a second name where it is to be asked"
+            )
 
     def _check_reference(self, reference: Any, number: int, path: str) -> None:
         column = self._settings.answer

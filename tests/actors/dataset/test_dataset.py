@@ -191,3 +191,17 @@ def test_an_actor_with_another_file_is_told_apart_and_one_with_a_copy_is_not(
 
     assert here["settings"] == copy["settings"] == other["settings"]
     assert here["environment"] == copy["environment"] != other["environment"]
+
+
+def test_doubled_braces_in_a_prompt_are_text(tmp_path: Path) -> None:
+    dataset = make(tmp_path, prompt="{question} Write \\boxed{{answer}}.", answer_format="")
+
+    assert str(dataset.begin(0, 0, held_out=False).prompt).endswith("+1= Write \\boxed{answer}.")
+
+
+def test_a_prompt_that_tells_the_answer_is_refused(tmp_path: Path) -> None:
+    for answer in ("answer", "{answer}"):
+        with pytest.raises(SettingsError, match=r"prompt must not have the column of the answer"):
+            make(tmp_path, prompt="{question} Write \\boxed{answer}.", answer=answer)
+
+    make(tmp_path, prompt="{question}: {answer}", scorer="regex")  # a pattern may be told

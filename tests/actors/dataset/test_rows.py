@@ -104,3 +104,24 @@ def test_a_folder_that_datasets_saved_is_read_by_its_split(tmp_path: Path) -> No
     assert open_rows(str(tmp_path), split="test")[0] == ROWS[1]
     with pytest.raises(SettingsError, match="must be one of train, test, got 'dev'"):
         open_rows(str(tmp_path), split="dev")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "where"),
+    [
+        (
+            "rows.jsonl",
+            '{"q": "fine", "a": "1"}\n\n{"q": "cut \\ud83d here", "a": "2"}\n',
+            "line 3",
+        ),
+        ("rows.json", '[{"q": "fine"}, {"q": ["\\ude00"]}]', "item 2"),
+    ],
+)
+def test_half_a_character_is_refused_by_its_place(
+    tmp_path: Path, name: str, text: str, where: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+
+    with pytest.raises(SettingsError, match=f"{where} of .* must have whole characters, got"):
+        list(open_rows(str(path)))

@@ -262,6 +262,8 @@ def test_a_skyrl_class_needs_a_dataset(make, tmp_path):
         ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', []),
         ('{"name": "add", "arguments": {"a": 1}}', []),
         ("<tool_call>" + "[" * 100_000 + "</tool_call>", []),
+        (call("add", a=1) + "<tool_call>" + "\n" * 100_000 + "{", [("add", {"a": 1})]),
+        (call("add", a="\ud83d"), []),
         ("7", []),
     ],
 )
