@@ -20,7 +20,6 @@ Runs inside the reward worker; processes and time limits are in `process.py`.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -143,32 +142,39 @@ def recognise(function: RewardFunction, reward: str) -> Convention:
     )
 
 
-def call_batch(function: RewardFunction, samples: Sequence[RewardSample]) -> list[object]:
-    """Call a batched function; the values are not checked yet.
-
-    Raises:
-        RewardError: It did not return a list of one value for each sample.
-    """
+def call_batch(function: RewardFunction, samples: Sequence[RewardSample]) -> Any:
+    """Call a batched function; `values_of` reads what it gives, or what it is awaited for."""
     # OpenRLHF's are texts whatever the prompt was: they cut one off the other.
     chat = "queries" not in inspect.signature(function).parameters
-    answer = _finish(function(**_accepted(function, _of_all(samples, chat=chat))))
+    return function(**_accepted(function, _of_all(samples, chat=chat)))
+
+
+def values_of(answer: Any, *, count: int) -> list[object]:
+    """Return the values of a batched function, one for each sample; they are not checked yet.
+
+    Raises:
+        RewardError: It did not return a list of so many.
+    """
     values: Any = answer.get("rewards") if isinstance(answer, dict) else answer  # OpenRLHF's
     if hasattr(values, "tolist"):  # an array or a tensor
         values = values.tolist()
     if not isinstance(values, list | tuple):
         raise RewardError(f"reward must be a list of floats, got {type(values).__name__}")
-    if len(values) != len(samples):
+    if len(values) != count:
         raise RewardError(
-            f"reward must be a list of {len(samples)} floats, one for each completion, "
-            f"got {len(values)}"
+            f"reward must be a list of {count} floats, one for each completion, got {len(values)}"
         )
     return list(values)
 
 
-def call_sample(function: RewardFunction, sample: RewardSample) -> object:
-    """Call a function of one sample; the value is not checked yet."""
-    value = _finish(function(**_accepted(function, _of_one(sample))))
-    return value.get("score") if isinstance(value, dict) else value  # verl's
+def call_sample(function: RewardFunction, sample: RewardSample) -> Any:
+    """Call a function of one sample; `value_of` reads what it gives, or what it is awaited for."""
+    return function(**_accepted(function, _of_one(sample)))
+
+
+def value_of(answer: Any) -> object:
+    """Return the value of a function of one sample; it is not checked yet."""
+    return answer.get("score") if isinstance(answer, dict) else answer  # verl's
 
 
 def checked(value: object) -> float | None:
@@ -245,11 +251,3 @@ def _accepted(function: RewardFunction, arguments: dict[str, Any]) -> dict[str, 
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return arguments
     return {name: value for name, value in arguments.items() if name in parameters}
-
-
-def _finish(value: Any) -> Any:
-    return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
-
-
-async def _awaited(value: Any) -> Any:
-    return await value

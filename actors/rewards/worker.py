@@ -3,21 +3,24 @@
     READY --samples--> CALLING --an outcome for each sample, in order--> READY
     end of input -> exit
 
-A batched function that raises is called again
-with one sample at a time, so that only the sample at fault fails. One that runs out of memory ends
-the process: what it keeps alive would fail every later call. Requests and replies have a socket of
-their own, far from the descriptors that the function uses and closed in what it starts. Dies with
-its parent.
+A batched function that raises is called again with one sample at a time, and says so, so that only
+the sample at fault fails. One that runs out of memory ends the process: what it keeps alive would
+fail every later call. Coroutines of one request run together, all in one event loop, which lives as
+long as the process and runs between requests, too: limits, clients and tasks of an `async` function
+outlive a call. Requests and replies have a socket of their own, far from the descriptors that the
+function uses and closed in what it starts. Dies with its parent.
 """
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import inspect
 import os
 import resource
 import sys
-from collections.abc import Iterator, Sequence
-from typing import BinaryIO
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, BinaryIO, TypeVar
 
 from configs.child import die_with_parent, read_frame
 from configs.errors import RewardError, SettingsError
@@ -41,6 +44,8 @@ from .functions import (
     checked,
     load_reward,
     recognise,
+    value_of,
+    values_of,
 )
 
 FIRST_DESCRIPTOR = 200  # above those of files that a function opens
@@ -48,56 +53,132 @@ MAX_REASON_CHARACTERS = 2000
 OUT_OF_MEMORY = 77
 """Exit status of a worker whose function needed more memory than it may have."""
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 
 def serve(reward: str, requests: BinaryIO, replies: BinaryIO) -> None:
     """Load the function, report how it is called, then score samples until the input ends."""
     try:
         function = load_reward(reward)
-        convention = recognise(function, reward)
+        caller = Caller(function, recognise(function, reward))
     except SettingsError as error:
         _send(replies, Refused(str(error)))
         return
-    _send(replies, Loaded(convention))
+    _send(replies, Loaded(caller.convention))
     number = 0
-    while (body := read_frame(requests.read)) is not None:
-        for outcomes in judge(function, convention, unpack_samples(body)):
-            _send(replies, Outcomes(number, outcomes))
-            number += len(outcomes)
-
-
-def judge(
-    function: RewardFunction, convention: Convention, samples: Sequence[RewardSample]
-) -> Iterator[list[Outcome]]:
-    """Yield the outcomes of all samples, in order, as soon as they are known."""
-    if convention is Convention.BATCH and len(samples) > 1:
-        try:
-            values = call_batch(function, samples)
-            yield [_outcome(value) for value in values]
-            return
-        except RewardError as error:  # not a list of n values: no sample is at fault
-            yield [(None, str(error))] * len(samples)
-            return
-        except MemoryError:
-            raise
-        except Exception:  # noqa: BLE001, S110 - foreign code; called again below, one by one
-            pass
-    for sample in samples:
-        yield [_judge_one(function, convention, sample)]
-
-
-def _judge_one(function: RewardFunction, convention: Convention, sample: RewardSample) -> Outcome:
     try:
-        if convention is Convention.BATCH:
-            return _outcome(call_batch(function, [sample])[0])
-        return _outcome(call_sample(function, sample))
-    except RewardError as error:
-        return None, str(error)
+        while (body := caller.wait_for(read_frame, requests.read)) is not None:
+            for outcomes in caller.judge(unpack_samples(body)):
+                _send(replies, Outcomes(number, outcomes))
+                number += len(outcomes)
     except MemoryError:
+        raise  # before anything is cleaned up, which needs memory, too
+    except BaseException:
+        caller.close()
         raise
-    except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises is the reason
-        about = f"; for item {sample.index}, {sample.completion!r:.80}"
-        reason = f"reward raised {explain(error)}"
-        return None, reason[: MAX_REASON_CHARACTERS - len(about)] + about
+    caller.close()
+
+
+class Caller:
+    """Calls a reward function, and finishes its coroutines in one loop for the process's life."""
+
+    def __init__(self, function: RewardFunction, convention: Convention) -> None:
+        self._function, self.convention = function, convention
+        self._runner: asyncio.Runner | None = None
+        self._num_split = 0
+
+    def wait_for(self, read: Callable[[T], R], source: T) -> R:
+        """Read; once there has been a coroutine, its loop runs meanwhile."""
+        if self._runner is None:
+            return read(source)
+        return self._runner.get_loop().run_until_complete(asyncio.to_thread(read, source))
+
+    def close(self) -> None:
+        """End what still runs in the loop."""
+        if self._runner is not None:
+            self._runner.close()
+
+    def judge(self, samples: Sequence[RewardSample]) -> Iterator[list[Outcome]]:
+        """Yield the outcomes of all samples, in order, as soon as they are known."""
+        if self.convention is Convention.BATCH and len(samples) > 1:
+            try:
+                answer = call_batch(self._function, samples)
+                if inspect.isawaitable(answer):
+                    answer = self._loop.run_until_complete(_awaited(answer))
+                values = values_of(answer, count=len(samples))
+                yield [_outcome(value) for value in values]
+                return
+            except RewardError as error:  # not a list of n values: no sample is at fault
+                yield [(None, str(error))] * len(samples)
+                return
+            except MemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001 - foreign code; called again below, one by one
+                self._note_split(error, len(samples))
+        waiting: list[asyncio.Task[Outcome] | Outcome] = []
+        for sample in samples:
+            outcome = self._begin(sample)
+            if isinstance(outcome, tuple) and not waiting:
+                yield [outcome]
+            else:
+                waiting.append(outcome)
+        for each in waiting:  # all of them run while the first is waited for
+            yield [each if isinstance(each, tuple) else self._loop.run_until_complete(each)]
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        self._runner = self._runner or asyncio.Runner()
+        return self._runner.get_loop()
+
+    def _begin(self, sample: RewardSample) -> asyncio.Task[Outcome] | Outcome:
+        try:
+            if self.convention is Convention.SAMPLE:
+                answer = call_sample(self._function, sample)
+            else:
+                answer = call_batch(self._function, [sample])
+            if inspect.isawaitable(answer):
+                return self._loop.create_task(self._finish(answer, sample))
+            return self._read(answer)
+        except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises is the reason
+            return _reason(error, sample)
+
+    async def _finish(self, answer: Awaitable[Any], sample: RewardSample) -> Outcome:
+        try:
+            return self._read(await answer)
+        except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises is the reason
+            return _reason(error, sample)
+
+    def _read(self, answer: Any) -> Outcome:
+        is_one = self.convention is Convention.SAMPLE
+        return _outcome(value_of(answer) if is_one else values_of(answer, count=1)[0])
+
+    def _note_split(self, error: Exception, count: int) -> None:
+        self._num_split += 1
+        if self._num_split.bit_count() == 1:  # the first, and whenever there are twice as many
+            sys.stderr.write(
+                f"the reward raised for {self._num_split} calls with several samples, which were "
+                f"then judged one by one; the latest had {count}: {explain(error)}\n"
+            )
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer
+
+
+def _reason(error: Exception, sample: RewardSample) -> Outcome:
+    """Return why a sample has no reward.
+
+    Raises:
+        MemoryError: That is the error.
+    """
+    if isinstance(error, MemoryError):
+        raise error
+    if isinstance(error, RewardError):
+        return None, str(error)
+    about = f"; for item {sample.index}, {sample.completion!r:.80}"
+    reason = f"reward raised {explain(error)}"
+    return None, reason[: MAX_REASON_CHARACTERS - len(about)] + about
 
 
 def _outcome(value: object) -> Outcome:

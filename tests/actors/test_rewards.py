@@ -17,6 +17,7 @@ from actors.rewards.worker import serve
 from configs.child import as_frame, read_frame
 from configs.errors import RewardError, SettingsError
 from configs.settings import RunSettings, Settings
+from tests.waiting import until
 
 GOOD = {
     "batch": "def f(prompts, completions, **kwargs): return [len(c) for c in completions]",
@@ -191,6 +192,94 @@ def test_a_column_that_is_not_there_is_named(write, form):
 
     assert "no 'reference' among what is given: answer, " in str(results[0])
     assert "solution" in str(results[0])
+
+
+ASYNC = {
+    "a limit": (
+        "limit = asyncio.Semaphore(2)\n"
+        "async def f(completions, **kw):\n"
+        "    async def one(text):\n"
+        "        async with limit:\n"
+        "            await asyncio.sleep(0.01)\n"
+        "            return float(len(text))\n"
+        "    return await asyncio.gather(*map(one, completions))"
+    ),
+    "a task that works between calls": (
+        "pending, task = asyncio.Queue(), None\n"
+        "async def answer():\n"
+        "    while True:\n"
+        "        text, reply = await pending.get()\n"
+        "        reply.set_result(float(len(text)))\n"
+        "async def f(completions, **kw):\n"
+        "    global task\n"
+        "    loop = asyncio.get_running_loop()\n"
+        "    task = task or loop.create_task(answer())\n"
+        "    replies = [loop.create_future() for _ in completions]\n"
+        "    for each in zip(completions, replies): pending.put_nowait(each)\n"
+        "    return await asyncio.gather(*replies)"
+    ),
+    "one sample at a time that meets the others": (
+        "met, all_there = 0, asyncio.Event()\n"
+        "async def f(completion, answer):\n"
+        "    global met\n"
+        "    met += 1\n"
+        "    if met % 4 == 0: all_there.set()\n"
+        "    await all_there.wait()\n"
+        "    return float(len(completion))"
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ASYNC)
+def test_an_async_function_has_one_loop_in_all_calls(write, form, capfd):
+    path = write(f"import asyncio\n{ASYNC[form]}")
+
+    async def run():
+        process = RewardProcess(f"{path}:f", timeout_s=20)
+        await process.start()
+        try:
+            batch = [sample("a" * n) for n in range(4)]
+            return [await process.score(batch) for _ in range(3)], process.num_restarts
+        finally:
+            await process.close()
+
+    assert asyncio.run(run()) == ([[0.0, 1.0, 2.0, 3.0]] * 3, 0)
+    assert "one by one" not in capfd.readouterr().err
+
+
+def test_what_an_async_function_began_goes_on_between_calls(write, tmp_path):
+    done = tmp_path / "done"
+    path = write(
+        "import asyncio, pathlib\n"
+        "tasks = []\n"
+        "async def later():\n"
+        "    await asyncio.sleep(0)\n"
+        f"    pathlib.Path({str(done)!r}).touch()\n"
+        "async def f(completion):\n"
+        "    tasks.append(asyncio.create_task(later()))\n"
+        "    return 1.0"
+    )
+
+    async def run():
+        process = RewardProcess(f"{path}:f", timeout_s=20)
+        await process.start()
+        try:
+            await process.score([sample("a")])
+            await until(done.exists)
+        finally:
+            await process.close()
+
+    asyncio.run(run())
+
+
+def test_a_call_that_becomes_slower_says_so(write, capfd):
+    path = write("def f(completions, **kw): return [1.0] if len(completions) == 1 else 1 / 0")
+
+    results, _ = score(path, ["a", "b"])
+
+    assert results == [1.0, 1.0]
+    said = capfd.readouterr().err
+    assert "judged one by one; the latest had 2: ZeroDivisionError: division by zero" in said
 
 
 def test_none_does_not_count(write):
