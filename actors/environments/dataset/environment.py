@@ -87,6 +87,8 @@ class DatasetSettings(BaseModel):
 
 FORMS = {"regex": "", "json_schema": "", "code": FORM}
 """Sentences about the form of an answer that is none itself in its column."""
+STRUCTURED: dict[str, tuple[type, ...]] = {"json_schema": (dict,), "code": (dict, list)}
+"""What may be a column of answers beside texts and numbers: schemas, and tests."""
 CACHED_ORDERS = 2  # of this pass and of the next
 
 
@@ -295,6 +297,12 @@ class Dataset:
         column = self._settings.answer
         if reference is None or reference == "":
             raise SettingsError(f"row {number} of {path} must have an answer in {column}, got none")
+        plain = (str, int, float, *STRUCTURED.get(_scorer(self._settings), ()))
+        if not isinstance(reference, plain):
+            raise SettingsError(
+                f"{column} of row {number} of {path} must be a text or a number, got "
+                f"{reference!r:.60}; an answer is compared with one text: write it into a column"
+            )
         try:
             self._scorer("", reference)
         except ValueError as error:

@@ -138,6 +138,11 @@ def test_rows_without_answers_are_judged_by_a_reward_function_alone(tmp_path: Pa
         ([{"question": "", "answer": "2"}], {}, "row 1 of .* must have a text or messages to ask"),
         ([{"question": "1", "answer": None}], {}, "must have an answer in answer, got none"),
         ([{"question": "1", "answer": "two"}], {}, "answer of row 1 .* must have a number, got"),
+        *(
+            ([{"question": "1", "answer": given}], {"scorer": scorer}, "must be a text or a number")
+            for given in (["15"], {"ground_truth": "15"}, [15])
+            for scorer in ("exact", "numeric", "choice", "regex", "math-verify")
+        ),
         (["1"], {}, "line 1 of .* must be an object of columns"),
         ([], {}, "must have rows to train on, got 0"),
     ],
