@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from configs.tables.all_tables import AllTables
 from configs.tables.run import RunSettings
 
 from .errors import SettingsError
@@ -35,6 +36,17 @@ SCALED_BY_LENGTH = ("longrope", "dynamic")
 """Rotary embeddings whose factors depend on the length of a text or of a batch."""
 WINDOWS_DIFFER = ("cohere2",)
 """Types of models whose sliding windows vLLM and transformers understand differently."""
+LENGTHS = (
+    "max_position_embeddings",
+    "max_seq_len",
+    "max_seq_length",
+    "max_sequence_length",
+    "n_positions",
+    "seq_length",
+)
+"""Names under which configurations have the longest text of a model."""
+STRETCHED = ("dynamic", "linear", "ntk")
+"""Rotary embeddings that reach `factor` times as far as the configuration's longest text."""
 
 NUMBERS_OF_EXPERTS = (
     "moe_num_experts",
@@ -104,7 +116,7 @@ def check_architecture(config: Mapping[str, Any], *, tokens: int = 0) -> None:
             f"run.model must have weights that can be trained, got {name} with a "
             f"quantization_config; take the model that was not quantized"
         )
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = _rope_of(config)
     short = config.get("original_max_position_embeddings") or rope.get(
         "original_max_position_embeddings", tokens
     )
@@ -120,6 +132,56 @@ def check_architecture(config: Mapping[str, Any], *, tokens: int = 0) -> None:
             f"got {tokens}: its windows of attention are one token longer in vLLM than in "
             f"transformers"
         )
+
+
+def check_context(config: Mapping[str, Any], settings: AllTables) -> str:
+    """Refuse episodes that are longer than the model's context.
+
+    Args:
+        config: Of the model.
+        settings: Of the run.
+
+    Raises:
+        SettingsError: They are; names the setting, and the most that fits.
+    """
+    context = context_of(config)
+    if context is None:
+        return "config.json names no longest text"
+    run, engine = settings.run, settings.actors.max_model_len
+    tokens = run.max_prompt_tokens + run.max_completion_tokens
+    if tokens > context:
+        left = context - run.max_prompt_tokens
+        advice = (
+            f"lower run.max_completion_tokens to {left}"
+            if left > 0
+            else f"lower run.max_prompt_tokens, which alone is {run.max_prompt_tokens}"
+        )
+        raise SettingsError(
+            f"run.max_prompt_tokens + run.max_completion_tokens must be <= {context}, the context "
+            f"of run.model, got {run.max_prompt_tokens} + {run.max_completion_tokens} = {tokens}; "
+            f"{advice}, or choose a model with a longer context"
+        )
+    if engine is not None and engine > context:
+        raise SettingsError(
+            f"actors.max_model_len must be <= {context}, the context of run.model, got {engine}; "
+            f"leave it null for what run.max_prompt_tokens and run.max_completion_tokens need"
+        )
+    return f"{tokens} of {context} tokens"
+
+
+def context_of(config: Mapping[str, Any]) -> int | None:
+    """Return the longest text of a model, in tokens; None where its configuration has none."""
+    lengths = [length for name in LENGTHS if (length := _number(config.get(name))) > 0]
+    if not lengths:
+        return None
+    rope = _rope_of(config)
+    kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
+    stretch = factor if kind in STRETCHED and isinstance(factor, int | float) else 1
+    return int(min(lengths) * stretch)
+
+
+def _rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return config.get("rope_parameters") or config.get("rope_scaling") or {}
 
 
 def _number(value: object) -> int:

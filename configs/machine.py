@@ -58,6 +58,22 @@ def _processor() -> str:
 
 
 # --------------------------------------------------------------------------------------------------
+# Memory of this machine, or of the container that it looks like.
+
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def memory_of_machine() -> int:
+    """Return the bytes of memory that processes may use here together."""
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = CONTAINER_LIMIT.read_text(encoding="utf-8").strip()
+    except OSError:  # no container, or cgroups of the first version
+        return whole
+    return min(whole, int(limit)) if limit.isdecimal() else whole
+
+
+# --------------------------------------------------------------------------------------------------
 # GPUs of this machine, as NVIDIA's driver lists them; and why torch sees none of them.
 #
 # Asks `nvidia-smi`, which needs no CUDA and leaves a process free to fork.

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from configs.errors import SettingsError
 
+CPU_KV_CACHE_GIB = 1
+"""KV cache of an engine on a CPU where `actors.kv_cache_gib` is null."""
 OWN_SETTINGS = {
     "model": "run.model",
     "dtype": "run.dtype",

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from .choice import engine_device
+from .engine_args import CPU_KV_CACHE_GIB
 
-CPU_KV_CACHE_GIB = 1
 NCCL_FORMS_S = 30
 """Longest wait for a communicator to form; the publisher gives it up earlier."""
 

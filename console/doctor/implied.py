@@ -18,16 +18,15 @@ from configs.errors import NyalaError, SettingsError
 from configs.settings import RunSettings, Settings
 from console.run.checks.check import Check
 from console.run.checks.machine import check_key_files
-from console.run.checks.model import (
-    check_disk,
-    check_learner_memory,
-    check_shared_memory,
-    check_size,
-)
 from console.run.checks.reward import REWARD_TIMEOUT_S, check_answers
 from console.run.own_files import resolve
 from console.run.plan import given_redis
-from console.run.preflight import checks_of_doubt, checks_of_start, limit_of_environments
+from console.run.preflight import (
+    checks_of_doubt,
+    checks_of_room,
+    checks_of_start,
+    limit_of_environments,
+)
 from console.run.run_folder import RunFolder, RunState, settings_of
 from console.verbs.join_pack import open_pack
 
@@ -53,7 +52,11 @@ def settings_checks(settings: Settings, path: Path) -> list[Check]:
     checks = [*checks_of_start(settings, url), *checks_of_doubt(settings, url)]
     if folder.is_held:  # what listens there is the run itself
         checks = [check for check in checks if check.name != "addresses"]
-    checks += [*_own_checks(settings), *_secrets_checks(settings, folder)]
+    checks += [
+        *checks_of_room(settings),
+        *_own_checks(settings),
+        *_secrets_checks(settings, folder),
+    ]
     if folder.state is not RunState.NEW:
         checks += run_checks(settings, folder, url)
     groups = list(dict.fromkeys(check.group for check in checks))
@@ -76,10 +79,6 @@ def _redis_of(settings: Settings, folder: RunFolder) -> str | None:
 def _own_checks(settings: Settings) -> list[Check]:
     run, environments_s = settings.run, limit_of_environments(settings.run)
     return [
-        Check("room", "size", lambda: check_size(settings)),
-        Check("room", "learner", lambda: check_learner_memory(settings), "size"),
-        Check("room", "shared memory", lambda: check_shared_memory(settings), "size"),
-        Check("room", "disk", lambda: check_disk(settings), "size"),
         Check("model", "stop tokens", lambda: describe_stops(run), "opens", limit_s=120),
         Check("data", "rows", lambda: describe_rows(run), "reward", limit_s=environments_s),
         Check(

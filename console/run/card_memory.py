@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from configs.errors import SettingsError
 from configs.machine import query_gpus
-from configs.settings import LearnerSettings, Settings
+from configs.settings import LearnerSettings, RunSettings, Settings
 from configs.validation.learner import layout_of
 from learner.model.memory_rules import (
     BLOCK,
@@ -163,10 +163,11 @@ class CardMemory:
     """Bytes on each card, and the settings that they come from."""
 
     ranks: int
+    on_gpu: bool
     kind: str
     """`learner.activation_checkpointing`, its default filled in."""
     tokens: int
-    """Of a microbatch."""
+    """Of a microbatch, which has no more than a batch."""
     states: Mapping[str, int]
     """There all the time."""
     step: Mapping[str, int]
@@ -193,8 +194,9 @@ class CardMemory:
             "or, the largest tensor published": self.publication,
             "at most at a time": self.total,
         }
+        place = "on each of {} card(s)" if self.on_gpu else "on the CPU, for each of {} rank(s)"
         head = (
-            f"memory of the learner on each of {self.ranks} card(s), computed: microbatches of "
+            f"memory of the learner {place.format(self.ranks)}, computed: microbatches of at most "
             f"{self.tokens} tokens, activation_checkpointing {self.kind}"
         )
         lines = [head, *(f"  {size / GIB:8.2f} GiB  {name}" for name, size in rows.items())]
@@ -246,7 +248,7 @@ def card_memory(
     itemsize = 2 if on_gpu and run.dtype == "bfloat16" else 4
     kind = _checkpointing(learner, whole, on_gpu=on_gpu)
     longest = run.max_prompt_tokens + run.max_completion_tokens
-    tokens = max(learner.microbatch_tokens, longest)
+    tokens = max(min(learner.microbatch_tokens, _batch_tokens(run)), longest)
     own_tokens = -(-tokens // layout.sequence)
     states = _states(settings, shape, shard=layout.shard)
     step = _step(shape, kind, itemsize, own_tokens, longest, on_gpu=on_gpu, rank=learner.lora_rank)
@@ -280,6 +282,7 @@ def card_memory(
         reduction += held
     return CardMemory(
         ranks=learner.ranks,
+        on_gpu=on_gpu,
         kind=kind,
         tokens=tokens,
         states=states,
@@ -288,6 +291,12 @@ def card_memory(
         publication=whole.vocabulary * whole.width * (2 if run.dtype == "bfloat16" else 4),
         host=host,
     )
+
+
+def _batch_tokens(run: RunSettings) -> int:
+    """Return the most tokens of a batch, whose groups compute their prompt once."""
+    group = run.max_prompt_tokens + run.group_size * run.max_completion_tokens
+    return run.groups_per_batch * group
 
 
 def _checkpointing(learner: LearnerSettings, shape: ModelShape, *, on_gpu: bool) -> str:
@@ -355,6 +364,11 @@ def _states(settings: Settings, shape: ModelShape, *, shard: int) -> dict[str, i
     elif settings.learner.optimizer == "adamw8bit":  # codes, and a scale for each block of them
         states["moments"] = 2 * share * models // 4 * (BLOCK + 4) // BLOCK
     return states
+
+
+def saved_bytes(settings: Settings, shape: ModelShape) -> int:
+    """Bytes of a checkpoint: what is trained, and the optimizer's moments of it."""
+    return 4 * _trained(settings, shape) + _states(settings, shape, shard=1)["moments"]
 
 
 def smallest_card() -> int | None:

@@ -23,9 +23,14 @@ from configs.settings import RunSettings, Settings
 from .checks.check import Check, Doubt
 from .checks.machine import check_addresses, check_devices, check_keys, check_trackers
 from .checks.model import (
+    check_disk,
     check_engine,
+    check_lengths,
+    check_memory,
     check_model,
     check_parallel,
+    check_shared_memory,
+    check_size,
     check_template,
     small_engine_warning,
 )
@@ -56,8 +61,19 @@ def checks_of_start(settings: Settings, redis_url: str | None) -> list[Check]:
         Check("learner", "ranks", lambda: check_parallel(settings)),
         Check("model", "engine", lambda: check_engine(settings)),
         Check("model", "opens", lambda: check_model(run), limit_s=120),
+        Check("model", "context", lambda: check_lengths(settings), "opens", limit_s=60),
         Check("network", "trackers", lambda: check_trackers(settings.trackers, run), limit_s=120),
         Check("data", "reward", lambda: check_reward(settings), limit_s=environments_s),
+    ]
+
+
+def checks_of_room(settings: Settings) -> list[Check]:
+    """List the checks of what a run takes of this machine: memory, shared memory, disk."""
+    return [
+        Check("room", "size", lambda: check_size(settings)),
+        Check("room", "memory", lambda: check_memory(settings), "size"),
+        Check("room", "shared memory", lambda: check_shared_memory(settings), "size"),
+        Check("room", "disk", lambda: check_disk(settings), "size"),
     ]
 
 
@@ -108,14 +124,35 @@ def refuse_what_cannot_run(settings: Settings, *, redis_url: str | None) -> None
     Raises:
         SettingsError: At least one check failed.
     """
-    problems = []
-    for check in checks_of_start(settings, redis_url):
+    _doubts_or_refusal(checks_of_start(settings, redis_url))
+
+
+def check_room(settings: Settings) -> list[str]:
+    """Check that this machine has room for a run, and return what is doubtful.
+
+    Raises:
+        SettingsError: It has not.
+    """
+    return _doubts_or_refusal(checks_of_room(settings))
+
+
+def _doubts_or_refusal(checks: Sequence[Check]) -> list[str]:
+    problems, doubts = [], []
+    lost: set[tuple[str, str]] = set()
+    for check in checks:
+        if (check.group, check.needs) in lost:
+            lost.add((check.group, check.name))
+            continue
         try:
-            check.look()
+            found = check.look()
         except NyalaError as error:
             problems.append(str(error))
+            lost.add((check.group, check.name))
+        else:
+            doubts += [found.text] if isinstance(found, Doubt) else []
     if problems:
         raise SettingsError(_listed(problems))
+    return doubts
 
 
 def doubts_about(settings: Settings, *, redis_url: str | None) -> list[str]:

@@ -21,17 +21,18 @@ from buffer.admin import forget_run
 from buffer.client.address import without_password
 from configs.errors import SettingsError
 from configs.loader import load
+from configs.machine import memory_of_machine
 from configs.settings import Settings
 from configs.weight_path import describe_weight_path
 from console.command_line import Config, ConfigOption, Overrides, TrustCheckpoint, one_of, program
 from console.display.result import print_result
 from console.run.card_memory import GIB, smallest_card
-from console.run.checks.model import learner_memory
+from console.run.checks.model import learner_memory, machine_memory
 from console.run.fork_server import fork_server_of
 from console.run.init_model import reuse
 from console.run.own_files import resolve, resolve_as_begun, with_value
 from console.run.plan import commands, given_redis
-from console.run.preflight import check_start
+from console.run.preflight import check_room, check_start
 from console.run.run_folder import RunFolder, RunState, refuse_changes, settings_of
 from learner.algorithm.methods import overrides_of
 
@@ -154,7 +155,7 @@ def start(launch: Launch, console: Console) -> int:
             say_card_memory(console, settings, launch.card_gib)
         _warn(console, check_start(settings, redis_url=redis_url, forks=forks))
         if launch.card_gib is None:
-            say_card_memory(console, settings, None, refuses_only=not launch.dry_run)
+            _check_room(console, settings, is_said=launch.dry_run)
         if launch.dry_run:
             _print_plan(console, settings, folder)
             return 0
@@ -189,25 +190,36 @@ def _warn(console: Console, doubts: Sequence[str]) -> None:
         console.print(f"warning: {doubt}", highlight=False, markup=False, soft_wrap=True)
 
 
-def say_card_memory(
-    console: Console, settings: Settings, card_gib: float | None, *, refuses_only: bool = False
-) -> None:
-    """Print what the learner takes of a card; refuse a card that is known and too small.
+def _check_room(console: Console, settings: Settings, *, is_said: bool) -> None:
+    """Refuse what does not fit this machine; say what is taken if that is asked."""
+    _warn(console, check_room(settings))
+    if is_said:
+        say_card_memory(console, settings, None)
+
+
+def say_card_memory(console: Console, settings: Settings, card_gib: float | None) -> None:
+    """Print what the learner takes, and what the whole run takes of this machine.
 
     Args:
         console: To print on.
         settings: Of the run.
-        card_gib: Size of a card of another machine; None = the smallest of this one.
-        refuses_only: Print nothing.
+        card_gib: Size of a card of another machine, which is refused if it is too small; None = the
+            smallest of this one.
     """
     card_bytes = smallest_card() if card_gib is None else int(card_gib * GIB)
     found = learner_memory(settings, card_bytes)
     if isinstance(found, str):
-        if not refuses_only and settings.run.model != "init":
+        if settings.run.model != "init":
             console.print(f"memory of the learner: {found}", highlight=False)
         return
     memory, on_gpu = found
-    for line in () if refuses_only else memory.lines():
+    lines = memory.lines()
+    if card_gib is None:
+        lines.append("memory of this machine for the whole run, computed:")
+        parts = machine_memory(settings, memory)
+        rows = {**parts, "together": sum(parts.values()), "there is": memory_of_machine()}
+        lines += [f"  {size / GIB:8.2f} GiB  {name}" for name, size in rows.items()]
+    for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
     if on_gpu and card_bytes is not None:
         memory.check(card_bytes)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from actors.engine.choice import choose_engine, usable_engine
-from actors.engine.engine_args import check_engine_args
+from actors.engine.engine_args import CPU_KV_CACHE_GIB, check_engine_args
 from actors.engine.tokenizer import ModelTokenizer
 from broker.weights.shared_memory import HEADROOM, SCRATCH, SHARED_MEMORY, scratch
-from configs.architecture import check_architecture
+from configs.architecture import check_architecture, check_context
 from configs.errors import SettingsError
-from configs.machine import visible_gpus
+from configs.machine import memory_of_machine, visible_gpus
 from configs.settings import RunSettings, Settings
 from configs.validation.learner import check_heads, layout_of
-from console.run.card_memory import CardMemory, ModelShape, card_memory, smallest_card
+from console.run.card_memory import CardMemory, ModelShape, card_memory, saved_bytes, smallest_card
+from console.run.own_files import with_value
 from learner.weights.slots import NUM_SLOTS
 
 from .check import GIB, Doubt, sized
@@ -88,6 +88,16 @@ def check_model(run: RunSettings) -> str:
         _check_config(_hub_config(model), tokens)
     ModelTokenizer.of(run)  # refuses what no actor could load
     return model
+
+
+def check_lengths(settings: Settings) -> str:
+    """Prompt and completion fit the context of the model.
+
+    Raises:
+        SettingsError: They do not.
+    """
+    config = model_config(settings.run)
+    return MADE if config is None else check_context(config, settings)
 
 
 def check_template(run: RunSettings) -> str:
@@ -174,8 +184,14 @@ SMALL_BYTES = 64 * 2**20
 """A generous size for the character model that `init` makes."""
 SPARE_DISK_BYTES = GIB
 """For logs, samples and metrics."""
-WEIGHT_BYTES, MOMENT_BYTES = 4, 8
-"""Of a parameter in a checkpoint; moments are those of trained ones."""
+LIBRARIES_BYTES = 4 * GIB // 5
+"""Of a learner's rank: torch and transformers, code and what they allocate."""
+ENGINE_BYTES = GIB
+"""Of an actor besides weights, logits and KV cache: torch, vLLM and their kernels."""
+SERVICES_BYTES = 3 * GIB // 5
+"""Of broker, store, `nyala up` and the processes that it forks from, with a small store."""
+COPIES_OF_LOGITS = 6
+"""Logits of a step in float32, what sampling makes of them, and their log-probs."""
 
 
 class Sizes(NamedTuple):
@@ -196,15 +212,14 @@ def sizes_of(settings: Settings) -> Sizes:
     if config is None:
         return Sizes(SMALL_BYTES, SMALL_BYTES)
     try:
-        parameters = ModelShape.of(config).parameters
+        shape = ModelShape.of(config)
     except KeyError as error:
         raise SettingsError(
             f"run.model must have its sizes in config.json, got none of {error}; the room that it "
             f"takes is not known"
         ) from None
     itemsize = 2 if settings.run.dtype == "bfloat16" else 4
-    state = WEIGHT_BYTES + (0 if settings.learner.lora_rank else MOMENT_BYTES)
-    return Sizes(itemsize * parameters, state * parameters)
+    return Sizes(itemsize * shape.parameters, saved_bytes(settings, shape))
 
 
 def check_size(settings: Settings) -> str:
@@ -243,7 +258,7 @@ def check_shared_memory(settings: Settings) -> str | Doubt:
     )
 
 
-def check_disk(settings: Settings) -> str:
+def check_disk(settings: Settings) -> str | Doubt:
     """The checkpoints of a run fit onto its disk, beside its logs and its last model.
 
     Raises:
@@ -251,7 +266,7 @@ def check_disk(settings: Settings) -> str:
     """
     sizes, kept = sizes_of(settings), settings.learner.keep_checkpoints
     count = kept + 1 + settings.learner.keep_best  # one more while it is being written
-    wanted = count * sizes.checkpoint + sizes.published + SPARE_DISK_BYTES
+    wanted = count * sizes.checkpoint + sizes.published
     held = sum(
         path.stat().st_size
         for path in (settings.run.folder / "checkpoints").rglob("*")
@@ -264,6 +279,13 @@ def check_disk(settings: Settings) -> str:
             f"checkpoints of {sized(sizes.checkpoint)} and the model, got {sized(free)} at "
             f"{settings.run.folder}; free some space, lower learner.keep_checkpoints, or choose "
             f"another disk with --set run.directory=FOLDER"
+        )
+    if wanted + SPARE_DISK_BYTES > free + held:
+        return Doubt(
+            f"the disk of run.directory should have {sized(SPARE_DISK_BYTES)} left for logs and "
+            f"samples, got {sized(free + held - wanted)} at {settings.run.folder} beside {count} "
+            f"checkpoints of {sized(sizes.checkpoint)}; free some space, or choose another disk "
+            f"with --set run.directory=FOLDER"
         )
     figures = f"{count} checkpoints of {sized(sizes.checkpoint)}, {sized(free)} free"
     return f"{figures}, {sized(held)} of them written" if held else figures
@@ -290,29 +312,86 @@ def learner_memory(settings: Settings, card_bytes: int | None) -> tuple[CardMemo
         return f"not computed, config.json has no {error}"
 
 
-def check_learner_memory(settings: Settings) -> str | Doubt:
-    """The learner fits the smallest card of this machine, or its memory.
+def check_memory(settings: Settings) -> str:
+    """The learner fits the smallest card, and all that runs here fits this machine's memory.
 
     Raises:
-        SettingsError: It fits no card.
+        SettingsError: They do not; names the setting that would help.
     """
     card = smallest_card()
     found = learner_memory(settings, card)
     if isinstance(found, str):
         return found
     memory, on_gpu = found
+    texts = []
     if on_gpu and card is not None:
         memory.check(card)
-        return f"{sized(memory.total)} of {sized(card)} on each card, computed"
-    here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    wanted = memory.total * memory.ranks
+        texts.append(f"{sized(memory.total)} of {sized(card)} on each card")
+    parts, here = machine_memory(settings, memory), memory_of_machine()
+    wanted = sum(parts.values())
     if wanted > here:
-        return Doubt(
-            f"the learner should fit this machine's memory of {sized(here)}, got {sized(wanted)} "
-            f"(computed) for {memory.ranks} rank(s) on the CPU; choose a smaller model, or a "
-            f"machine with a GPU"
+        listed = ", ".join(f"{sized(size)} {name}" for name, size in parts.items())
+        raise SettingsError(
+            f"a run must fit the {sized(here)} of memory of this machine, got {sized(wanted)} "
+            f"(computed: {listed}); {_way_out(settings, card, here)}"
         )
-    return f"{sized(wanted)} of this machine's {sized(here)}, computed"
+    return ", ".join([*texts, f"{sized(wanted)} of this machine's {sized(here)}, computed"])
+
+
+def machine_memory(settings: Settings, learner: CardMemory) -> dict[str, int]:
+    """Compute what all processes of a run take of this machine's memory, by what takes it.
+
+    Args:
+        settings: Of the run.
+        learner: What its learner takes on each card, or on the CPU.
+    """
+    config, sizes, actors = model_config(settings.run), sizes_of(settings), settings.actors
+    assert config is not None, "a character model is small"
+    own = sum(learner.host.values()) if learner.on_gpu else learner.total
+    parts = {
+        "learner": learner.ranks * (own + LIBRARIES_BYTES),
+        "copy of a checkpoint": sizes.checkpoint,
+        f"{NUM_SLOTS} copies of the weights in shared memory": NUM_SLOTS * sizes.published,
+    }
+    if actors.count:
+        engine = ENGINE_BYTES
+        if not visible_gpus():
+            engine += _engine_bytes(settings, ModelShape.of(config), sizes.published)
+        parts[f"{actors.count} actor(s)"] = actors.count * engine
+    return parts | {"broker, store and console": SERVICES_BYTES}
+
+
+def _engine_bytes(settings: Settings, shape: ModelShape, published: int) -> int:
+    """Return what an engine on a CPU takes: weights twice, KV cache, logits."""
+    run, actors = settings.run, settings.actors
+    logits = COPIES_OF_LOGITS * 4 * actors.slots * shape.vocabulary
+    if choose_engine(settings, on_gpu=False).engine == "vllm":
+        return 2 * published + (actors.kv_cache_gib or CPU_KV_CACHE_GIB) * GIB + logits
+    length = actors.max_model_len or run.max_prompt_tokens + run.max_completion_tokens
+    token = 2 * shape.layers * shape.kv_heads * shape.head_width * (published // shape.parameters)
+    return 2 * published + actors.slots * length * token + logits
+
+
+def _way_out(settings: Settings, card: int | None, here: int) -> str:
+    """Name the first change of settings with which a run fits this machine's memory."""
+    run, learner = settings.run, settings.learner
+    longest, tokens = run.max_prompt_tokens + run.max_completion_tokens, learner.microbatch_tokens
+    changes: list[tuple[str, str, Any]] = []
+    while (tokens := tokens // 2) >= longest:
+        changes.append(("learner", "microbatch_tokens", tokens))
+    changes += [
+        ("learner", "activation_checkpointing", "full"),
+        ("actors", "count", 1),
+        ("run", "dtype", "bfloat16"),
+        ("learner", "optimizer", "adamw8bit"),
+        ("learner", "lora_rank", 16),
+    ]
+    for table, key, value in changes:
+        changed = with_value(settings, table, key, value)
+        found = learner_memory(changed, card)
+        if isinstance(found, tuple) and sum(machine_memory(changed, found[0]).values()) <= here:
+            return f"set {table}.{key} to {value}"
+    return "choose a smaller model, or a machine with more memory"
 
 
 def _free(place: Path) -> int:

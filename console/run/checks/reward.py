@@ -133,7 +133,11 @@ def _check_prompt(run: RunSettings, sample: Conversation) -> None:
             )
         length = len(prompt)  # one character is one token
     else:
-        length = len(ModelTokenizer.of(run).encode_prompt(prompt, tools))
+        try:
+            tokenizer = ModelTokenizer.of(run)
+        except SettingsError:  # the check of the model says so, once
+            return
+        length = len(tokenizer.encode_prompt(prompt, tools))
     if length > run.max_prompt_tokens:
         raise SettingsError(
             f"run.max_prompt_tokens must be enough for the prompts of {run.environment}, got "

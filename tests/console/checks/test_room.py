@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import shutil
 
 import pytest
+from rich.console import Console
 
 from broker.weights.shared_memory import SHARED_MEMORY
+from configs import machine
 from configs.errors import SettingsError
 from configs.settings import Settings
+from console.doctor.implied import settings_checks
+from console.run import preflight
+from console.run.card_memory import card_memory
 from console.run.checks import model
 from console.run.checks.check import GIB, Doubt
+from console.run.own_files import with_value
+from console.verbs import up
 
 QWEN3 = {  # of Qwen3-0.6B: 596,049,920 parameters
     "model_type": "qwen3",
@@ -71,9 +78,14 @@ def test_three_copies_of_the_weights_must_fit_shared_memory_or_the_disk(settings
 
 
 def test_checkpoints_must_fit_the_disk_beside_those_that_are_there(settings, free):
-    wanted = (3 + 1) * 12 * PARAMETERS + 2 * PARAMETERS + GIB
-    free(shared=0, disk=wanted)
+    wanted = (3 + 1) * 12 * PARAMETERS + 2 * PARAMETERS
+    free(shared=0, disk=wanted + GIB)
     assert model.check_disk(settings).startswith("4 checkpoints of 6.7 GiB")
+
+    free(shared=0, disk=wanted)
+    found = model.check_disk(settings)
+    assert isinstance(found, Doubt)
+    assert "should have 1.0 GiB left for logs and samples" in found.text
 
     free(shared=0, disk=wanted - 2**20)
     with pytest.raises(SettingsError, match=r"4 checkpoints of 6.7 GiB.*lower learner.keep_checkp"):
@@ -85,23 +97,181 @@ def test_checkpoints_must_fit_the_disk_beside_those_that_are_there(settings, fre
     assert model.check_disk(settings)
 
 
-def test_a_learner_larger_than_this_machine_is_warned_of(settings, monkeypatch):
+def test_a_checkpoint_of_adapters_has_no_whole_weights(settings):
+    adapted = with_value(settings, "learner", "lora_rank", 16)
+
+    assert model.sizes_of(adapted).checkpoint < model.sizes_of(settings).checkpoint / 20
+    assert model.sizes_of(adapted).published == model.sizes_of(settings).published
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """Choose the memory of this machine, which has no card."""
     monkeypatch.setattr(model, "smallest_card", lambda: None)
-    monkeypatch.setattr(os, "sysconf", lambda _name: 2**14)
+    monkeypatch.setattr(model, "visible_gpus", list)
 
-    found = model.check_learner_memory(settings)
+    def set_to(gib):
+        for place in (model, up):
+            monkeypatch.setattr(place, "memory_of_machine", lambda: int(gib * GIB))
 
-    assert isinstance(found, Doubt)
-    assert "this machine's memory of 256.0 MiB" in found.text
+    return set_to
+
+
+SHORT = {"learner.microbatch_tokens": 3072}
+FULL = SHORT | {"learner.activation_checkpointing": "full"}
+
+
+def _changed(settings, changes):
+    for name, value in changes.items():
+        settings = with_value(settings, *name.split("."), value)
+    return settings
+
+
+def _total(settings):
+    learner, _ = model.learner_memory(settings, None)
+    return sum(model.machine_memory(settings, learner).values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({}, {"learner.microbatch_tokens": 8192}),
+        ({}, {"learner.microbatch_tokens": 4096}),
+        (SHORT, {"learner.activation_checkpointing": "full"}),
+        (FULL | {"actors.count": 6}, {"actors.count": 1}),
+        (FULL | {"run.dtype": "float32"}, {"run.dtype": "bfloat16"}),
+        (FULL, {"learner.optimizer": "adamw8bit"}),
+        (FULL, {"learner.lora_rank": 16}),
+    ],
+)
+def test_a_run_larger_than_this_machine_is_refused_with_the_setting_that_helps(
+    settings, memory, changes, remedy
+):
+    large = _changed(settings, changes)
+    memory(_total(_changed(large, remedy)) / GIB + 0.01)
+
+    with pytest.raises(SettingsError, match=r"^a run must fit the .* of memory of this") as refusal:
+        preflight.check_room(large)
+
+    ((name, value),) = remedy.items()
+    assert str(refusal.value).endswith(f"; set {name} to {value}")
+    assert "GiB, computed" in model.check_memory(_changed(large, remedy))
+
+
+def test_a_machine_that_is_too_small_for_any_setting_is_said_to_be(settings, memory):
+    memory(2)
+
+    with pytest.raises(SettingsError, match=r"choose a smaller model, or a machine with more mem"):
+        model.check_memory(settings)
+
+
+def test_all_processes_of_a_run_are_added_up(settings, memory):
+    memory(1000)
+    learner = model.learner_memory(settings, None)[0]
+
+    parts = model.machine_memory(settings, learner)
+
+    assert parts["learner"] > learner.total
+    assert parts["copy of a checkpoint"] == 12 * PARAMETERS
+    assert parts["1 actor(s)"] > 2 * 2 * PARAMETERS + GIB
+    assert model.check_memory(settings).startswith(f"{sum(parts.values()) / GIB:.1f} GiB of this")
+    two = model.machine_memory(with_value(settings, "actors", "count", 2), learner)
+    assert two["2 actor(s)"] == 2 * parts["1 actor(s)"]
+
+
+def test_a_microbatch_is_counted_as_no_larger_than_a_batch(settings):
+    def computed(tokens):
+        small = settings.run.model_copy(
+            update={"groups_per_batch": 8, "group_size": 8}
+            | {"max_prompt_tokens": 96, "max_completion_tokens": 64}
+        )
+        changed = settings.model_copy(update={"run": small})
+        return card_memory(
+            with_value(changed, "learner", "microbatch_tokens", tokens), QWEN3, on_gpu=False
+        )
+
+    assert computed(32_000) == computed(16_384)
+    assert computed(32_000).tokens == 8 * (96 + 8 * 64)
+    assert computed(2_048).tokens == 2_048
+
+
+def test_dry_run_doctor_and_start_check_the_same_room(settings, memory, tmp_path):
+    memory(1000)
+    in_doctor = [c.name for c in settings_checks(settings, tmp_path) if c.group == "room"]
+    assert in_doctor == [check.name for check in preflight.checks_of_room(settings)]
+
+    console = Console(file=io.StringIO(), width=200)
+    up.say_card_memory(console, settings, None)
+
+    said = console.file.getvalue()
+    assert "on the CPU, for each of 1 rank(s)" in said
+    assert "card" not in said
+    assert "GiB  together" in said
+
+
+def test_a_container_has_the_memory_of_its_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "CONTAINER_LIMIT", tmp_path / "memory.max")
+    whole = machine.memory_of_machine()
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.memory_of_machine() == whole
+
+    (tmp_path / "memory.max").write_text(f"{2**28}\n")
+    assert machine.memory_of_machine() == 2**28
+
+
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [
+        ({"max_position_embeddings": 8192}, 8192),
+        ({"n_positions": 1024}, 1024),
+        ({"max_position_embeddings": 4096, "seq_length": 2048}, 2048),
+        (
+            {
+                "max_position_embeddings": 2048,
+                "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+            },
+            8192,
+        ),
+        (
+            {"max_position_embeddings": 2048, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            2048,
+        ),
+        ({}, None),
+    ],
+)
+def test_episodes_longer_than_the_context_are_refused(settings, tmp_path, config, context):
+    (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN3 | config))
+    fits = settings.run.model_copy(
+        update={"max_prompt_tokens": 96, "max_completion_tokens": (context or 10**6) - 96}
+    )
+
+    assert model.check_lengths(settings.model_copy(update={"run": fits}))
+    if context is None:
+        return
+    longer = fits.model_copy(update={"max_completion_tokens": context - 95})
+    with pytest.raises(SettingsError) as refusal:
+        model.check_lengths(settings.model_copy(update={"run": longer}))
+    assert f"must be <= {context}, the context of run.model" in str(refusal.value)
+    assert f"lower run.max_completion_tokens to {context - 96}" in str(refusal.value)
+    wide = settings.model_copy(update={"run": fits})
+    with pytest.raises(SettingsError, match=rf"actors\.max_model_len must be <= {context}"):
+        model.check_lengths(with_value(wide, "actors", "max_model_len", context + 1))
+
+
+def test_a_prompt_longer_than_the_context_names_the_prompt(settings, tmp_path):
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"n_positions": 512}))
+
+    with pytest.raises(SettingsError, match=r"lower run\.max_prompt_tokens, which alone is 1024"):
+        model.check_lengths(settings)
 
 
 def test_a_learner_larger_than_the_card_fails(settings, monkeypatch):
     monkeypatch.setattr(model, "smallest_card", lambda: 8 * GIB)
     with pytest.raises(SettingsError, match=r"must fit 8\.0 GiB on each card"):
-        model.check_learner_memory(settings)
+        model.check_memory(settings)
 
     monkeypatch.setattr(model, "smallest_card", lambda: 80 * GIB)
-    assert "of 80.0 GiB on each card, computed" in model.check_learner_memory(settings)
+    assert "of 80.0 GiB on each card, " in model.check_memory(settings)
 
 
 def test_a_model_of_unknown_size_is_one_failure(settings):

@@ -17,6 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from configs.errors import SettingsError
 from configs.settings import LearnerSettings, RunSettings, Settings
 from console.run.card_memory import GIB, CardMemory, ModelShape, card_memory
+from console.run.checks import model
 from console.verbs import up
 from learner.model.activations import Kept
 from learner.model.ranks import Ranks
@@ -272,7 +273,7 @@ def test_a_run_is_refused_before_it_starts_where_the_card_is_too_small(
     config = tmp_path / "run.yaml"
     raw = {"name": "small", "directory": str(tmp_path / "runs"), "environment": "calculator"}
     config.write_text(yaml.safe_dump({"run": raw | {"model": settings.run.model}}))
-    monkeypatch.setattr(up, "smallest_card", lambda: 2**20)
+    monkeypatch.setattr(model, "smallest_card", lambda: 2**20)
     monkeypatch.setattr(up, "check_start", lambda *_, **__: [])
     console = Console(file=io.StringIO())
 
