@@ -144,6 +144,8 @@ def engine_arguments(options: VllmOptions, backend: str) -> dict[str, Any]:
     else:
         arguments |= {
             "enforce_eager": True,
+            # Only whole blocks of a prompt are shared by its group, and vLLM's own have 128 tokens.
+            "block_size": 32,
             "distributed_executor_backend": "uni" if options.in_process else "mp",
             "kv_cache_memory_bytes": (options.kv_cache_gib or CPU_KV_CACHE_GIB) * 2**30,
         }

@@ -111,6 +111,9 @@ def test_the_kv_cache_is_as_large_as_asked_and_else_measured_on_a_gpu(
 
     assert arguments.get("kv_cache_memory_bytes", 0) == expected * 2**30
     assert ("gpu_memory_utilization" in arguments) is (device == "cuda")
+    assert arguments.get("block_size") == (32 if device == "cpu" else None)
+    given = module.VllmOptions("model", max_model_len=64, engine_args={"block_size": 64})
+    assert module.engine_arguments(given, "nyala")["block_size"] == 64
 
 
 def test_probe_sees_a_stale_output_layer(bench, runner, monkeypatch):
