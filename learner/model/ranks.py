@@ -3,7 +3,8 @@
 Ranks exchange bytes and sums, never pickles. Control messages go over gloo on every machine, so
 that waiting for a batch never occupies a GPU. A group that Nyala started itself meets through a
 file and talks over loopback, or, on several machines, through a store of rank 0 on their network;
-under an external `torchrun`, RANK, WORLD_SIZE and MASTER_ADDR are taken as they are.
+under an external `torchrun`, RANK, WORLD_SIZE and MASTER_ADDR are taken as they are. A rank that is
+alone has groups without a transport, so it listens nowhere.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # registers the backend of a single rank
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore  # re-exported, but not for type checkers
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -34,6 +36,9 @@ BACKGROUND_TIMEOUT = timedelta(hours=1)
 """Of the thread that saves checkpoints: the ranks' disks may differ, and nobody waits there."""
 DEFAULT_TIMEOUT_S = 600.0
 """That of `learner.collective_timeout_s`."""
+BACKEND_ALONE = "fake"
+"""Torch's backend without a transport, and the only one that listens nowhere. Its collectives copy
+this rank's input to the output: with one rank that is what each of them means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +51,9 @@ class Ranks:
     mesh: DeviceMesh
     """Over which weights are sharded; of two dimensions, the first has copies of them."""
     control: dist.ProcessGroup
-    """gloo, on the CPU."""
+    """gloo, on the CPU; of one rank, without a transport."""
     background: dist.ProcessGroup
-    """gloo, for one other thread of each rank: collectives of two threads must not mix."""
+    """The same, for one other thread of each rank: collectives of two threads must not mix."""
     sequence: SequenceGroup = ALONE
     """Ranks that share each microbatch with this one."""
     tensor: TensorGroup = UNDIVIDED
@@ -158,8 +163,9 @@ def join(
     layout = layout_of(parallel or ParallelSettings(), size)
     timeout = timedelta(seconds=timeout_s)
     _init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", rank, size, timeout)
-    control = dist.new_group(backend="gloo", timeout=timeout)
-    background = dist.new_group(backend="gloo", timeout=BACKGROUND_TIMEOUT)
+    backend = BACKEND_ALONE if size == 1 else "gloo"
+    control = dist.new_group(backend=backend, timeout=timeout)
+    background = dist.new_group(backend=backend, timeout=BACKGROUND_TIMEOUT)
     assert isinstance(control, dist.ProcessGroup)  # this rank is a member
     assert isinstance(background, dist.ProcessGroup)
     mesh, sequence, tensor = arrange(layout, kind, rank=rank, timeout=timeout)
@@ -237,14 +243,12 @@ def _own_group(members: Sequence[list[int]], timeout: timedelta) -> dist.Process
 def _init_process_group(backend: str, rank: int, size: int, timeout: timedelta) -> None:
     file, address = os.environ.get(RENDEZVOUS_FILE), os.environ.get(RENDEZVOUS_ADDRESS)
     meets: dict[str, Any]
-    if file:
+    if size == 1:
+        backend, meets = BACKEND_ALONE, {"store": dist.HashStore()}  # type: ignore[attr-defined]
+    elif file:
         meets = {"init_method": f"file://{file}"}
     elif address:
         meets = {"store": _store_of_rank_zero(address, timeout)}
-    elif size == 1 and "MASTER_ADDR" not in os.environ:
-        # Alone: a store in memory, and gloo's socket on loopback.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        meets = {"store": dist.HashStore()}  # type: ignore[attr-defined]
     else:
         meets = {"init_method": "env://"}
     dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout, **meets)
