@@ -100,7 +100,7 @@ class LearnerSettings(Table):
     """Batches between checkpoints.
 
     Lower it when a batch takes minutes, up when writing takes long."""
-    checkpoint_minutes: Annotated[float, Field(gt=0)] | None = None
+    checkpoint_minutes: Annotated[float, Field(gt=0)] | None = 10.0
     """Most minutes between checkpoints, whatever `checkpoint_every` says; None = as long as it
     takes.
 
