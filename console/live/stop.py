@@ -37,6 +37,8 @@ def stop(run: Run) -> None:
         return
     print_line(console, f"stopping process {folder.holder}: actors drain, the learner saves")
     stop_run(folder)
+    kept = folder.newest_checkpoint() or "no checkpoint, so the run begins again at batch 1"
+    print_line(console, f"kept: {kept}")
     print_line(console, f"stopped; to go on: nyala up {folder.path}")
 
 
