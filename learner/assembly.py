@@ -48,6 +48,7 @@ from learner.training.guards import Guard
 from learner.training.optimizer import Schedule, ScheduledOptimizer
 from learner.weights.log import Sent
 from learner.weights.publish import FollowerPublisher, WeightPublisher
+from learner.weights.wire.layout import DTYPES
 from learner.weights.wire.probe import NUM_TOKENS, PolicyProbe
 
 from .coordinator import Components, Coordinator, Follower
@@ -312,7 +313,7 @@ def _probe(run: RunSettings, policy: Policy) -> PolicyProbe:
     room = run.max_prompt_tokens + run.max_completion_tokens - 1
     return PolicyProbe(
         partial(probe_scores, policy),
-        partial(rounded_logprobs, policy),
+        partial(rounded_logprobs, policy, dtype=DTYPES[run.dtype]),
         num_tokens=min(NUM_TOKENS, room),
         vocabulary=policy.vocabulary,
     )

@@ -279,9 +279,7 @@ class WeightReceiver:
             await self._serve(manifest.version)
             return
         if was_dirty:
-            raise WeightsError(
-                f"{fault} twice in a row; engine and learner do not compute the same model"
-            )
+            raise WeightsError(f"twice in a row, the second time after another pull: {fault}")
         log.error("weights in the engine are wrong; pulling once more", reason=fault)
         self._transfer.fetch_again()
 
@@ -296,8 +294,9 @@ class WeightReceiver:
             return ""
         self._counters.probe_mismatches += 1
         return (
-            f"log-probs of the probe under weights {tuple(manifest.version)} must differ from the "
-            f"learner's by {bound} nats, got {difference}"
+            f"log-probs of the probe under weights {tuple(manifest.version)} must be the learner's "
+            f"but for {bound} nats, got a difference of {difference}; an engine with a precision "
+            "of its own may show more: set actors.probe_tolerance"
         )
 
     def _fetch_overwritten_again(self, error: WeightsOverwritten) -> None:

@@ -354,18 +354,30 @@ def probe_scores(
     return answer
 
 
-def rounded_logprobs(policy: Policy, token_ids: tuple[int, ...]) -> list[float]:
-    """Score as `probe_logprobs`, with the input of the first layer rounded at random."""
+def rounded_logprobs(
+    policy: Policy, token_ids: tuple[int, ...], *, dtype: torch.dtype
+) -> list[float]:
+    """Score as `probe_logprobs`, with the input of the first layer rounded at random.
+
+    Args:
+        policy: Sharded or whole.
+        token_ids: At least 2.
+        dtype: That engines compute in. A policy in a finer one, as every one is on a CPU, computes
+            in it for this once: engines round after each operation, so one rounding is too little.
+    """
     random = torch.Generator().manual_seed(0)
 
     def round_once(_module: nn.Module, _inputs: object, states: Tensor) -> Tensor:
         noise = torch.rand(states.shape, generator=random).to(states.device)
-        unit = torch.finfo(states.dtype).eps / 2
-        return (states.float() * (1 + unit * (2 * noise - 1))).to(states.dtype)
+        coarser = max(states.dtype, dtype, key=lambda each: torch.finfo(each).eps)
+        unit = torch.finfo(coarser).eps / 2
+        return (states.float() * (1 + unit * (2 * noise - 1))).to(coarser)
 
     embedding = policy.causal_lm.get_input_embeddings()
     handle = embedding.register_forward_hook(round_once)
+    is_coarse = dtype == torch.bfloat16
     try:
-        return probe_logprobs(policy, token_ids)
+        with torch.autocast(policy.device.type, dtype=torch.bfloat16, enabled=is_coarse):
+            return probe_logprobs(policy, token_ids)
     finally:
         handle.remove()

@@ -100,5 +100,6 @@ def _file_fault(staged: StagedWeights) -> str:
             return ""
     return (
         f"the file of weights {tuple(staged.manifest.version)} must have its checksum still, got "
-        "another one after the swap: this machine's memory is corrupt, it was so"
+        "another one after the swap; this machine's memory changes by itself: test it, and run "
+        "this actor elsewhere"
     )

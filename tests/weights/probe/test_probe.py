@@ -20,7 +20,8 @@ BF16 = "bfloat16"
 
 
 def make(policy: Policy, num_tokens: int) -> PolicyProbe:
-    score, rounded = partial(probe_scores, policy), partial(rounded_logprobs, policy)
+    score = partial(probe_scores, policy)
+    rounded = partial(rounded_logprobs, policy, dtype=torch.float32)
     return PolicyProbe(score, rounded, num_tokens=num_tokens, vocabulary=VOCABULARY)
 
 
@@ -65,17 +66,24 @@ def test_the_tokens_follow_the_policy_with_one_pass_for_each_version() -> None:
         assert (each.rounding_mean, each.rounding_max) == (pytest.approx(0.2), 0.4)
 
 
-def test_rounding_is_that_of_the_dtype_and_ends_with_its_measurement() -> None:
+def test_rounding_is_that_of_the_coarser_dtype_and_ends_with_its_measurement() -> None:
     policy, wide = tiny_policy().bfloat16(), tiny_policy()
     ids = make(wide, 12)().token_ids
 
     moved = [
-        Difference.of(rounded_logprobs(each, ids), probe_logprobs(each, ids))
-        for each in (policy, wide)
+        Difference.of(rounded_logprobs(each, ids, dtype=dtype), probe_logprobs(each, ids))
+        for each, dtype in (
+            (policy, torch.bfloat16),
+            (policy, torch.float32),
+            (wide, torch.bfloat16),
+            (wide, torch.float32),
+        )
     ]
 
     assert 1e-3 < moved[0].mean < 0.3
-    assert 0 < moved[1].mean < 1e-5
+    assert moved[1] == moved[0]
+    assert moved[0].mean / 3 < moved[2].mean < moved[0].mean * 3
+    assert 0 < moved[3].mean < 1e-5
     assert probe_logprobs(policy, ids) == probe_logprobs(policy, ids)
 
 
@@ -138,10 +146,14 @@ def test_what_cannot_be_compared_is_infinitely_far(theirs) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [3, 6])
-def test_right_engines_are_accepted_and_wrong_ones_refused(number: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "learner"), [(3, None), (6, None), (12, torch.float32), (29, torch.float32)]
+)
+def test_right_engines_are_accepted_and_wrong_ones_refused(
+    number: int, learner: torch.dtype | None
+) -> None:
     """Two cases of `python -m tests.weights.support.probe_study`, of which 200 are run by hand."""
-    case = run_case(number)
+    case = run_case(number, learner=learner)
 
     assert case.refused == 0
     assert case.missed == []

@@ -1,6 +1,6 @@
 """The probe's bounds over random models: right engines are accepted, wrong ones refused.
 
-    python -m tests.weights.support.probe_study --cases 200
+    python -m tests.weights.support.probe_study --cases 200 [--learner float32]
 
 A case is a random Qwen3 (layers, width, vocabulary, tied or not), scale of logits and dtype. The
 learner is the real `Policy` with its real probe; right engines are transformers' forward pass with
@@ -54,8 +54,13 @@ class Case:
         return [name for name, _, is_refused in self.faults if not is_refused]
 
 
-def run_case(number: int) -> Case:
-    """Make a model, let it live, and plant faults."""
+def run_case(number: int, *, learner: torch.dtype | None = None) -> Case:
+    """Make a model, let it live, and plant faults.
+
+    Args:
+        number: What is drawn follows from it.
+        learner: Dtype of its arithmetic, float32 on every CPU; None = that of the engines.
+    """
     draw = random.Random(number)
     torch.manual_seed(number)
     dtype = torch.float32 if draw.random() < 0.2 else torch.bfloat16
@@ -63,10 +68,10 @@ def run_case(number: int) -> Case:
     case = Case(number, dtype, draw.uniform(0.3, 6.0), text)
     growth, step = draw.uniform(1.0, 2.0), 10 ** draw.uniform(-3, -0.7)
     _set_scale(model, case.scale)
-    policy = Policy(_copy(model, "sdpa"), temperature=1.0).eval()
+    policy = Policy(_copy(model, "sdpa").to(learner or dtype), temperature=1.0).eval()
     probe = PolicyProbe(
         partial(probe_scores, policy),
-        partial(rounded_logprobs, policy),
+        partial(rounded_logprobs, policy, dtype=dtype),
         num_tokens=NUM_TOKENS,
         vocabulary=policy.vocabulary,
         rounded_every=1,  # a version here is as far from the last as many of a run
@@ -195,11 +200,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--learner", choices=["float32"], default=None)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
+    learner = getattr(torch, chosen.learner) if chosen.learner else None
     cases = []
     for number in range(chosen.first, chosen.first + chosen.cases):
-        cases.append(case := run_case(number))
+        cases.append(case := run_case(number, learner=learner))
         if case.refused or case.missed:
             worst = max(case.right, key=lambda seen: seen.mean)
             print(
