@@ -7,6 +7,12 @@ is added up column by column, by multiplications and additions of single element
 IEEE 754 fixes. So what the learner publishes, on a GPU or a CPU, and what an actor computes from
 the adapter have the same digest.
 
+The sum is rounded to bfloat16 up or down, up the more often the nearer it is to the upper of its
+two neighbours on the grid. The nearest one would lose what matters: a frozen weight lies on the
+grid, and a change of less than half a step, as most are in the first batches, would not arrive.
+Whether an element goes up is decided by its row and column: the same on every machine, and one that
+has gone up stays there while its change grows.
+
 Shapes: N rows, M columns of the matrix, R rank.
 """
 
@@ -25,6 +31,8 @@ from configs.errors import WeightsError
 
 BLOCK = 2**16
 """Elements at a time: what is added up stays in a core's caches."""
+OF_ROW, OF_COLUMN, MIX, MIX_AGAIN = -0x61C88647, -0x7A143589, 0x7FEB352D, -0x7B935975
+"""Odd numbers that mix places: neighbours have nothing in common."""
 Matrix = NDArray[np.float32]
 
 
@@ -48,6 +56,28 @@ def add_low_rank(weight_NM: Any, b_NR: Any, a_RM: Any, *, scale: float, block: i
             product_NM += part_NR[:, k : k + 1] * a_RM[k : k + 1]
         product_NM *= scale
         weight_NM[start : start + step] += product_NM
+
+
+def round_by_place(bits_NM: Any, rows_N: Any, columns_M: Any, *, block: int = BLOCK) -> None:
+    """Round float32 to values of bfloat16 in place, without bias; what is one of them stays.
+
+    Args:
+        bits_NM: Their bits as int32, of numpy or of torch; the others are of its kind.
+        rows_N: Numbers of the rows in the whole matrix, int32.
+        columns_M: Those of the columns.
+        block: Elements at a time; does not change the result.
+    """
+    step = max(1, block // max(1, bits_NM.shape[1]))
+    for start in range(0, bits_NM.shape[0], step):
+        part_NM = bits_NM[start : start + step]
+        # The finalizer of a 32-bit hash: products wrap, and shifts are masked, as int32 has a sign.
+        mixed_NM = rows_N[start : start + step, None] * OF_ROW + columns_M[None] * OF_COLUMN
+        mixed_NM ^= (mixed_NM >> 16) & 0xFFFF
+        mixed_NM *= MIX
+        mixed_NM ^= (mixed_NM >> 15) & 0x1FFFF
+        mixed_NM *= MIX_AGAIN
+        part_NM += (mixed_NM >> 16) & 0xFFFF
+        part_NM &= -0x10000
 
 
 def apply_adapter(adapter: bytes | bytearray, memory: Any, manifest: WeightManifest) -> None:
@@ -102,6 +132,6 @@ def _merge(memory: Any, spec: TensorSpec, b_NR: Matrix, a_RM: Matrix, *, scale: 
         return
     weight_NM = (wire.astype("<u4") << 16).view("<f4")
     add_low_rank(weight_NM, b_NR, a_RM, scale=scale)
-    bits_NM = weight_NM.view("<u4")
-    bits_NM += 0x7FFF + ((bits_NM >> 16) & 1)  # rounds to nearest, ties to even, as torch does
-    wire[:] = bits_NM >> 16
+    rows_N, columns_M = (np.arange(size, dtype="<i4") for size in spec.shape)
+    round_by_place(weight_NM.view("<i4"), rows_N, columns_M)
+    wire[:] = weight_NM.view("<u4") >> 16

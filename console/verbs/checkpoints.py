@@ -70,9 +70,10 @@ def export(
     to: Annotated[Path, typer.Option("--to", help="A new folder for the model.")],
     checkpoint: Name = None,
 ) -> None:
-    """Write a checkpoint's model as a Hugging Face directory, in run.dtype, with a model card.
+    """Write a checkpoint's model as a Hugging Face directory, with a model card.
 
-    It is verified first. A tensor at a time is read, so memory for one file of 2 GiB is enough.
+    It is in run.dtype, or in float32 where adapters are merged. It is verified first. A tensor at
+    a time is read, so memory for one file of 2 GiB is enough.
 
     Example: `nyala checkpoint export runs/demo step-000050 --to policy-50`
     """

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -89,7 +90,8 @@ FILE_BYTES = 2 * 2**30
 def export_model(checkpoint: Path, run: RunSettings, folder: Path) -> None:
     """Write model and tokenizer in the dtype that the run publishes; what was there is replaced.
 
-    Adapters are merged into the weights of the run's model.
+    Adapters are merged into the weights of the run's model, and saved in float32: in bfloat16 the
+    nearest value is the unchanged weight for much of what they have learned.
 
     Args:
         checkpoint: Verified.
@@ -106,16 +108,24 @@ def export_model(checkpoint: Path, run: RunSettings, folder: Path) -> None:
         shards = MergedTensors(
             Shards(checkpoint), adapter, prefix=PREFIX, model_path=run.model_path, dtype=dtype
         )
-        names = [*shards.shapes]
+        names, dtype = [*shards.shapes], torch.float32
+    with _put_in_place(folder) as unfinished:
+        _write_weights(shards, _filled(shards, names, dtype), dtype, unfinished)
+        config = AutoConfig.from_pretrained(run.model_path)
+        config.dtype = dtype
+        config.save_pretrained(unfinished)
+        _copy_generation_config(run.model_path, unfinished)
+        tokenizer = AutoTokenizer.from_pretrained(run.model_path, mistral_format=False)
+        tokenizer.save_pretrained(unfinished)
+
+
+@contextmanager
+def _put_in_place(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder, which takes the place of another once it is filled and on the disk."""
     unfinished = folder.with_name(f".unfinished-{folder.name}")
     durable.DISK.remove(unfinished)
     durable.make_private_folder(unfinished)
-    _write_weights(shards, _filled(shards, names, dtype), dtype, unfinished)
-    config = AutoConfig.from_pretrained(run.model_path)
-    config.dtype = dtype
-    config.save_pretrained(unfinished)
-    _copy_generation_config(run.model_path, unfinished)
-    AutoTokenizer.from_pretrained(run.model_path, mistral_format=False).save_pretrained(unfinished)
+    yield unfinished
     durable.sync_tree(unfinished)
     durable.DISK.remove(folder)
     durable.move(unfinished, folder)

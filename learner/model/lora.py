@@ -13,7 +13,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from broker.protocol.manifest import digest_of
-from broker.weights.low_rank import BLOCK, add_low_rank
+from broker.weights.low_rank import BLOCK, add_low_rank, round_by_place
 from configs.errors import SettingsError
 from configs.settings import LearnerSettings
 from learner.weights.wire.gather import whole_of, whole_tensors
@@ -62,22 +62,31 @@ class AdaptedLinear(nn.Module):
         """
         weight = self.weight.detach()
         if not isinstance(weight, DTensor):
-            return self._merge(weight, self.lora_b.detach(), self.lora_a.detach()).to(dtype)
+            return self._merge(weight, self.lora_b.detach(), self.lora_a.detach(), dtype, first=0)
         a_RM = whole_of(self.lora_a.detach(), self.lora_a.dtype)
         rows, b_NR = (_on_card(part).to_local() for part in (weight, self.lora_b.detach()))
         return DTensor.from_local(
-            self._merge(rows, b_NR, a_RM.to(rows.device)).to(dtype),
+            self._merge(rows, b_NR, a_RM.to(rows.device), dtype, first=box_of(weight).offset[0]),
             weight.device_mesh,
             weight.placements,
             shape=weight.shape,
             stride=weight.stride(),
         )
 
-    def _merge(self, weight_NM: Tensor, b_NR: Tensor, a_RM: Tensor) -> Tensor:
+    def _merge(
+        self, weight_NM: Tensor, b_NR: Tensor, a_RM: Tensor, dtype: torch.dtype, *, first: int
+    ) -> Tensor:
+        """Merge rows of the weight, of which the first has this number."""
         merged_NM = weight_NM.clone()
         block = BLOCK_ON_CARD if merged_NM.is_cuda else BLOCK
         add_low_rank(merged_NM, b_NR, a_RM, scale=self.scale, block=block)
-        return merged_NM
+        if dtype == torch.bfloat16:
+            rows, columns = merged_NM.shape
+            numbers = torch.arange(max(first + rows, columns), dtype=torch.int32)
+            numbers = numbers.to(merged_NM.device)
+            places = numbers[first : first + rows], numbers[:columns]
+            round_by_place(merged_NM.view(torch.int32), *places, block=block)
+        return merged_NM.to(dtype)
 
 
 def _on_card(tensor: Tensor) -> DTensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from broker.weights.low_rank import add_low_rank
+from broker.weights.low_rank import add_low_rank, round_by_place
 from learner.model.lora import AdaptedLinear
 from learner.model.ranks import Ranks
 from learner.weights.wire.gather import whole_of
@@ -30,5 +30,9 @@ def test_adapters_lower_the_loss_and_are_merged_as_on_a_cpu(card: Ranks) -> None
             add_low_rank(weight, b, a, scale=module.scale)
             merged = whole_of(module.merged(torch.float32), torch.float32)
             assert torch.equal(merged.cpu(), weight)
+            rows, columns = (torch.arange(size, dtype=torch.int32) for size in weight.shape)
+            round_by_place(weight.view(torch.int32), rows, columns)
+            merged = whole_of(module.merged(torch.bfloat16), torch.bfloat16)
+            assert torch.equal(merged.cpu().float(), weight)
             found += 1
     assert found == 4 * 7

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch import nn
 
 from broker.protocol.manifest import BASE, AdapterSpec, TensorSpec, WeightManifest, digest_of
 from broker.protocol.weight_messages import Announce, Chunk, Pull
-from broker.weights.low_rank import add_low_rank, apply_adapter
+from broker.weights.low_rank import add_low_rank, apply_adapter, round_by_place
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
 from learner.weights.wire.gather import adapted_weights, gather_adapter
@@ -83,19 +85,57 @@ def test_another_product_has_another_digest(wrong: str) -> None:
     assert digest_of([memory]) != version.digest
 
 
-def test_halves_are_rounded_as_torch_rounds_them() -> None:
-    weight = torch.linspace(1, 2, 128).bfloat16().view(8, 16)
-    half = torch.full((8, 1), 2.0**-8)  # of the last bit
-    spec = TensorSpec("w", "bfloat16", (8, 16), 0, 256)
-    adapter = AdapterSpec("", 1, 1.0, 4 * 24, (0,))
+@pytest.mark.parametrize("change", [0.02, -0.02, 0.5, 0.9, 3.3])
+def test_all_of_a_small_change_arrives_in_bfloat16(change: float) -> None:
+    """The change is in steps of the grid; the nearest value loses those below a half."""
+    step, size = 2.0**-7, 1024
+    weight = torch.linspace(1.1, 1.8, size**2).bfloat16().view(size, size)
+    spec = TensorSpec("w", "bfloat16", (size, size), 0, 2 * size**2)
+    adapter = AdapterSpec("", 1, 1.0, 4 * 2 * size, (0,))
     version = structs.replace(manifest(1), tensors=(spec,), adapter=adapter)
     memory = bytearray(weight.view(torch.uint8).numpy().tobytes())
-    parts = torch.ones(16).numpy().tobytes() + half.numpy().tobytes()
+    a, b = torch.ones(size), torch.full((size,), change * step)
 
-    apply_adapter(parts, memory, version)
+    apply_adapter(a.numpy().tobytes() + b.numpy().tobytes(), memory, version)
 
-    found = torch.frombuffer(memory, dtype=torch.bfloat16).view(8, 16)
-    assert torch.equal(found, (weight.float() + half).bfloat16())
+    found = torch.frombuffer(memory, dtype=torch.bfloat16).view(size, size).float()
+    moved = (found - weight.float()) / step
+    low = math.floor(change)
+    assert set(moved.unique().tolist()) == {low, low + 1}
+    assert float(moved.mean()) / change == pytest.approx(1, abs=0.03)
+    for part in (moved[:256], moved[:, ::3], moved[::2, 1::2]):
+        assert float(part.mean()) / change == pytest.approx(1, abs=0.08)
+
+
+def test_a_value_on_the_grid_stays_and_one_that_went_up_stays_up() -> None:
+    places = np.arange(64, dtype="<i4")
+    weight = torch.linspace(1.1, 1.8, 64 * 64).bfloat16().float().view(64, 64).numpy()
+
+    def rounded(change: float) -> Any:
+        found = weight + np.float32(change * 2.0**-7)
+        round_by_place(found.view("<i4"), places, places)
+        return found
+
+    assert rounded(0.0).tobytes() == weight.tobytes()
+    series = [rounded(change) for change in (0.1, 0.4, 0.7, 1.0)]
+    assert all((a <= b).all() for a, b in itertools.pairwise(series))
+
+
+def test_rows_are_rounded_alike_by_any_library_in_any_part() -> None:
+    generator = np.random.default_rng(3)
+    values = generator.normal(size=(37, 50)).astype("f4")
+    rows, columns = np.arange(37, dtype="<i4"), np.arange(50, dtype="<i4")
+    found = []
+    for block in (1, 300, 2**20):
+        ours, theirs = values.copy(), torch.from_numpy(values.copy())
+        round_by_place(ours.view("<i4"), rows, columns, block=block)
+        for part in (slice(0, 20), slice(20, 37)):
+            places = torch.from_numpy(rows[part]), torch.from_numpy(columns)
+            round_by_place(theirs[part].view(torch.int32), *places, block=block)
+        found += [ours, theirs.numpy()]
+
+    assert all(each.tobytes() == found[0].tobytes() for each in found)
+    assert np.array_equal(torch.from_numpy(found[0]).bfloat16().float().numpy(), found[0])
 
 
 def test_the_product_does_not_depend_on_the_library_or_the_block() -> None:
