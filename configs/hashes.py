@@ -22,6 +22,7 @@ LOCAL_KEYS = {
     "directory",
     "environment",
     "environment_python",
+    "eval_metric",
     "model",
     "reward",
     "samples",

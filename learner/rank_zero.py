@@ -108,6 +108,7 @@ class RankZero:
         self._evaluations = Evaluations(
             store,
             run,
+            rewards=settings.rewards,
             ledger=ledger,
             timeout_s=settings.learner.eval_timeout_s,
             report=self._report,

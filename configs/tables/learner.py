@@ -110,7 +110,7 @@ class LearnerSettings(Table):
 
     Raise it to go back further, down when the disk is small."""
     keep_best: bool = False
-    """Keep the checkpoint with the best held-out accuracy, too.
+    """Keep the checkpoint with the best held-out score (`run.eval_metric`), too.
 
     Change it when you want the best model rather than the last."""
     checkpoint_url: str | None = None

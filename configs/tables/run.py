@@ -172,6 +172,12 @@ class RunSettings(Table):
     pass@k and their mean, avg@k.
 
     Change it when you want pass@k or avg@k."""
+    eval_metric: str | None = None
+    """What held-out answers are judged by: the name of a part of the reward, or `reward` for all of
+    it. null = the part `exact` where the environment's own score has one and is trained, else the
+    reward.
+
+    Set it to compare runs with different rewards, by `exact` or by a function's name."""
     samples: SampleSettings = SampleSettings()
     """Episodes that are kept as text: `every`, `groups`, `max_mb`; see `docs/watching.md`.
 

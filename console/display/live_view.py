@@ -14,6 +14,7 @@ from rich.text import Text
 
 from buffer.operations.values import ActorSeen
 from configs.errors import printable
+from learner.data.grades import ACCURACY, HeldOut
 from learner.reporting.bulletin import sparkline
 
 from .snapshot import Fill, View, duration, number_or_dash, wanted_actors
@@ -268,20 +269,23 @@ class _Page:
         time = [f"{name} {share:.0%}" for name, share in phases if share >= LEAST_SHARE]
         if progress.mfu is not None:
             time.insert(1, f"MFU {progress.mfu:.0%}")
-        before, points = progress.accuracy_before, progress.rewards
+        newest, before, points = progress.held_out, progress.held_out_before, progress.rewards
         span = f"{min(points):.3f} to {max(points):.3f}" if points else ""
         lines = [
             self._curve("reward", progress.reward, points, span, room),
             self._curve(
-                "accuracy",
-                progress.accuracy,
-                progress.accuracy_curve,
-                "" if before is None else f"{before:.3f} before",
+                "accuracy" if newest is not None and newest.title == ACCURACY else "held out",
+                None if newest is None else newest.score,
+                progress.score_curve,
+                "" if before is None else f"{before.score:.3f} before",
                 room,
             ),
         ]
-        if progress.accuracies:
-            each = [f"{name} {value:.3f}" for name, value in progress.accuracies.items()]
+        about = _about(newest)
+        if about:
+            lines.append(_labelled("", about, width))
+        if progress.scores:
+            each = [f"{name} {value:.3f}" for name, value in progress.scores.items()]
             lines.append(_labelled("", each, width))
         lines += [
             _labelled(
@@ -379,6 +383,14 @@ class _Page:
         if more:
             lines.append(_labelled("", more, width))
         return lines
+
+
+def _about(newest: HeldOut | None) -> list[str]:
+    """Name what held-out answers are judged by where it is not accuracy, and their reward."""
+    if newest is None:
+        return []
+    by = [] if newest.title == ACCURACY else [f"judged by {printable(newest.title)}"]
+    return [*by, *([] if newest.reward is None else [f"held-out reward {newest.reward:.3f}"])]
 
 
 def _labelled(label: str, parts: Iterable[str], width: int, *, column: int = LABEL) -> Text:

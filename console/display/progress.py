@@ -19,6 +19,7 @@ import msgspec
 
 from configs.json_lines import JsonLines, Row, number, parse
 from console.run.run_folder import RunFolder
+from learner.data.grades import HeldOut, held_out
 from learner.phase_names import PHASES
 from learner.reporting.bulletin import RECENT, Bulletin
 from learner.reporting.samples import SampleLine
@@ -136,12 +137,12 @@ class Progress:
     steps: int
     reward: float | None = None
     """Mean sampled reward of the last batches."""
-    accuracy: float | None = None
-    """Newest held-out accuracy, greedy."""
-    accuracy_before: float | None = None
-    """Held-out accuracy of the model that the run began with."""
-    accuracies: dict[str, float] = field(default_factory=dict)
-    """Newest held-out accuracy of each environment, where there are several."""
+    held_out: HeldOut | None = None
+    """Newest score of held-out answers, greedy."""
+    held_out_before: HeldOut | None = None
+    """That of the model that the run began with."""
+    scores: dict[str, float] = field(default_factory=dict)
+    """Newest score of each environment, where there are several."""
     tokens_per_s: float | None = None
     """Generated tokens that reached the learner, over the last batches."""
     trained_tokens_per_s: float | None = None
@@ -170,8 +171,8 @@ class Progress:
     """Of all actors so far, where they have a price."""
     rewards: tuple[float, ...] = ()
     """Mean sampled reward of all batches, in equal stretches."""
-    accuracy_curve: tuple[float, ...] = ()
-    """Held-out accuracy of all evaluations, in equal stretches."""
+    score_curve: tuple[float, ...] = ()
+    """Score of all evaluations, in equal stretches."""
 
 
 class RunProgress:
@@ -211,12 +212,12 @@ class RunProgress:
 def progress_of(bulletin: Bulletin, *, steps: int) -> Progress:
     """Sum up what is known of a run of so many batches."""
     ends = bulletin.evaluations
-    accuracy = {int(number(row, "step")): number(row, "accuracy") for row in ends}
+    results = {int(number(row, "step")): found for row in ends if (found := held_out(row))}
     return replace(
-        summarise(bulletin.batches, accuracy, steps=steps),
-        accuracies=accuracies(ends[-1]) if ends else {},
+        summarise(bulletin.batches, results, steps=steps),
+        scores=scores_in(ends[-1]) if ends else {},
         rewards=bulletin.rewards.points,
-        accuracy_curve=bulletin.accuracies.points,
+        score_curve=bulletin.scores.points,
     )
 
 
@@ -226,18 +227,18 @@ def newest_at(bulletin: Bulletin) -> float:
     return number(batches[-1], "time") if batches else 0.0
 
 
-def summarise(rows: list[Row], accuracy: dict[int, float], *, steps: int) -> Progress:
+def summarise(rows: list[Row], results: Mapping[int, HeldOut], *, steps: int) -> Progress:
     """Sum up the metrics of a run, oldest row first.
 
     Args:
         rows: Lines of `metrics.jsonl`, one for each step; the newest `RECENT` are looked at.
-        accuracy: Step -> held-out accuracy.
+        results: Step -> result of its evaluation.
         steps: Batches of the whole run.
     """
-    before = accuracy[min(accuracy)] if accuracy else None
-    newest = accuracy[max(accuracy)] if accuracy else None
+    before = results[min(results)] if results else None
+    newest = results[max(results)] if results else None
     if not rows:
-        return Progress(0, steps, accuracy=newest, accuracy_before=before)
+        return Progress(0, steps, held_out=newest, held_out_before=before)
     recent = rows[-RECENT:]
     step = int(number(rows[-1], "step"))
     wall_s = sum(_durations(recent))
@@ -247,8 +248,8 @@ def summarise(rows: list[Row], accuracy: dict[int, float], *, steps: int) -> Pro
         step=step,
         steps=steps,
         reward=sum(number(row, "reward_mean") for row in recent) / len(recent),
-        accuracy=newest,
-        accuracy_before=before,
+        held_out=newest,
+        held_out_before=before,
         tokens_per_s=sum(number(row, "completion_tokens") for row in timed) / wall_s
         if known
         else None,
@@ -270,13 +271,13 @@ def summarise(rows: list[Row], accuracy: dict[int, float], *, steps: int) -> Pro
     )
 
 
-def accuracies(evaluation: Row) -> dict[str, float]:
-    """Read the accuracy of each environment from a line of `eval.jsonl`; none if there is one."""
+def scores_in(evaluation: Row) -> dict[str, float]:
+    """Read the score of each environment from a line of `eval.jsonl`; none if there is one."""
     environments = evaluation.get("environments")
     if not isinstance(environments, dict) or len(environments) < 2:
         return {}
-    found = {name: each.get("accuracy") for name, each in environments.items()}
-    return {name: accuracy for name, accuracy in found.items() if accuracy is not None}
+    found = {name: held_out(each) for name, each in environments.items()}
+    return {name: result.score for name, result in found.items() if result is not None}
 
 
 def phase_shares(rows: list[Row]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from rich.console import Console
@@ -13,9 +14,6 @@ from .display import print_line
 from .progress import advice_in
 
 ROWS = {
-    "held_out_accuracy_before": ("held-out accuracy before", "{:.3f}"),
-    "held_out_accuracy_after": ("held-out accuracy after", "{:.3f}"),
-    "held_out_accuracy_by_environment": ("  by environment", "{:.3f}"),
     "held_out_sampled": ("  of sampled answers", "{:.3f}"),
     "steps": ("batches", "{:,.0f}"),
     "episodes": ("episodes trained", "{:,.0f}"),
@@ -41,6 +39,9 @@ ROWS = {
     "tasks_cancelled": ("  cancelled at the end", "{:,.0f}"),
 }
 """Key of `summary.json` -> label and format."""
+
+HELD_OUT = re.compile(r"held_out_(.+)_(before|after|by_environment)")
+"""Keys of `summary.json` that name what held-out answers are judged by; they come first."""
 
 QUIET = {"reused_episodes", "resumed_episodes", "skipped_steps", "skipped_for_loss", "rollbacks"}
 """Keys that are left out where they are 0."""
@@ -69,7 +70,9 @@ def print_result(console: Console, folder: RunFolder) -> None:
 def rows_of(summary: Mapping[str, object]) -> dict[str, str]:
     """Write the numbers of a summary for people; keys without a label of ours come last."""
     rows: dict[str, str] = {}
-    for key, (label, form) in ROWS.items():
+    found = [match for key in summary if (match := HELD_OUT.fullmatch(key))]
+    judged = {match[0]: _held_out_label(match[1], match[2]) for match in found}
+    for key, (label, form) in (judged | ROWS).items():
         value = summary.get(key)
         if isinstance(value, Mapping):
             if value:
@@ -79,5 +82,11 @@ def rows_of(summary: Mapping[str, object]) -> dict[str, str]:
             rows[label] = form.format(value)
         elif key in summary and key not in QUIET:
             rows[label] = "-"
-    rest = summary.keys() - ROWS.keys() - {"advice"}
+    rest = summary.keys() - judged.keys() - ROWS.keys() - {"advice"}
     return rows | {key: str(summary[key]) for key in sorted(rest)}
+
+
+def _held_out_label(judge: str, what: str) -> tuple[str, str]:
+    title = judge.replace("accuracy_of_the_environment", "accuracy of the environment")
+    label = "  by environment" if what == "by_environment" else f"held-out {title} {what}"
+    return label, "{:.3f}"

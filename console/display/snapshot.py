@@ -66,8 +66,8 @@ def figures(view: View) -> dict[str, str]:
     progress = view.progress
     return {
         "reward": number_or_dash(progress.reward, "{:.3f}"),
-        "accuracy": number_or_dash(progress.accuracy, "{:.3f}"),
-        **{f"of {name}": f"{value:.3f}" for name, value in progress.accuracies.items()},
+        **held_out_figures(progress),
+        **{f"of {name}": f"{value:.3f}" for name, value in progress.scores.items()},
         "tokens/s": number_or_dash(progress.tokens_per_s, "{:,.0f}"),
         "policy lag": number_or_dash(progress.policy_lag, "{:.2f}"),
         "learner idle": number_or_dash(progress.idle_fraction, "{:.0%}"),
@@ -75,6 +75,15 @@ def figures(view: View) -> dict[str, str]:
         **({} if progress.cost is None else {"cost": f"{progress.cost:,.2f}"}),
         "left": "-" if progress.eta_s is None else duration(progress.eta_s),
     }
+
+
+def held_out_figures(progress: Progress) -> dict[str, str]:
+    """Write the score of held-out answers under its name, and their reward where it is another."""
+    newest = progress.held_out
+    if newest is None:
+        return {"held out": "-"}
+    figures = {newest.label: f"{newest.score:.3f}"}
+    return figures | ({} if newest.reward is None else {"held-out reward": f"{newest.reward:.3f}"})
 
 
 def wanted_actors(view: View) -> str:

@@ -6,10 +6,12 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from learner.data.grades import ACCURACY, REWARD
 from learner.reporting.figures import Line, Plot
 
-from .curves import Evaluation, lines_of
+from .curves import Evaluation, judged_by, lines_of
 from .drawing import (
     Chart,
     Frame,
@@ -25,6 +27,9 @@ from .drawing import (
     unit_of,
 )
 from .record import Run
+
+_Scores: TypeAlias = tuple[str, str, list[tuple[Evaluation, float]]]
+"""Label, style and points of a curve."""
 
 SMOOTHING = 0.9  # share of the past in the running mean: half of it is younger than seven steps
 
@@ -81,8 +86,25 @@ def curve_chart(plot: Plot, runs: Sequence[Run]) -> Chart | None:
     return chart
 
 
-def accuracy_chart(runs: Sequence[Run], *, over_time: bool) -> Chart | None:
-    """Draw held-out accuracy over batches, or over the time that the learner has worked."""
+def score_chart(runs: Sequence[Run], *, over_time: bool = False) -> Chart | None:
+    """Draw the score of held-out answers over batches, or over the time of the learner."""
+    title = judged_by(run.evaluations for run in runs)
+    return _held_out_chart(runs, title, _scores(runs), over_time=over_time)
+
+
+def reward_chart(runs: Sequence[Run]) -> Chart | None:
+    """Draw the reward of held-out answers, where they are judged by something else."""
+    curves = [
+        (run.name, f"c{number} d0", points)
+        for number, run in enumerate(runs)
+        if (points := [(e, r) for e in run.evaluations if (r := e.result.reward) is not None])
+    ]
+    return _held_out_chart(runs, REWARD, curves, over_time=False)
+
+
+def _held_out_chart(
+    runs: Sequence[Run], title: str, scores: Sequence[_Scores], *, over_time: bool
+) -> Chart | None:
     longest = max((e.spent_s for run in runs for e in run.evaluations), default=0.0)
     unit, seconds = unit_of(longest)
 
@@ -91,18 +113,18 @@ def accuracy_chart(runs: Sequence[Run], *, over_time: bool) -> Chart | None:
 
     curves = [
         (label, style, [(place(e), value) for e, value in points])
-        for label, style, points in _accuracies(runs)
+        for label, style, points in scores
     ]
     frame = frame_of(
         [x for *_, points in curves for x, _ in points],
         [y for *_, points in curves for _, y in points],
         least=0.0,
-        most=1.0,
+        most=1.0 if title == ACCURACY else None,
     )
     if frame is None:
         return None
     chart = Chart(
-        "Held-out accuracy over time" if over_time else "Held-out accuracy",
+        f"Held-out {title} over time" if over_time else f"Held-out {title}",
         "Greedy answers to the same questions each time; time since the first batch."
         if over_time
         else "Greedy answers to the same questions each time.",
@@ -166,15 +188,13 @@ def _legend(curves: Sequence[Curve]) -> list[Key]:
     ]
 
 
-def _accuracies(
-    runs: Sequence[Run],
-) -> list[tuple[str, str, list[tuple[Evaluation, float]]]]:
+def _scores(runs: Sequence[Run]) -> list[_Scores]:
     """List label, style and points: of each run, then of its environments where it is alone."""
     found = [
         (
             run.name if len(runs) > 1 else "all",
             f"c{number} d0",
-            [(e, e.accuracy) for e in run.evaluations],
+            [(e, e.score) for e in run.evaluations],
         )
         for number, run in enumerate(runs)
         if run.evaluations

@@ -17,7 +17,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from configs.json_lines import number, read_rows
-from console.display.progress import accuracies
+from console.display.progress import scores_in
+from learner.data.grades import ACCURACY, MIXED, HeldOut, held_out
 from learner.reporting.figures import FIGURES, NO_SIGNAL, TOKENS, Line, Plot
 from learner.training import ratio_bins
 
@@ -227,11 +228,16 @@ class Evaluation:
     """The figures of one evaluation."""
 
     step: int
-    accuracy: float
+    result: HeldOut
     spent_s: float
     """Time of the learner from its first batch on, without what lay between its lives."""
     by_environment: Mapping[str, float] = field(default_factory=dict)
     """Where there are several."""
+
+    @property
+    def score(self) -> float:
+        """Mean grade of its greedy answers."""
+        return self.result.score
 
 
 def read_evaluations(path: Path, spent_s: Mapping[int, float]) -> list[Evaluation]:
@@ -244,10 +250,16 @@ def read_evaluations(path: Path, spent_s: Mapping[int, float]) -> list[Evaluatio
     return [
         Evaluation(
             step=int(number(row, "step")),
-            accuracy=number(row, "accuracy"),
+            result=result,
             spent_s=spent_s.get(int(number(row, "step")), 0.0),
-            by_environment=accuracies(row),
+            by_environment=scores_in(row),
         )
         for row in read_rows(path)
-        if math.isfinite(number(row, "accuracy", default=math.nan))
+        if (result := held_out(row)) is not None
     ]
+
+
+def judged_by(runs: Iterable[Sequence[Evaluation]]) -> str:
+    """Name what the answers of runs are judged by; `score` where they differ."""
+    titles = {evaluations[-1].result.title for evaluations in runs if evaluations}
+    return titles.pop() if len(titles) == 1 else MIXED if titles else ACCURACY

@@ -17,6 +17,7 @@ from configs.hashes import data_files
 from configs.markdown import block, code
 from configs.settings import RunSettings, Settings
 from console.run.run_folder import RunFolder, read_versions
+from learner.data.grades import REWARD
 
 from .curves import Evaluation, read_evaluations
 from .record import changed_settings, setting_of
@@ -147,8 +148,8 @@ def model_card(
         f"---\n{yaml.safe_dump(matter, sort_keys=False, allow_unicode=True)}---",
         f"# {_title(run)}",
         trained,
-        "## Held-out accuracy",
-        _accuracies([each for each in evaluations if each.step <= step]),
+        "## Held-out answers",
+        _scores([each for each in evaluations if each.step <= step]),
         "## Trained on",
         "\n".join(_environment(name, alone) for name, alone in run.by_environment.items()),
         *_prompts(run),
@@ -170,27 +171,34 @@ def _base(run: RunSettings) -> str:
     return code(_named(run.model))
 
 
-def _accuracies(evaluations: Sequence[Evaluation]) -> str:
+def _scores(evaluations: Sequence[Evaluation]) -> str:
     """The first and the last evaluation, of each environment where there are several."""
     if not evaluations:
         return "It was not evaluated."
     first, last = evaluations[0], evaluations[-1]
     rows: list[tuple[str, float | None, float]]
-    rows = [("all" if last.by_environment else "accuracy", first.accuracy, last.accuracy)]
+    rows = [(last.result.title, _alike(first, last), last.score)]
+    if last.result.reward is not None:
+        rows.append((REWARD, first.result.reward, last.result.reward))
     rows += [
-        (name, first.by_environment.get(name), accuracy)
-        for name, accuracy in last.by_environment.items()
+        (f"{last.result.title}, {name}", first.by_environment.get(name), score)
+        for name, score in last.by_environment.items()
     ]
     head = ("greedy answers", _after(first.step), _after(last.step))
     return _table(head, [(name, *map(_figure, figures)) for name, *figures in rows])
+
+
+def _alike(first: Evaluation, last: Evaluation) -> float | None:
+    """The first score, where it was judged as the last one."""
+    return first.score if first.result.title == last.result.title else None
 
 
 def _after(step: int) -> str:
     return f"after {step:,} batches" if step else "before"
 
 
-def _figure(accuracy: float | None) -> str:
-    return "-" if accuracy is None else f"{accuracy:.3f}"
+def _figure(score: float | None) -> str:
+    return "-" if score is None else f"{score:.3f}"
 
 
 def _environment(name: str, run: RunSettings) -> str:

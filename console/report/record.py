@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -17,6 +17,7 @@ from configs.errors import SettingsError
 from configs.loader import load
 from configs.settings import Settings
 from console.run.run_folder import RunState, read_versions, run_folder_of
+from learner.data.grades import Metric, metrics_of
 from learner.reporting.samples import SampleLine, read_samples
 
 from .curves import (
@@ -135,7 +136,7 @@ class Answer:
     step: int
     """Batches that its policy was trained on."""
     grade: float
-    """0 to 1 = right: the reward's part `exact`, or the reward where there is none."""
+    """By what held-out answers are judged by; 1 = right."""
     reward: float
     text: str
     tokens: int
@@ -177,12 +178,7 @@ class Changes:
         )
 
 
-def grade_of(line: SampleLine) -> float:
-    """Grade an answer as the evaluation does."""
-    return line.parts.get("exact", line.reward)
-
-
-def changes_of(lines: Iterable[SampleLine]) -> Changes:
+def changes_of(lines: Iterable[SampleLine], metrics: Mapping[str, Metric]) -> Changes:
     """Compare the first with the last evaluation that was kept."""
     early: dict[str, SampleLine] = {}
     late: dict[str, SampleLine] = {}
@@ -201,10 +197,27 @@ def changes_of(lines: Iterable[SampleLine]) -> Changes:
             late.setdefault(line.question, line)
     if last == first:
         return Changes()
-    return _sorted(Changes(first, last), early, late)
+    both = [*early.values(), *late.values()]
+    return _sorted(Changes(first, last), early, late, grades_by(metrics, both))
 
 
-def _sorted(changes: Changes, early: dict[str, SampleLine], late: dict[str, SampleLine]) -> Changes:
+def grades_by(
+    metrics: Mapping[str, Metric], lines: Iterable[SampleLine]
+) -> Callable[[SampleLine], float]:
+    """Return what grades an answer as evaluations do, by all the answers that are compared."""
+    parts: dict[str, list[dict[str, float]]] = {}
+    for line in lines:
+        parts.setdefault(line.environment, []).append(line.parts)
+    found = {name: metrics.get(name, Metric()).in_answers(own) for name, own in parts.items()}
+    return lambda line: found[line.environment].grade(line.reward, line.parts)
+
+
+def _sorted(
+    changes: Changes,
+    early: dict[str, SampleLine],
+    late: dict[str, SampleLine],
+    grade_of: Callable[[SampleLine], float],
+) -> Changes:
     """Count the questions of each kind, and show the first two or one of each."""
     kinds: dict[str, list[str]] = {"better": [], "worse": [], "right": [], "wrong": []}
     for question in sorted(late):
@@ -218,17 +231,17 @@ def _sorted(changes: Changes, early: dict[str, SampleLine], late: dict[str, Samp
     changes.better, changes.worse = len(kinds["better"]), len(kinds["worse"])
     changes.same = len(kinds["right"]) + len(kinds["wrong"])
     shown = kinds["better"][:2] + kinds["worse"][:1] + kinds["wrong"][:1] + kinds["right"][:1]
-    changes.shown = [_change(early[question], late[question]) for question in shown[:4]]
+    changes.shown = [_change(early[question], late[question], grade_of) for question in shown[:4]]
     return changes
 
 
-def _change(early: SampleLine, late: SampleLine) -> Change:
+def _change(early: SampleLine, late: SampleLine, grade_of: Callable[[SampleLine], float]) -> Change:
     note = ", ".join(f"{name}: {text}" for name, text in late.notes.items())
-    return Change(late.question, cut(late.prompt), cut(note), _answer(early), _answer(late))
-
-
-def _answer(line: SampleLine) -> Answer:
-    return Answer(line.step, grade_of(line), line.reward, cut(line.text), line.tokens, line.finish)
+    answers = [
+        Answer(e.step, grade_of(e), e.reward, cut(e.text), e.tokens, e.finish)
+        for e in (early, late)
+    ]
+    return Change(late.question, cut(late.prompt), cut(note), *answers)
 
 
 def cut(text: str) -> str:
@@ -347,6 +360,6 @@ def read_run(path: Path) -> Run:
         ),
         summary=folder.read_summary() if folder.state is RunState.FINISHED else {},
         lives=actor_lives(folder.path, curves, max_policy_lag=settings.run.max_policy_lag),
-        changes=changes_of(read_samples(folder.path)),
+        changes=changes_of(read_samples(folder.path), metrics_of(settings.run, settings.rewards)),
         versions=read_versions(folder.path),
     )

@@ -10,8 +10,8 @@ from console.display.snapshot import duration
 from console.run.run_folder import RunState
 from learner.reporting.figures import LEARNING, OFF_POLICY, SPEED, Plot
 
-from .curve_charts import accuracy_chart, curve_charts
-from .curves import lines_of
+from .curve_charts import curve_charts, reward_chart, score_chart
+from .curves import judged_by, lines_of
 from .drawing import Chart, buckets, mean, short
 from .record import Run, setting_of
 from .run_charts import actor_chart, lag_chart, phase_chart, ratio_chart, ratio_histogram
@@ -36,7 +36,9 @@ def headline(run: Run) -> str:
     text = f"{state} after {step:,} of {steps:,} batches"
     if len(run.evaluations) > 1:
         first, last = run.evaluations[0], run.evaluations[-1]
-        text += f"; held-out accuracy from {first.accuracy:.3f} to {last.accuracy:.3f}"
+        text += f"; held-out {last.result.title} from {first.score:.3f} to {last.score:.3f}"
+        if first.result.reward is not None and last.result.reward is not None:
+            text += f", held-out reward from {first.result.reward:.3f} to {last.result.reward:.3f}"
     return f"{text[0].upper()}{text[1:]}. Model: {run.settings.run.model}."
 
 
@@ -47,18 +49,19 @@ def tiles(run: Run) -> list[Tile]:
     waited_s = _sum(values["wait_s"][1:])  # the wait for the first batch is start-up
     tokens = _sum(values["completion_tokens"]) - _sum(values["reused_tokens"])
     evaluations = run.evaluations
-    best = max(evaluations, key=lambda e: e.accuracy, default=None)
+    best = max(evaluations, key=lambda e: e.score, default=None)
+    title = judged_by([evaluations])
     lags = sum(curves.lags.values())
     lag = sum(lag * count for lag, count in curves.lags.items()) / lags if lags else math.nan
     return [
         Tile(
-            "held-out accuracy",
-            f"{evaluations[-1].accuracy:.3f}" if evaluations else "-",
-            f"from {evaluations[0].accuracy:.3f}" if len(evaluations) > 1 else "",
+            f"held-out {title}",
+            f"{evaluations[-1].score:.3f}" if evaluations else "-",
+            f"from {evaluations[0].score:.3f}" if len(evaluations) > 1 else "",
         ),
         Tile(
-            "best accuracy",
-            f"{best.accuracy:.3f}" if best else "-",
+            f"best {title}",
+            f"{best.score:.3f}" if best else "-",
             f"after {best.step:,} batches" if best else "",
         ),
         Tile("batches", f"{curves.steps[-1]:,}", f"of {run.settings.run.steps:,}"),
@@ -100,9 +103,14 @@ class Row:
 def figure_rows(runs: Sequence[Run]) -> list[Row]:
     """Put the figures of the runs side by side."""
     return [
-        Row(same[0].label, [f"{t.value} ({t.note})" if t.note else t.value for t in same])
+        Row(_label(same), [f"{t.value} ({t.note})" if t.note else t.value for t in same])
         for same in zip(*(tiles(run) for run in runs), strict=True)
     ]
+
+
+def _label(same: Sequence[Tile]) -> str:
+    """Name a figure of several runs, whose held-out answers may be judged by different parts."""
+    return " or ".join(dict.fromkeys(tile.label for tile in same))
 
 
 def setting_rows(runs: Sequence[Run]) -> list[Row]:
@@ -156,8 +164,8 @@ class Section:
 
 def sections_of(runs: Sequence[Run]) -> list[Section]:
     """Draw all charts, those with a line for each run first."""
-    accuracies = [accuracy_chart(runs, over_time=over_time) for over_time in (False, True)]
-    known = [chart for chart in accuracies if chart is not None]
+    drawn = [score_chart(runs), score_chart(runs, over_time=True), reward_chart(runs)]
+    known = [chart for chart in drawn if chart is not None]
     sections = [
         _section("Learning", runs, LEARNING, before=known),
         _section("Off-policy", runs, OFF_POLICY, after=(ratio_chart, ratio_histogram, lag_chart)),

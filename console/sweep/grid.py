@@ -18,6 +18,7 @@ from statistics import fmean
 from configs.errors import SettingsError
 from configs.json_lines import number, read_rows
 from console.display.snapshot import duration
+from console.report.curves import judged_by
 from console.report.drawing import Point as Place
 from console.run.run_folder import RunFolder
 from console.verbs.compare import read_course
@@ -138,40 +139,45 @@ class Outcome:
     point: Point
     folder: Path
     state: str
-    accuracies: Sequence[Place]
-    """Batch and held-out accuracy of each evaluation."""
+    scores: Sequence[Place]
+    """Batch and held-out score of each evaluation."""
+    judged_by: str
+    """What the score is of, such as `accuracy`."""
     reward: float
     """Mean over the last batches; NaN before the first."""
     batches: int
     spent_s: float
 
     @property
-    def accuracy(self) -> float:
-        """Held-out accuracy of the last evaluation; NaN without one."""
-        return self.accuracies[-1][1] if self.accuracies else math.nan
+    def held_out(self) -> float:
+        """Held-out score of the last evaluation; NaN without one."""
+        return self.scores[-1][1] if self.scores else math.nan
 
     @property
     def figure(self) -> float:
-        """What a search makes as large as it can: held-out accuracy, or reward without one."""
-        return self.accuracy if math.isfinite(self.accuracy) else self.reward
+        """What a search makes as large as it can: held-out score, or reward without one."""
+        return self.held_out if math.isfinite(self.held_out) else self.reward
 
     @property
     def score(self) -> tuple[float, float]:
-        """Ranks runs: by held-out accuracy, then by reward; what is missing comes last."""
-        return _or_least(self.accuracy), _or_least(self.reward)
+        """Ranks runs: by held-out score, then by reward; what is missing comes last."""
+        return _or_least(self.held_out), _or_least(self.reward)
 
     def short_row(self) -> dict[str, str]:
         """Write it for a terminal: the name has the values."""
         row = self.row()
-        return {key: row[key] for key in ("run", "accuracy", "best", "reward", "batches", "state")}
+        return {
+            key: row[key] for key in ("run", "held out", "of", "best", "reward", "batches", "state")
+        }
 
     def row(self) -> dict[str, str]:
         """Write it for people."""
-        best = max(self.accuracies, key=lambda place: place[1], default=None)
+        best = max(self.scores, key=lambda place: place[1], default=None)
         return {
             "run": self.point.name,
             **self.point.values,
-            "accuracy": _figure(self.accuracy),
+            "held out": _figure(self.held_out),
+            "of": self.judged_by if self.scores else "-",
             "best": "-" if best is None else f"{best[1]:.3f} ({best[0]:.0f})",
             "reward": _figure(self.reward),
             "batches": f"{self.batches:,}",
@@ -190,7 +196,8 @@ def outcome_of(point: Point, folder: Path) -> Outcome:
         point=point,
         folder=folder,
         state=str(files.state),
-        accuracies=[(float(each.step), each.accuracy) for each in course.evaluations],
+        scores=[(float(each.step), each.score) for each in course.evaluations],
+        judged_by=judged_by([course.evaluations]),
         reward=fmean(rewards) if rewards else math.nan,
         batches=int(number(rows[-1], "step")) if rows else 0,
         spent_s=max(course.spent_by_step.values(), default=0.0),

@@ -9,6 +9,7 @@ from pathlib import Path
 from configs import durable
 from console.report.drawing import Chart, Key, Shape, Tick, frame_of, short
 from console.report.write import page_templates
+from learner.data.grades import MIXED
 
 from .grid import Axis, Outcome, ranked
 from .study import NUMBER
@@ -36,40 +37,40 @@ def write_sweep(path: Path, name: str, axes: Sequence[Axis], outcomes: Sequence[
 
 
 def _curves(outcomes: Sequence[Outcome]) -> Chart | None:
-    """Draw the held-out accuracy of all runs; colours are used again beyond eight."""
-    places = [place for each in outcomes for place in each.accuracies]
+    """Draw the held-out score of all runs; colours are used again beyond eight."""
+    places = [place for each in outcomes for place in each.scores]
     frame = frame_of([x for x, _ in places], [y for _, y in places], least=0.0, most=1.0)
     if frame is None:
         return None
     chart = Chart(
-        "Held-out accuracy",
+        f"Held-out {_title(outcomes)}",
         "Of each run, the best first.",
         x_ticks=frame.x_ticks(),
         y_ticks=frame.y_ticks(),
     )
     for number, each in enumerate(outcomes):
         style = f"c{number % COLOURS} d{min(number // COLOURS, 2)}"
-        chart.shapes.append(Shape(f"line {style}", frame.line(each.accuracies)))
+        chart.shapes.append(Shape(f"line {style}", frame.line(each.scores)))
         chart.legend.append(Key(f"line {style}", _label(each)))
         chart.spots += [
             frame.spot((x, y), f"{_label(each)}: {short(y)} after {x:.0f} batches", reach=5)
-            for x, y in each.accuracies
+            for x, y in each.scores
         ]
-    chart.summary = "; ".join(f"{_label(each)}: {short(each.accuracy)}" for each in outcomes)
+    chart.summary = "; ".join(f"{_label(each)}: {short(each.held_out)}" for each in outcomes)
     return chart
 
 
 def _scores(axis: Axis, outcomes: Sequence[Outcome]) -> Chart | None:
-    """Draw the last accuracy (the reward where there is none) of all runs over one setting."""
-    has_accuracy = any(math.isfinite(each.accuracy) for each in outcomes)
-    scores = [(each, each.accuracy if has_accuracy else each.reward) for each in outcomes]
+    """Draw the last score (the reward where there is none) of all runs over one setting."""
+    has_score = any(math.isfinite(each.held_out) for each in outcomes)
+    scores = [(each, each.held_out if has_score else each.reward) for each in outcomes]
     known = [(each, score) for each, score in scores if math.isfinite(score)]
     values = _ordered({each.point.values[axis.path] for each, _ in known})
     frame = frame_of([-0.5, len(values) - 0.5], [score for _, score in known], least=0.0)
     if frame is None:
         return None
     step = math.ceil(len(values) / LABELS)
-    what = "Held-out accuracy" if has_accuracy else "Reward"
+    what = f"Held-out {_title(outcomes)}" if has_score else "Reward"
     chart = Chart(
         f"{what} by {axis.path}",
         "A dot for each run, at its end.",
@@ -83,6 +84,11 @@ def _scores(axis: Axis, outcomes: Sequence[Outcome]) -> Chart | None:
         chart.spots.append(frame.spot((x, score), f"{_label(each)}: {short(score)}", reach=6))
     chart.summary = "; ".join(f"{_label(each)}: {short(score)}" for each, score in known)
     return chart
+
+
+def _title(outcomes: Sequence[Outcome]) -> str:
+    titles = {each.judged_by for each in outcomes if each.scores}
+    return titles.pop() if len(titles) == 1 else MIXED
 
 
 def _ordered(values: set[str]) -> list[str]:

@@ -36,7 +36,7 @@ app = typer.Typer(
 
 @app.command("list")
 def list_checkpoints(run: Run, as_json: AsJson = False) -> None:
-    """List the checkpoints, the oldest first; the best is the one with the best held-out accuracy.
+    """List the checkpoints, the oldest first; the best is that of the best held-out score.
 
     Example: `nyala checkpoint list runs/demo`
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -17,11 +17,22 @@ import typer
 from rich.console import Console
 
 from configs.errors import SettingsError
+from configs.loader import load
+from configs.settings import Settings
 from console.command_line import AsJson
 from console.display.display import print_line
 from console.display.snapshot import duration
-from console.report.curves import Evaluation, accumulated, durations, read_curves, read_evaluations
+from console.report.curves import (
+    Evaluation,
+    accumulated,
+    durations,
+    judged_by,
+    read_curves,
+    read_evaluations,
+)
+from console.report.record import grades_by
 from console.run.run_folder import RunFolder, run_folder_of
+from learner.data.grades import ACCURACY, REWARD, Metric, metrics_of
 from learner.reporting.samples import SampleLine, read_samples
 
 from .tables import Facts, print_facts
@@ -92,18 +103,21 @@ class Graded:
     """0 to 1 = right; a question that was asked several times has the mean."""
 
 
-def grades_of(lines: Iterable[SampleLine], *, run: str, step: int | None) -> Graded:
+def grades_of(
+    lines: Iterable[SampleLine], metrics: Mapping[str, Metric], *, run: str, step: int | None
+) -> Graded:
     """Read the grades of one evaluation.
 
     Args:
         lines: Samples of the run.
+        metrics: Environment -> what its answers are judged by.
         run: Its name, for the error.
         step: Which evaluation; None = the last.
 
     Raises:
         SettingsError: Its answers were not kept.
     """
-    found: dict[Question, list[float]] = defaultdict(list)
+    kept: list[SampleLine] = []
     steps: set[int] = set()
     newest = -1 if step is None else step
     for line in lines:
@@ -112,17 +126,58 @@ def grades_of(lines: Iterable[SampleLine], *, run: str, step: int | None) -> Gra
         steps.add(line.step)
         if step is None and line.step > newest:
             newest = line.step
-            found.clear()
+            kept.clear()
         if line.step == newest:
-            found[line.environment, line.question].append(line.parts.get("exact", line.reward))
-    if not found:
+            kept.append(line)
+    if not kept:
         there = ", ".join(map(str, sorted(steps))) or "none"
         raise SettingsError(
             f"{run} must have kept the answers of an evaluation"
             f"{'' if step is None else f' after {step} batches'}, got evaluations after: {there}; "
             f"set run.eval_episodes and run.samples.max_mb, or choose another with --step"
         )
+    grade_of, found = grades_by(metrics, kept), defaultdict(list)
+    for line in kept:
+        found[line.environment, line.question].append(grade_of(line))
     return Graded(newest, {question: fmean(grades) for question, grades in found.items()})
+
+
+def metrics_to_compare(
+    first: Settings, second: Settings, names: tuple[str, str], chosen: str | None
+) -> dict[str, Metric]:
+    """Return what the answers of two runs are judged by, environment by environment.
+
+    Args:
+        first: Settings of a run.
+        second: Of the other.
+        names: Of both.
+        chosen: A part of the reward in place of what each run is judged by, or `reward`.
+
+    Raises:
+        SettingsError: One run is judged by something else than the other.
+    """
+    metrics = [metrics_of(each.run, each.rewards) for each in (first, second)]
+    if chosen is not None:
+        return {name: Metric(chosen, chosen) for each in metrics for name in each}
+    for name in metrics[0].keys() & metrics[1].keys():
+        judges = [_judge(each, name) for each in (first, second)]
+        if judges[0] != judges[1]:
+            raise SettingsError(
+                f"two runs must be judged alike to be compared, got {judges[0]} for {names[0]} and "
+                f"{judges[1]} for {names[1]}; choose a part that both have, such as --metric exact"
+            )
+    return metrics[0] | metrics[1]
+
+
+def _judge(settings: Settings, name: str) -> str:
+    """Write what answers are judged by; a reward is that of the same functions and weights."""
+    metric = metrics_of(settings.run, settings.rewards)[name]
+    if metric.part != REWARD:
+        return metric.part
+    parts = [*settings.run.by_environment[name].reward_functions] or ["the environment's own score"]
+    weights = settings.rewards.weights
+    of = ", ".join(f"{weights[part]:g} x {part}" for part in weights) or ", ".join(parts)
+    return f"the reward ({of})"
 
 
 def shared(first: Graded, second: Graded) -> list[Question]:
@@ -142,14 +197,14 @@ def shared(first: Graded, second: Graded) -> list[Question]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Cost of an accuracy that two runs have reached: batches, time, tokens.
+# Cost of a score that two runs have reached: batches, time, tokens.
 
 KEYS = ("wall_s", "trained_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The first evaluation of a run that reached an accuracy."""
+    """The first evaluation of a run that reached a score."""
 
     step: int
     spent_s: float
@@ -168,12 +223,12 @@ class Course:
 
     @property
     def best(self) -> float:
-        """Highest held-out accuracy; 0 without an evaluation."""
-        return max((each.accuracy for each in self.evaluations), default=0.0)
+        """Highest held-out score; 0 without an evaluation."""
+        return max((each.score for each in self.evaluations), default=0.0)
 
-    def reached(self, accuracy: float) -> Reached:
-        """Find the first evaluation with at least this accuracy."""
-        first = next(each for each in self.evaluations if each.accuracy >= accuracy)
+    def reached(self, score: float) -> Reached:
+        """Find the first evaluation with at least this score."""
+        first = next(each for each in self.evaluations if each.score >= score)
         tokens = self.tokens_by_step.get(first.step, 0.0)
         return Reached(first.step, first.spent_s, tokens)
 
@@ -192,13 +247,16 @@ def read_course(folder: Path) -> Course:
     )
 
 
-def same_accuracy(first: Course, second: Course) -> float | None:
-    """Return the highest accuracy that both runs have reached.
+def same_score(first: Course, second: Course) -> float | None:
+    """Return the highest score that both runs have reached, judged by the same.
 
     None where it is not above what both began with: then there is nothing to time.
     """
+    titles = {e.result.title for course in (first, second) for e in course.evaluations}
+    if len(titles) != 1:
+        return None
     target = min(first.best, second.best)
-    began = [course.evaluations[0].accuracy for course in (first, second) if course.evaluations]
+    began = [course.evaluations[0].score for course in (first, second) if course.evaluations]
     return target if began and target > max(began) else None
 
 
@@ -216,7 +274,7 @@ class Difference:
     environment: str | None
     """None = all of them."""
     first: float
-    """Accuracy of the first run."""
+    """Score of the first run."""
     second: float
     interval: Interval
     """Of second less first."""
@@ -245,7 +303,9 @@ class Comparison:
     overall: Difference
     by_environment: Sequence[Difference]
     """Where there are several."""
-    accuracy: float | None
+    metric: str
+    """What answers are judged by."""
+    score: float | None
     """That both reached; None where neither rose to one."""
     reached: tuple[Reached, Reached] | None
 
@@ -254,16 +314,21 @@ class Comparison:
         return [self._result(), self._counts(), *([] if self.reached is None else [self._course()])]
 
     def _result(self) -> str:
-        a, b = self.names
-        found, interval = self.overall, self.overall.interval
+        (a, b), found = self.names, self.overall
+        first, second, interval = found.first, found.second, found.interval
+        if interval.excludes_zero and interval.mean > 0:  # the better one first, as it is read
+            (a, b), (first, second) = (b, a), (second, first)
+        elif interval.excludes_zero:
+            interval = Interval(-interval.mean, -interval.high, -interval.low)
+        by = "" if self.metric == ACCURACY else f" by {self.metric}"
         figures = (
-            f"{found.first:.3f} against {found.second:.3f} on the same {found.questions:,} "
+            f"{first:.3f} against {second:.3f}{by} on the same {found.questions:,} "
             f"held-out questions, {_points(interval.mean)} points (95 % interval "
             f"{_points(interval.low)} to {_points(interval.high)})"
         )
         if not interval.excludes_zero:
             return f"{a} and {b} cannot be told apart: {figures}"
-        return f"{b} is {'better' if interval.mean > 0 else 'worse'} than {a}: {figures}"
+        return f"{a} is better than {b}: {figures}"
 
     def _counts(self) -> str:
         (a, b), (step_a, step_b), found = self.names, self.steps, self.overall
@@ -279,7 +344,7 @@ class Comparison:
             f"{each.tokens:,.0f} trained tokens"
             for name, each in zip(self.names, self.reached, strict=True)
         ]
-        return f"held-out accuracy {self.accuracy:.3f} was reached {'; '.join(parts)}"
+        return f"held-out {self.metric} {self.score:.3f} was reached {'; '.join(parts)}"
 
     def as_json(self) -> dict[str, object]:
         """Return its fields."""
@@ -291,26 +356,31 @@ class Comparison:
         }
 
 
-def compare(first: Path, second: Path, *, step: int | None = None) -> Comparison:
+def compare(
+    first: Path, second: Path, *, step: int | None = None, metric: str | None = None
+) -> Comparison:
     """Compare two runs.
 
     Args:
         first: Folder of a run.
         second: Of the other.
         step: Batches after which both were evaluated; None = the last evaluation of each.
+        metric: Part of the reward to judge by, or `reward`; None = what the runs are judged by.
 
     Raises:
         SettingsError: One is no run, has kept no answers, or they share no question.
     """
     folders = [run_folder_of(path).path for path in (first, second)]
     a, b = (folder.name for folder in folders)
+    settings_a, settings_b = (load(RunFolder(folder).config) for folder in folders)
+    metrics = metrics_to_compare(settings_a, settings_b, (a, b), metric)
     graded_a, graded_b = (
-        grades_of(read_samples(folder), run=folder.name, step=step) for folder in folders
+        grades_of(read_samples(folder), metrics, run=folder.name, step=step) for folder in folders
     )
     questions = shared(graded_a, graded_b)
     environments = sorted({environment for environment, _ in questions})
     courses = [read_course(folder) for folder in folders]
-    accuracy = same_accuracy(*courses)
+    score = same_score(*courses) if metric is None else None
     return Comparison(
         names=(a, b) if a != b else (str(first), str(second)),
         steps=(graded_a.step, graded_b.step),
@@ -319,10 +389,9 @@ def compare(first: Path, second: Path, *, step: int | None = None) -> Comparison
             _difference(name, [q for q in questions if q[0] == name], graded_a, graded_b)
             for name in (environments if len(environments) > 1 else ())
         ],
-        accuracy=accuracy,
-        reached=None
-        if accuracy is None
-        else (courses[0].reached(accuracy), courses[1].reached(accuracy)),
+        metric=metric or judged_by(course.evaluations for course in courses),
+        score=score,
+        reached=None if score is None else (courses[0].reached(score), courses[1].reached(score)),
     )
 
 
@@ -366,6 +435,14 @@ def compare_runs(
             show_default=False,
         ),
     ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="Judge by this part of the reward, such as exact, or by reward. Default: as the "
+            "runs themselves (run.eval_metric).",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two runs on the held-out questions that both were asked.
@@ -375,7 +452,7 @@ def compare_runs(
 
     Example: `nyala compare runs/before runs/after`
     """
-    found = compare(first, second, step=step)
+    found = compare(first, second, step=step, metric=metric)
     if as_json:
         sys.stdout.write(json.dumps(found.as_json(), indent=2) + "\n")
         return

@@ -31,7 +31,7 @@ from console.display.snapshot import View, duration, figures
 from console.run.actor_watch import idle_reason
 from console.run.run_folder import RunFolder, RunState, run_folder_of
 
-CURVES = {"rewards", "accuracy_curve"}  # of the live view; the run's files have every batch
+CURVES = {"rewards", "score_curve"}  # of the live view; the run's files have every batch
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

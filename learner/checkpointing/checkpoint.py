@@ -440,7 +440,7 @@ class Checkpoints:
         """Remove all of this run's but the newest and the best; the one just saved is newest."""
         key = run_key(self._folder.parent)
         others = [path for path in self.all() if path != saved and is_own(path, key)]
-        accuracies = Journal(self._folder.parent).accuracies()
+        scores = Journal(self._folder.parent).scores()
         for path in others[: max(0, len(others) + 1 - self._keep)]:
-            if not may_be_best(path, [*others, saved], accuracies, self._is_evaluated):
+            if not may_be_best(path, [*others, saved], scores, self._is_evaluated):
                 durable.DISK.remove(path)

@@ -37,28 +37,28 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))  # as text, step 1000000 is before step 999999
 
 
-def best_of(paths: Iterable[Path], accuracies: Mapping[int, float]) -> Path | None:
-    """Return the checkpoint with the best held-out accuracy, the later of equal ones.
+def best_of(paths: Iterable[Path], scores: Mapping[int, float]) -> Path | None:
+    """Return the checkpoint with the best held-out score, the later of equal ones.
 
     Args:
         paths: Of checkpoints.
-        accuracies: Of the policy after a batch; None if no checkpoint has one.
+        scores: Of the policy after a batch; None if no checkpoint has one.
     """
-    evaluated = [path for path in paths if step_of(path) in accuracies]
-    return max(evaluated, key=lambda path: (accuracies[step_of(path)], step_of(path)), default=None)
+    evaluated = [path for path in paths if step_of(path) in scores]
+    return max(evaluated, key=lambda path: (scores[step_of(path)], step_of(path)), default=None)
 
 
 def may_be_best(
     path: Path,
     among: Iterable[Path],
-    accuracies: Mapping[int, float],
+    scores: Mapping[int, float],
     is_evaluated: Callable[[int], bool],
 ) -> bool:
     """Whether a checkpoint is the best of those that are evaluated, or its evaluation is open."""
     step = step_of(path)
-    is_open = step > max(accuracies, default=0)
+    is_open = step > max(scores, default=0)
     candidates = (each for each in among if is_evaluated(step_of(each)))
-    return is_evaluated(step) and (is_open or path == best_of(candidates, accuracies))
+    return is_evaluated(step) and (is_open or path == best_of(candidates, scores))
 
 
 def set_aside(path: Path) -> None:

@@ -17,13 +17,14 @@ from .verification import verify
 
 MIB = 2**20
 BEST = "best"
-"""Name of the checkpoint whose policy had the best held-out accuracy."""
+"""Name of the checkpoint whose policy had the best held-out score."""
 
 
 def listed(run_folder: Path) -> Iterator[Mapping[str, object]]:
     """Describe each checkpoint, the oldest first, without reading its tensors."""
-    paths, accuracies = checkpoints_of(run_folder), Journal(run_folder).accuracies()
-    best = best_of(paths, accuracies)
+    paths, journal = checkpoints_of(run_folder), Journal(run_folder)
+    results = journal.held_out()
+    best = best_of(paths, journal.scores())
     for path in paths:
         size = sum(file.stat().st_size for file in path.iterdir())
         written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
@@ -33,7 +34,8 @@ def listed(run_folder: Path) -> Iterator[Mapping[str, object]]:
             "MiB": round(size / MIB),
             "written": f"{written:%Y-%m-%d %H:%M:%S} UTC",
             "by": "this run" if is_own(path, run_key(run_folder)) else "another",
-            "held out": accuracies.get(step_of(path), ""),
+            "held out": result.score if (result := results.get(step_of(path))) else "",
+            "of": result.title if result else "",
             "is": BEST if path == best else "",
         }
 
@@ -68,7 +70,7 @@ def pruned(
     """
     key = run_key(run_folder)
     own = [path for path in checkpoints_of(run_folder) if is_own(path, key)]
-    best = best_of(own, Journal(run_folder).accuracies()) if keep_best else None
+    best = best_of(own, Journal(run_folder).scores()) if keep_best else None
     stay = {*own[-keep:], best}
     for path in own:
         if path in stay:
@@ -85,14 +87,14 @@ def checkpoints_of(run_folder: Path) -> list[Path]:
 
 
 def chosen(run_folder: Path, names: Sequence[str]) -> list[Path]:
-    """Find checkpoints by their names; `best` is the one with the best held-out accuracy.
+    """Find checkpoints by their names; `best` is the one with the best held-out score.
 
     Raises:
         CheckpointError: There is none of such a name.
     """
     paths = checkpoints_of(run_folder)
     found = {path.name: path for path in paths}
-    best = best_of(paths, Journal(run_folder).accuracies())
+    best = best_of(paths, Journal(run_folder).scores())
     found |= {BEST: best} if best is not None else {}
     for name in names:
         if name not in found:

@@ -26,14 +26,17 @@ from buffer.record.codec import decode_episode
 from buffer.record.episode import Episode, PolicyVersion
 from configs.errors import RecordError
 from configs.settings import RunSettings
+from configs.tables.algorithm import RewardSettings
 from configs.traces import trace_created
 
 from .curriculum import eval_task, eval_task_id, num_eval_tasks
+from .grades import ACCURACY, REWARD, Metric, mean_parts, metrics_of, title_of
 from .ledger import Ledger
+from .records import shape_reward
 from .retrying_store import RetryingStore
 
 # --------------------------------------------------------------------------------------------------
-# Figures of an evaluation's answers: accuracy, mean reward, avg@n and pass@k.
+# Figures of an evaluation's answers: score, mean reward, avg@n and pass@k.
 #
 # Legend of estimates: n sampled answers to a question, c of them right.
 
@@ -47,11 +50,6 @@ class Answer(NamedTuple):
     sample: int
     """0 = the greedy answer."""
     episode: Episode
-
-
-def exactness(episode: Episode) -> float:
-    """Grade an answer: 0 to 1 = right."""
-    return episode.reward_parts.get("exact", episode.reward)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -72,22 +70,22 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - comb(n - c, k) / comb(n, k)
 
 
-def figures_of(answers: Sequence[Answer]) -> dict[str, float]:
-    """Return `accuracy` and `reward` of the greedy answers, `avg@n` and `pass@k` of the others.
+def figures_of(answers: Sequence[Answer], metrics: Mapping[str, Metric]) -> dict[str, float]:
+    """Return `score` and `reward` of the greedy answers, `avg@n` and `pass@k` of the others.
 
     `avg@n` is the mean over questions of the mean grade of their answers, n the most that one of
     them has. `pass@k`, for powers of two up to n, is the mean over the questions that have at least
     k answers; an answer is right from a grade of 1 on. What has no answer is left out.
     """
     figures: dict[str, float] = {}
-    greedy = [answer.episode for answer in answers if answer.sample == 0]
+    greedy = [answer for answer in answers if answer.sample == 0]
     if greedy:
-        figures["accuracy"] = float(np.mean([exactness(episode) for episode in greedy]))
-        figures["reward"] = float(np.mean([episode.reward for episode in greedy]))
+        figures["score"] = float(np.mean([_grade(answer, metrics) for answer in greedy]))
+        figures[REWARD] = float(np.mean([answer.episode.reward for answer in greedy]))
     grades: dict[int, list[float]] = defaultdict(list)
     for answer in answers:
         if answer.sample > 0:
-            grades[answer.question].append(exactness(answer.episode))
+            grades[answer.question].append(_grade(answer, metrics))
     if grades:
         most = max(map(len, grades.values()))
         figures[f"avg@{most}"] = float(np.mean([np.mean(each) for each in grades.values()]))
@@ -98,15 +96,19 @@ def figures_of(answers: Sequence[Answer]) -> dict[str, float]:
 
 
 def environment_figures(
-    answers: Sequence[Answer], names: Sequence[str]
-) -> dict[str, dict[str, float]]:
-    """Return the figures of each environment, and its number of answers as `episodes`."""
-    found = {}
-    for name in names:
+    answers: Sequence[Answer], metrics: Mapping[str, Metric]
+) -> dict[str, dict[str, float | str]]:
+    """Return the figures of each environment, their `metric`, and its answers as `episodes`."""
+    found: dict[str, dict[str, float | str]] = {}
+    for name, metric in metrics.items():
         own = [answer for answer in answers if answer.environment == name]
         if own:
-            found[name] = {**figures_of(own), "episodes": len(own)}
+            found[name] = {**figures_of(own, metrics), "episodes": len(own), "metric": metric.title}
     return found
+
+
+def _grade(answer: Answer, metrics: Mapping[str, Metric]) -> float:
+    return metrics[answer.environment].grade(answer.episode.reward, answer.episode.reward_parts)
 
 
 def _passed(grades: Sequence[float], k: int) -> float:
@@ -131,14 +133,19 @@ class Evaluation:
 
     step: int
     """Batches trained by the policy that answered."""
-    accuracy: float
-    """Mean of the reward's part `exact` (of the reward itself where it has no such part), of greedy
-    answers."""
+    metric: str
+    """What answers are judged by: `accuracy`, `reward`, or the name of another part."""
+    score: float
+    """Mean of it, of greedy answers."""
+    accuracy: float | None
+    """That score where it is the environment's own part `exact`, and is trained."""
     reward: float
-    """Of greedy answers."""
+    """Of greedy answers, as it is trained."""
+    parts: dict[str, float]
+    """Mean of each part of the reward, of the greedy answers that have it."""
     sampled: dict[str, float]
     """`avg@n` and `pass@k` of sampled answers; empty where none are asked for."""
-    environments: dict[str, dict[str, float]]
+    environments: dict[str, dict[str, float | str]]
     """Name of an environment -> the same figures of its answers alone."""
     episodes: int
     """Answers that arrived in time."""
@@ -154,15 +161,18 @@ class Evaluation:
 
 def log_result(evaluation: Evaluation) -> None:
     """Log it, and that of each environment where there are several."""
-    figures = {"accuracy": evaluation.accuracy, **evaluation.sampled}
+    figures = {evaluation.metric: evaluation.score, REWARD: evaluation.reward, **evaluation.sampled}
     log.info("evaluated", step=evaluation.step, **_rounded(figures))
     if len(evaluation.environments) > 1:
-        for name, figures in evaluation.environments.items():
-            log.info("evaluated", step=evaluation.step, environment=name, **_rounded(figures))
+        for name, of_it in evaluation.environments.items():
+            log.info("evaluated", step=evaluation.step, environment=name, **_rounded(of_it))
 
 
-def _rounded(figures: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(figure, 4) for name, figure in figures.items()}
+def _rounded(figures: Mapping[str, float | str]) -> dict[str, float | str]:
+    return {
+        name: figure if isinstance(figure, str) else round(figure, 4)
+        for name, figure in figures.items()
+    }
 
 
 def is_due(run: RunSettings, step: int) -> bool:
@@ -199,6 +209,7 @@ class Evaluations:
         store: RetryingStore,
         run: RunSettings,
         *,
+        rewards: RewardSettings,
         ledger: Ledger,
         timeout_s: float,
         report: Callable[[Evaluation], None],
@@ -207,6 +218,8 @@ class Evaluations:
     ) -> None:
         self._store = store
         self._run = run
+        self._rewards = rewards
+        self._metrics = metrics_of(run, rewards)
         self._timeout_s = timeout_s
         self._lineage = ledger.lineage
         self._ledger = ledger
@@ -265,20 +278,27 @@ class Evaluations:
     def _close(self, round_: _Open, records: Mapping[int, bytes], now: float) -> None:
         answers = self._answers(round_.step, records)
         self._keep(round_.step, answers)
-        figures = figures_of(answers)
-        if "accuracy" not in figures:
+        metrics = self._found_in(answers)
+        figures = figures_of(answers, metrics)
+        if "score" not in figures:
             log.warning("an evaluation had no greedy answer", step=round_.step)
             return
         episodes = [answer.episode for answer in answers]
+        greedy = [answer for answer in answers if answer.sample == 0]
+        title = title_of(metrics[answer.environment] for answer in greedy)
+        score = figures.pop("score")
         writers = [{span.version for span in e.completion.versions} for e in episodes]
         evaluated = PolicyVersion(self._lineage, round_.step)
         self._report(
             Evaluation(
                 step=round_.step,
-                accuracy=figures.pop("accuracy"),
-                reward=figures.pop("reward"),
+                metric=title,
+                score=score,
+                accuracy=score if title == ACCURACY else None,
+                reward=figures.pop(REWARD),
+                parts=mean_parts([answer.episode.reward_parts for answer in greedy]),
                 sampled=figures,
-                environments=environment_figures(answers, self._names),
+                environments=environment_figures(answers, metrics),
                 episodes=len(answers),
                 expected=num_eval_tasks(self._run),
                 versions=[list(version) for version in sorted(set().union(*writers))],
@@ -286,6 +306,21 @@ class Evaluations:
                 wall_s=round(now - round_.created, 3),
             )
         )
+
+    def _found_in(self, answers: Sequence[Answer]) -> dict[str, Metric]:
+        """Return what the answers of each environment can be judged by."""
+        found = {}
+        for name, metric in self._metrics.items():
+            parts = [each.episode.reward_parts for each in answers if each.environment == name]
+            found[name] = metric.in_answers(parts)
+            if parts and found[name].part != metric.part == self._run.eval_metric:
+                log.warning(
+                    "no answer has the part that run.eval_metric names",
+                    eval_metric=metric.part,
+                    environment=name,
+                    parts=sorted(set().union(*parts)),
+                )
+        return found
 
     def _answers(self, step: int, records: Mapping[int, bytes]) -> list[Answer]:
         """Read records; what a task asked follows from its number in the round."""
@@ -295,6 +330,11 @@ class Evaluations:
             sample, question = divmod(task_id - first, self._mixture.num_questions)
             environment = self._mixture.held_out(question).environment
             if (episode := _read(record)) is not None:
+                episode = shape_reward(
+                    episode,
+                    self._rewards,
+                    max_completion_tokens=self._run.max_completion_tokens,
+                )
                 answers.append(Answer(self._names[environment], question, sample, episode))
         return answers
 

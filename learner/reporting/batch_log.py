@@ -19,6 +19,7 @@ from configs.fleet import cost, overspent
 from configs.settings import FleetSettings
 from configs.traces import trace_batch
 from learner.data.claims import ClaimedBatch
+from learner.data.grades import ACCURACY
 from learner.data.group_filter import DropCounts
 from learner.training.guards import Alert
 from learner.training.step import TrainedBatch
@@ -265,7 +266,8 @@ def _costs(
     spent = cost(fleet, totals.actor_s)
     if spent is None:
         return {}
-    gained = evaluations[-1]["accuracy"] - evaluations[0]["accuracy"] if evaluations else 0.0
+    right = [line[ACCURACY] for line in evaluations if line.get(ACCURACY) is not None]
+    gained = right[-1] - right[0] if right else 0.0
     tokens = totals.trained_tokens / 1e6
     return {
         "actor_hours": round(totals.actor_s / 3600, 4),

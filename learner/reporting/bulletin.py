@@ -15,6 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from configs.errors import RecordError
+from learner.data.grades import held_out
 
 from .figures import FIGURES
 
@@ -105,7 +106,7 @@ RECENT = 20  # batches: enough to smooth single ones, few enough to follow the r
 MAX_BYTES = 64 * 1024  # ten times what a run with two environments has
 OF_A_BATCH = tuple(figure.key for figure in FIGURES if figure.live)
 OF_THE_NEWEST = tuple(figure.key for figure in FIGURES if figure.live == "newest")
-OF_AN_EVALUATION = ("step", "accuracy", "environments")
+OF_AN_EVALUATION = ("step", "metric", "score", "accuracy", "reward", "environments")
 
 Line: TypeAlias = Mapping[str, object]
 """Of `metrics.jsonl` or `eval.jsonl`."""
@@ -119,8 +120,8 @@ class Bulletin:
         self._ends: list[dict[str, object]] = []
         self.rewards = Curve()
         """Mean sampled reward of each batch."""
-        self.accuracies = Curve()
-        """Held-out accuracy of each evaluation."""
+        self.scores = Curve()
+        """Score of each evaluation."""
 
     @property
     def batches(self) -> list[dict[str, object]]:
@@ -146,7 +147,8 @@ class Bulletin:
         """Take a line of `eval.jsonl`."""
         kept = {name: line[name] for name in OF_AN_EVALUATION if name in line}
         self._ends = [*self._ends[:1], kept]
-        self.accuracies.add(_number(line, "accuracy"))
+        result = held_out(line)
+        self.scores.add(0.0 if result is None else result.score)
 
     def forget_batches(self) -> None:
         """Begin anew: a learner that resumes has taken lines back."""
@@ -156,7 +158,7 @@ class Bulletin:
     def forget_evaluations(self) -> None:
         """Begin anew."""
         self._ends = []
-        self.accuracies = Curve()
+        self.scores = Curve()
 
     def encode(self) -> bytes | None:
         """Write it as JSON; None where it would be too large."""
@@ -165,7 +167,7 @@ class Bulletin:
                 "batches": self.batches,
                 "evaluations": self.evaluations,
                 "rewards": [round(value, 4) for value in self.rewards.points],
-                "accuracies": [round(value, 4) for value in self.accuracies.points],
+                "scores": [round(value, 4) for value in self.scores.points],
             },
             default=str,
         ).encode()
@@ -190,7 +192,7 @@ class Bulletin:
         for evaluation in told.evaluations[-2:]:
             bulletin.add_evaluation(evaluation)
         bulletin.rewards = Curve(told.rewards)
-        bulletin.accuracies = Curve(told.accuracies)
+        bulletin.scores = Curve(told.scores)
         return bulletin
 
 
@@ -198,7 +200,7 @@ class _Told(msgspec.Struct):
     batches: list[dict[str, object]]
     evaluations: list[dict[str, object]]
     rewards: list[float]
-    accuracies: list[float]
+    scores: list[float]
 
 
 def _number(line: Line, name: str) -> float:

@@ -17,6 +17,7 @@ from typing import Any
 from buffer.operations.values import Stats
 from configs import durable
 from configs.settings import RunSettings
+from learner.data.grades import ACCURACY, HeldOut, held_out
 from learner.training.guards import GuardState
 from learner.weights.log import paused_fraction
 
@@ -47,15 +48,9 @@ def summarise(
     """
     paused = paused_fraction(run.folder)
     span_s = totals.busy_span_s
-    accuracy = {line["step"]: line["accuracy"] for line in evaluations}
     last = next((line for line in evaluations if line["step"] == run.steps), {})
-    by_environment = last.get("environments") if run.environments else None
     return {
-        "held_out_accuracy_before": accuracy.get(0),
-        "held_out_accuracy_after": accuracy.get(run.steps),
-        "held_out_accuracy_by_environment": {
-            name: figures.get("accuracy") for name, figures in (by_environment or {}).items()
-        },
+        **_held_out(run, evaluations),
         "held_out_sampled": last.get("sampled", {}),
         "steps": run.steps,
         "episodes": totals.episodes,
@@ -80,6 +75,29 @@ def summarise(
         "tasks_dead": stats.dead,
         "tasks_cancelled": stats.cancelled,
     }
+
+
+def _held_out(run: RunSettings, evaluations: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+    """Return score and reward before and after, under the name of what answers are judged by."""
+    results = {line["step"]: result for line in evaluations if (result := held_out(line))}
+    before, after = results.get(0), results.get(run.steps)
+    newest = after or before
+    title = newest.title if newest else ACCURACY
+    name = f"held_out_{title.replace(' ', '_')}"
+    last = next((line for line in evaluations if line["step"] == run.steps), {})
+    by_environment = (last.get("environments") or {}) if run.environments else {}
+    of_each = {each: held_out(figures) for each, figures in by_environment.items()}
+    figures: dict[str, object] = {
+        f"{name}_before": before.score if before and before.title == title else None,
+        f"{name}_after": after.score if after else None,
+        f"{name}_by_environment": {
+            each: result.score if result else None for each, result in of_each.items()
+        },
+    }
+    for when, result in (("before", before), ("after", after)):
+        if result is not None and result.reward is not None:
+            figures[f"held_out_reward_{when}"] = result.reward
+    return figures
 
 
 # --------------------------------------------------------------------------------------------------
@@ -118,13 +136,19 @@ class Journal:
                 parsed.append(figures)
         return parsed
 
-    def accuracies(self) -> dict[int, float]:
-        """Read the held-out accuracy of each evaluation: step -> accuracy."""
+    def held_out(self) -> dict[int, HeldOut]:
+        """Read the result of each evaluation: step -> score, and what it is of."""
         return {
-            int(str(line["step"])): float(accuracy)
+            int(str(line["step"])): result
             for line in self.lines("eval")
-            if isinstance(accuracy := line.get("accuracy"), int | float)
+            if (result := held_out(line)) is not None
         }
+
+    def scores(self) -> dict[int, float]:
+        """Return step -> score, of what the newest evaluation was judged by."""
+        results = self.held_out()
+        newest = results[max(results)].title if results else ""
+        return {step: each.score for step, each in results.items() if each.title == newest}
 
     def rewind(self, step: int) -> None:
         """Remove the lines of later steps: the learner resumes after `step`."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from buffer.record.episode import Episode
-from buffer.record.wire import MAX_ENTRIES
+from learner.data.grades import mean_parts
 from learner.data.group_filter import by_length
 from learner.data.policy_lag import Int64, token_lags
 from learner.profiling import TRAINING, Measured
@@ -80,7 +80,7 @@ def batch_figures(
         trained_tokens=len(lags_N),
         reward_mean=float(rewards.mean()),
         reward_std=float(rewards.std()),
-        reward_parts=_reward_parts(episodes),
+        reward_parts=mean_parts([episode.reward_parts for episode in episodes]),
         zero_variance_groups=_zero_variance_groups(episodes),
         response_length_mean=float(np.mean(lengths)),
         response_length_max=max(lengths),
@@ -146,17 +146,6 @@ def _trained_lags(
         for episode in episodes
     ]
     return np.concatenate(lags) if lags else np.zeros(0, dtype=np.int64)
-
-
-def _reward_parts(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Mean of each named part, over the episodes that have it."""
-    parts: dict[str, list[float]] = defaultdict(list)
-    for episode in episodes:
-        for name, value in episode.reward_parts.items():
-            parts[name].append(value)
-    # Actors choose the names, and a line of metrics has a bounded length.
-    usual = sorted(parts, key=lambda name: (-len(parts[name]), name))[:MAX_ENTRIES]
-    return {name: float(np.mean(parts[name])) for name in sorted(usual)}
 
 
 def _zero_variance_groups(episodes: Sequence[Episode]) -> int:

@@ -43,11 +43,18 @@ PHASE = Metric(
     "Time in each phase of batches; `wait` is the learner's idle time.",
     label="phase",
 )
-ACCURACY = Metric(
-    "nyala_learner_accuracy_ratio",
+SCORE = Metric(
+    "nyala_learner_held_out_score",
     "gauge",
-    "0 to 1",
-    "Held-out accuracy of the last evaluation.",
+    "1",
+    "Held-out score of the last evaluation, by what `run.eval_metric` chooses.",
+    label="environment",
+)
+HELD_OUT_REWARD = Metric(
+    "nyala_learner_held_out_reward",
+    "gauge",
+    "reward",
+    "Mean reward of held-out answers in the last evaluation.",
     label="environment",
 )
 PUBLISHED = Metric(
@@ -65,7 +72,7 @@ METRICS = (
     *CARD_METRICS,
     *(BATCHES, STEP, PHASE),
     *(metric for figure, metric in OF_FIGURES if metric.label or figure.is_total),
-    *(ACCURACY, PUBLISHED, PUBLISH),
+    *(SCORE, HELD_OUT_REWARD, PUBLISHED, PUBLISH),
 )
 
 
@@ -86,7 +93,7 @@ class LearnerPage:
         self._names = {key: Counter[str]() for key, metric in SUMMED if metric.label}
         self._steps = Histogram(SECONDS)
         self._phases = dict.fromkeys(PHASES, 0.0)
-        self._accuracy: dict[str, float] = {}
+        self._evaluated: Mapping[str, Mapping[str, Any]] = {}
         self._publishes = Histogram(SECONDS)
         self._published = 0
 
@@ -116,10 +123,7 @@ class LearnerPage:
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """Take over the result of an evaluation."""
-        by_name = evaluation.environments
-        self._accuracy = {
-            name: figures["accuracy"] for name, figures in by_name.items() if "accuracy" in figures
-        }
+        self._evaluated = evaluation.environments
 
     def delivered(self, sent: Sent) -> None:
         """Count the delivery of a version."""
@@ -135,10 +139,14 @@ class LearnerPage:
             BATCHES.name: sum(self._steps.counts),
             STEP.name: self._steps,
             PHASE.name: self._phases,
-            ACCURACY.name: self._accuracy,
+            SCORE.name: self._of_evaluation("score"),
+            HELD_OUT_REWARD.name: self._of_evaluation("reward"),
             PUBLISHED.name: self._published,
             PUBLISH.name: self._publishes,
         }
+
+    def _of_evaluation(self, key: str) -> dict[str, float]:
+        return {name: each[key] for name, each in self._evaluated.items() if key in each}
 
     def _value(self, figure: Figure, metric: Metric) -> Value | None:
         if figure.key in self._sums:

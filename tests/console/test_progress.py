@@ -15,6 +15,11 @@ from console.display.progress import Progress, RunProgress, Stages, summarise
 from console.display.snapshot import View, duration, figures
 from console.report.curve_charts import smooth
 from console.run.run_folder import RunFolder
+from learner.data.grades import HeldOut
+
+
+def scored(score):
+    return HeldOut("accuracy", score, None)
 
 
 def row(step, **fields):
@@ -35,15 +40,15 @@ def write(path, *rows):
 
 def test_nothing_is_known_before_the_first_batch():
     assert summarise([], {}, steps=9) == Progress(0, 9)
-    assert summarise([], {0: 0.25}, steps=9).accuracy == 0.25
+    assert summarise([], {0: scored(0.25)}, steps=9).held_out == scored(0.25)
 
 
 def test_figures_of_the_recent_batches():
-    progress = summarise([row(k) for k in range(1, 6)], {0: 0.1, 5: 0.7}, steps=25)
+    progress = summarise([row(k) for k in range(1, 6)], {0: scored(0.1), 5: scored(0.7)}, steps=25)
 
     assert progress.step == 5
     assert progress.reward == pytest.approx(0.5)
-    assert (progress.accuracy_before, progress.accuracy) == (0.1, 0.7)
+    assert (progress.held_out_before, progress.held_out) == (scored(0.1), scored(0.7))
     assert progress.tokens_per_s == pytest.approx(150)
     assert progress.trained_tokens_per_s == pytest.approx(100)
     assert progress.idle_fraction == pytest.approx(0.25)
@@ -90,14 +95,14 @@ def test_a_learner_that_comes_back_takes_its_progress_back(tmp_path):
     progress = RunProgress(folder, steps=10)
     write(folder.metrics, row(1), row(2), row(3))
     write(folder.evaluations, {"step": 0, "accuracy": 0.1}, {"step": 3, "accuracy": 0.9})
-    assert (progress.look().step, progress.look().accuracy) == (3, 0.9)
+    assert (progress.look().step, progress.look().held_out) == (3, scored(0.9))
 
     write(tmp_path / "new", row(1))
     (tmp_path / "new").replace(folder.metrics)
     write(tmp_path / "new", {"step": 0, "accuracy": 0.1})
     (tmp_path / "new").replace(folder.evaluations)
 
-    assert (progress.look().step, progress.look().accuracy) == (1, 0.1)
+    assert (progress.look().step, progress.look().held_out) == (1, scored(0.1))
 
 
 def test_the_newest_accuracy_of_each_environment_is_shown_where_there_are_several(tmp_path):
@@ -105,7 +110,7 @@ def test_the_newest_accuracy_of_each_environment_is_shown_where_there_are_severa
     progress = RunProgress(folder, steps=10)
     one = {"step": 0, "accuracy": 0.1, "environments": {"sums": {"accuracy": 0.1}}}
     write(folder.evaluations, one)
-    assert progress.look().accuracies == {}
+    assert progress.look().scores == {}
 
     both = {"sums": {"accuracy": 0.5}, "words": {"accuracy": 0.25}, "late": {"episodes": 0}}
     write(folder.evaluations, one, {"step": 3, "accuracy": 0.4, "environments": both})
@@ -184,7 +189,7 @@ def test_plain_lines_tell_each_stage_once_and_figures_now_and_then():
             display.show(view(0))
         for step in range(1, 11):
             now[0] += 1
-            display.show(view(step, reward=0.25, accuracy=0.5, eta_s=65))
+            display.show(view(step, reward=0.25, held_out=scored(0.5), eta_s=65))
         display.show(view(10))
 
     lines = out.getvalue().splitlines()

@@ -21,8 +21,8 @@ UNBOUNDED = ("episodes_by_actor",)
 """Tables of which only the number of entries is a figure: names of actors have no end."""
 STUTTER = re.compile(r"^(reward|response|policy_lag|reused?|dropped)_")
 """What the name of a group repeats of a key."""
-OF_EVALUATION = ("accuracy", "reward", "sampled", "environments", "episodes", "expected",
-    "off_version", "wall_s")  # fmt: skip
+OF_EVALUATION = ("score", "accuracy", "reward", "parts", "sampled", "environments", "episodes",
+    "expected", "off_version", "wall_s")  # fmt: skip
 """Keys of `eval.jsonl` that are figures; all are in the group `eval`."""
 OTHER = re.compile(r"[^A-Za-z0-9_.-]")
 """Characters that a part of MLflow's names may not have."""

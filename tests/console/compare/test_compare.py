@@ -36,9 +36,9 @@ def test_a_run_that_answers_more_is_better(tmp_path):
     assert (found.overall.first, found.overall.second) == (0.5, 0.65)
     assert (found.overall.better, found.overall.worse, found.overall.same) == (30, 0, 170)
     assert found.sentences()[0].startswith(
-        "b is better than a: 0.500 against 0.650 on the same 200 held-out questions, +15.0 points"
+        "b is better than a: 0.650 against 0.500 on the same 200 held-out questions, +15.0 points"
     )
-    assert compare(b, a).sentences()[0].startswith("a is worse than b: 0.650 against 0.500")
+    assert compare(b, a).sentences()[0].startswith("b is better than a: 0.650 against 0.500")
 
 
 def test_runs_that_win_as_often_as_they_lose_cannot_be_told_apart(tmp_path):
@@ -94,7 +94,7 @@ def test_time_and_tokens_are_those_of_the_same_accuracy(tmp_path):
 
     found = compare(a, b)
 
-    assert found.accuracy == 0.5
+    assert found.score == 0.5
     assert found.reached is not None
     assert [(each.step, each.spent_s, each.tokens) for each in found.reached] == [
         (4, 6.0, 400.0),

@@ -150,11 +150,12 @@ def test_the_best_run_comes_first_and_the_page_has_all(tmp_path):
             answers(folder, step=4, grades={"x": accuracy})
         outcomes.append(outcome_of(point, folder))
 
-    assert [each.accuracy for each in ranked(outcomes)][:3] == [0.75, 0.5, 0.25]
+    assert [each.held_out for each in ranked(outcomes)][:3] == [0.75, 0.5, 0.25]
     assert ranked(outcomes)[0].row() == {
         "run": "r-lr_3e-6",
         "learner.lr": "3e-6",
-        "accuracy": "0.750",
+        "held out": "0.750",
+        "of": "accuracy",
         "best": "0.750 (4)",
         "reward": "0.357",
         "batches": "4",

@@ -45,7 +45,7 @@ def test_the_best_stays_and_so_does_one_that_may_become_it(tmp_path: Path) -> No
     _save(kept, 7)
     assert _steps(kept) == ["6", "7"], "the later of equal ones"
 
-    assert best_of(kept.all(), Journal(tmp_path / "kept").accuracies()) == kept.path_of(6)
+    assert best_of(kept.all(), Journal(tmp_path / "kept").scores()) == kept.path_of(6)
     assert best_of(kept.all(), {}) is None
 
 

@@ -13,7 +13,9 @@ from broker.protocol.messages import TaskSpec
 from buffer import operations
 from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
-from learner.data.evaluation import Evaluation, Evaluations, exactness, is_due, round_tasks
+from configs.tables.algorithm import RewardSettings
+from learner.data.evaluation import Evaluation, Evaluations, is_due, round_tasks
+from learner.data.grades import Metric, metrics_of
 from learner.data.retrying_store import RetryingStore
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import answer_leases, begin_run, new_ledger, tiny_settings
@@ -51,6 +53,7 @@ def _evaluations(
     return Evaluations(
         RetryingStore(store),
         settings.run,
+        rewards=settings.rewards,
         ledger=new_ledger(1),
         timeout_s=settings.learner.eval_timeout_s,
         report=reported.append,
@@ -110,6 +113,7 @@ def _of_two(
     return Evaluations(
         RetryingStore(store),
         run,
+        rewards=RewardSettings(),
         ledger=new_ledger(1),
         timeout_s=10,
         report=reported.append,
@@ -129,11 +133,12 @@ def test_each_question_of_each_environment_is_answered_greedily_and_sampled(
     evaluations.collect()
 
     (result,) = reported
-    assert (result.accuracy, result.episodes, result.expected) == (1.0, 12, 12)
+    assert (result.score, result.episodes, result.expected) == (1.0, 12, 12)
     assert result.sampled == {"avg@3": 2 / 3, "pass@1": 2 / 3, "pass@2": 2 / 3}
     assert result.environments == {
         "sums": {
-            "accuracy": 1.0,
+            "metric": "accuracy",
+            "score": 1.0,
             "reward": 1.0,
             "avg@3": 1.0,
             "pass@1": 1.0,
@@ -141,7 +146,8 @@ def test_each_question_of_each_environment_is_answered_greedily_and_sampled(
             "episodes": 8,
         },
         "exam": {
-            "accuracy": 1.0,
+            "metric": "accuracy",
+            "score": 1.0,
             "reward": 1.0,
             "avg@3": 0.0,
             "pass@1": 0.0,
@@ -169,7 +175,7 @@ def test_answers_of_lost_actors_are_asked_again_or_counted_as_missing(
 
     (result,) = reported
     assert (result.episodes, result.expected) == (10, 12)
-    assert sum(each["episodes"] for each in result.environments.values()) == 10
+    assert sum(int(each["episodes"]) for each in result.environments.values()) == 10
 
 
 def test_a_round_without_a_greedy_answer_has_no_line(
@@ -298,8 +304,70 @@ def test_rounds_are_due_at_both_ends_and_in_between(tmp_path: Path) -> None:
     assert not is_due(run.model_copy(update={"eval_episodes": 0}), 0)
 
 
-def test_a_reward_without_an_exact_part_is_its_own_accuracy() -> None:
-    episode = make_episode(reward=0.25)
+def _judged(
+    tmp_path: Path,
+    parts: dict[str, float],
+    *,
+    weights: dict[str, float] | None = None,
+    **run: object,
+) -> tuple[str, float]:
+    """Name what an answer with a reward of .25 is judged by, and grade it."""
+    settings = tiny_settings(tmp_path, run=run).run
+    rewards = RewardSettings(weights=weights or {})
+    (metric,) = metrics_of(settings, rewards).values()
+    found = metric.in_answers([parts])
+    return found.title, found.grade(0.25, parts)
 
-    assert exactness(replace(episode, reward_parts={})) == 0.25
-    assert exactness(replace(episode, reward_parts={"exact": 1.0})) == 1.0
+
+def test_answers_are_judged_by_what_is_trained(tmp_path: Path) -> None:
+    """Of whichever reward that is, with the name that says whose it is."""
+    own, parts = "rewards.py:number", {"exact": 0.0, "number": 1.0}
+
+    assert _judged(tmp_path, {"exact": 1.0}) == ("accuracy", 1.0)
+    assert _judged(tmp_path, {}) == ("reward", 0.25), "a game that says nothing of success"
+    assert _judged(tmp_path, parts, reward=own) == ("reward", 0.25)
+    assert _judged(tmp_path, parts, eval_metric="number", reward=own) == ("number", 1.0)
+    assert _judged(tmp_path, parts, eval_metric="exact", reward=own) == (
+        "accuracy of the environment",
+        0.0,
+    )
+    assert _judged(tmp_path, {"exact": 1.0}, eval_metric="reward") == ("reward", 0.25)
+    assert _judged(tmp_path, {"exact": 1.0}, weights={"format": 1.0}) == ("reward", 0.25)
+    assert _judged(tmp_path, {"exact": 1.0}, weights={"exact": 2.0}) == ("accuracy", 1.0)
+
+
+def test_a_part_that_no_answer_has_judges_none_and_one_that_some_have_counts_0() -> None:
+    metric = Metric("number", "number")
+
+    assert metric.in_answers([{"exact": 1.0}]).title == "reward"
+    assert metric.in_answers([{"number": 1.0}, {}]).grade(1.0, {}) == 0.0
+
+
+def test_the_held_out_reward_is_weighed_as_that_of_training(
+    store: Store, tmp_path: Path, clock: FakeClock
+) -> None:
+    """`rewards.weights` without `exact`: neither it nor the actor's own sum is what is trained."""
+    settings = tiny_settings(tmp_path, run={"eval_episodes": 4})
+    reported: list[Evaluation] = []
+    evaluations = Evaluations(
+        RetryingStore(store),
+        settings.run,
+        rewards=RewardSettings(weights={"format": 2.0}),
+        ledger=new_ledger(1),
+        timeout_s=10,
+        report=reported.append,
+        clock=clock,
+    )
+    evaluations.begin(2)
+
+    def answer(task_id: int, spec: TaskSpec) -> Episode:
+        return replace(_answer(task_id, spec), reward_parts={"exact": 0.0, "format": 0.75})
+
+    assert answer_leases(store, (1, 2), answer) == 4
+    clock.now = 1.0
+    evaluations.collect()
+
+    (result,) = reported
+    assert (result.metric, result.score, result.reward) == ("reward", 1.5, 1.5)
+    assert result.accuracy is None, "nobody trains it"
+    assert result.parts == {"exact": 0.0, "format": 0.75}

@@ -31,7 +31,7 @@ def test_it_says_over_the_wire_what_the_files_say():
 
     told = progress_of(Bulletin.decode(sent(recorded())), steps=120)
 
-    for name in ("step", "reward", "accuracy", "accuracy_before", "tokens_per_s", "policy_lag"):
+    for name in ("step", "reward", "held_out", "held_out_before", "tokens_per_s", "policy_lag"):
         assert getattr(told, name) == getattr(from_files, name)
     assert (told.phases, told.dropped, told.eta_s) == (
         from_files.phases,
@@ -39,7 +39,7 @@ def test_it_says_over_the_wire_what_the_files_say():
         from_files.eta_s,
     )
     assert told.rewards == pytest.approx(from_files.rewards, abs=1e-4)
-    assert told.accuracy_curve == pytest.approx(from_files.accuracy_curve, abs=1e-4)
+    assert told.score_curve == pytest.approx(from_files.score_curve, abs=1e-4)
 
 
 def test_it_has_the_newest_batches_alone_however_long_the_run_is():
@@ -72,7 +72,7 @@ def test_other_bytes_are_refused():
         b"",
         b"\xff",
         b"[]",
-        b'{"batches": [1], "evaluations": [], "rewards": [], "accuracies": []}',
+        b'{"batches": [1], "evaluations": [], "rewards": [], "scores": []}',
     ):
         with pytest.raises(RecordError, match="a bulletin must be one that this version's learner"):
             Bulletin.decode(text)
@@ -90,4 +90,4 @@ def test_a_learner_that_resumes_takes_back_what_it_has_said(tmp_path):
     again.rewind(25)
 
     told = progress_of(again.bulletin, steps=120)
-    assert (told.step, len(told.rewards), len(told.accuracy_curve)) == (25, 25, 3)
+    assert (told.step, len(told.rewards), len(told.score_curve)) == (25, 25, 3)

@@ -51,7 +51,8 @@ def test_a_real_run_writes_what_is_in_the_table_and_shows_it(
     assert values["nyala_learner_trained_tokens_total"] == trained
     assert values["nyala_learner_batches_total"] == 2
     assert values["nyala_learner_kl_nats"] == lines[-1]["kl_pi_mu_k3"]
-    assert len(dict(values["nyala_learner_accuracy_ratio"])) == 1  # type: ignore[arg-type]
+    for metric in ("score", "reward"):
+        assert len(dict(values[f"nyala_learner_held_out_{metric}"])) == 1  # type: ignore[arg-type]
     assert ring.page.health.not_ready() is None
 
 

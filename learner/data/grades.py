@@ -1,0 +1,102 @@
+"""Grades of held-out answers: the part of the reward that judges them, and what it is called.
+
+`run.eval_metric` names the part. Without it, answers are judged by what is trained: by the part
+`exact` where the environment's own score is the reward and has one, else by the reward. Loads
+without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from buffer.record.wire import MAX_ENTRIES
+from configs.settings import RunSettings
+from configs.tables.algorithm import RewardSettings
+
+EXACT, REWARD = "exact", "reward"
+ACCURACY = "accuracy"
+"""What the part `exact` is called where it is trained."""
+MIXED = "score"
+"""What the mean over environments is called whose answers are judged by different parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What the answers of one environment are judged by."""
+
+    part: str = EXACT
+    """Name of a part, or `reward` for the whole reward."""
+    title: str = ACCURACY
+    """Its name for people, which says whose it is."""
+
+    def in_answers(self, parts: Iterable[Mapping[str, float]]) -> Metric:
+        """Return what these answers can be judged by: the reward where none has the part."""
+        return self if any(self.part in each for each in parts) else Metric(REWARD, REWARD)
+
+    def grade(self, reward: float, parts: Mapping[str, float]) -> float:
+        """Grade an answer, 1 = right; it counts 0 where others have the part and it has not."""
+        return reward if self.part == REWARD else parts.get(self.part, 0.0)
+
+
+def metrics_of(run: RunSettings, rewards: RewardSettings) -> dict[str, Metric]:
+    """Name of each environment -> what its answers are judged by."""
+    return {name: _metric(alone, rewards) for name, alone in run.by_environment.items()}
+
+
+def _metric(run: RunSettings, rewards: RewardSettings) -> Metric:
+    is_trained = not run.reward_functions and (
+        not rewards.weights or rewards.weights.get(EXACT, 0.0) > 0
+    )
+    part = run.eval_metric or (EXACT if is_trained else REWARD)
+    if part != EXACT or EXACT in run.reward_functions:
+        return Metric(part, part)
+    return Metric(EXACT, f"{ACCURACY} of the environment" if run.reward_functions else ACCURACY)
+
+
+def title_of(metrics: Iterable[Metric]) -> str:
+    """Name what answers to questions of several environments are judged by."""
+    titles = {metric.title for metric in metrics}
+    return titles.pop() if len(titles) == 1 else MIXED
+
+
+def mean_parts(answers: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each named part, over the answers that have it."""
+    parts: dict[str, list[float]] = {}
+    for answer in answers:
+        for name, value in answer.items():
+            parts.setdefault(name, []).append(value)
+    # Actors choose the names, and a line of metrics has a bounded length.
+    usual = sorted(parts, key=lambda name: (-len(parts[name]), name))[:MAX_ENTRIES]
+    return {name: float(np.mean(parts[name])) for name in sorted(usual)}
+
+
+# --------------------------------------------------------------------------------------------------
+# The result of an evaluation as its line of `eval.jsonl` has it.
+
+
+class HeldOut(NamedTuple):
+    """The score of greedy answers, and the name of what they were judged by."""
+
+    title: str
+    score: float
+    reward: float | None
+    """Mean reward, where it is not that score."""
+
+    @property
+    def label(self) -> str:
+        """Name the score beside figures of training."""
+        return self.title if self.title.startswith(ACCURACY) else f"held-out {self.title}"
+
+
+def held_out(line: Mapping[str, object]) -> HeldOut | None:
+    """Read a line, or one environment's figures of it; None where nothing was answered."""
+    score, reward = line.get("score", line.get(ACCURACY)), line.get(REWARD)
+    if isinstance(score, bool) or not isinstance(score, int | float):
+        return None
+    title = str(line.get("metric", ACCURACY))
+    is_other = title != REWARD and isinstance(reward, int | float)
+    return HeldOut(title, float(score), float(str(reward)) if is_other else None)
