@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -195,6 +196,23 @@ def _actor_line(actor: ActorSeen) -> str:
     """Write the age of an actor's last sign of life, its host, and its figures other than zero."""
     fields = dict(actor.fields)
     host, version = fields.pop("host", "?"), fields.pop("version", "none yet")
-    numbers = [f"{name} {value}" for name, value in fields.items() if value not in {"0", "0.0"}]
+    numbers = [
+        f"{name} {_rounded(value)}" for name, value in fields.items() if value not in {"0", "0.0"}
+    ]
     first = f"{actor.incarnation} on {host}, heard of {duration(actor.silent_s)} ago"
     return ", ".join([first, f"version {version}", *sorted(numbers)])
+
+
+def _rounded(value: str) -> str:
+    """Write a figure of an actor with three digits; whole numbers and texts stay as they are."""
+    try:
+        figure = float(value)
+    except ValueError:
+        return value
+    return (
+        value
+        if figure.is_integer() or not math.isfinite(figure)
+        else f"{figure:.3g}"
+        if abs(figure) < 1000
+        else f"{figure:.0f}"
+    )

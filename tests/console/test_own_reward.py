@@ -1,4 +1,4 @@
-"""A run with a reward of its own: every place shows and chooses by what is trained."""
+"""What people see of a run: its own reward wherever it is shown or chosen by, rounded figures."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from buffer.operations.values import ActorSeen
 from configs.errors import SettingsError
 from configs.loader import load
 from console.display.live_view import live_view
@@ -19,6 +20,7 @@ from console.report.model_card import write_card
 from console.run.run_folder import RunFolder
 from console.sweep.grid import Point, outcome_of
 from console.verbs.compare import compare
+from console.verbs.status import _actor_line
 from learner.checkpointing.folders import best_of
 from learner.reporting.bulletin import Bulletin
 from learner.reporting.journal import Journal, _held_out
@@ -147,3 +149,15 @@ def test_runs_are_compared_by_the_reward_and_only_by_the_same(tmp_path: Path) ->
             compare(a, unlike)
     assert compare(a, plain, metric="number").overall.second == 0.75
     assert compare(a, plain, metric="exact").overall.second == 0.0
+
+
+def test_figures_of_an_actor_are_rounded() -> None:
+    fields = {"busy_s": "343.6846315036764", "span_s": "12345.678", "probe_max": "2.57492e-05"}
+    line = _actor_line(
+        ActorSeen("a", 1.0, {"host": "h", "tokens": "123456", "name": "x", **fields})
+    )
+
+    assert line == (
+        "a on h, heard of 1 s ago, version none yet, busy_s 344, name x, probe_max 2.57e-05, "
+        "span_s 12346, tokens 123456"
+    )
