@@ -1,8 +1,8 @@
 """The short form of every benchmark, one after the other: `python -m benchmarks [NAME ...]`.
 
 Its figures are worth nothing: each form is as small as it can be, so that all of its code has run.
-One that ends with an error, takes longer than five minutes, or does not print an object with `arms`,
-`ratios` and `machine` last is named, with the end of what it wrote, and the exit code is 1.
+One that ends with an error, takes longer than five minutes, or does not print an object with
+`arms`, `ratios` and `machine` last is named, with the end of what it wrote; the exit code is 1.
 """
 
 from __future__ import annotations

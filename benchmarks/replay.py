@@ -59,7 +59,7 @@ def main() -> None:
             kept = target
             used_mb = round(store.run(operations.memory()).used_bytes / 2**20)
             arms[f"{kept} kept"] = {"redis_mib": used_mb} | measure(store)
-    fewest, most_kept = list(arms.values())[0], list(arms.values())[-1]
+    fewest, most_kept = next(iter(arms.values())), list(arms.values())[-1]
     ratios = {
         f"fewest_over_most_{name}": round(fewest[name] / most_kept[name], 2)
         for name in fewest

@@ -15,7 +15,7 @@ from configs.errors import SettingsError
 from configs.settings import Settings
 from console.doctor.implied import settings_checks
 from console.run import preflight
-from console.run.card_memory import card_memory
+from console.run.card_memory import CardMemory, card_memory
 from console.run.checks import model
 from console.run.checks.check import GIB, Doubt
 from console.run.own_files import with_value
@@ -41,6 +41,13 @@ def settings(tmp_path):
     (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN3))
     run = {"model": str(tmp_path / "model"), "environment": "calculator", "directory": tmp_path}
     return Settings.model_validate({"run": run | {"dtype": "bfloat16"}})
+
+
+def learner_alone(settings: Settings) -> CardMemory:
+    """What the learner takes where there is no card."""
+    computed = model.learner_memory(settings, None)
+    assert not isinstance(computed, str), computed
+    return computed[0]
 
 
 @pytest.fixture
@@ -80,7 +87,7 @@ def test_three_copies_of_the_weights_must_fit_shared_memory_or_the_disk(settings
 def test_checkpoints_must_fit_the_disk_beside_those_that_are_there(settings, free):
     wanted = (3 + 1) * 12 * PARAMETERS + 2 * PARAMETERS
     free(shared=0, disk=wanted + GIB)
-    assert model.check_disk(settings).startswith("4 checkpoints of 6.7 GiB")
+    assert str(model.check_disk(settings)).startswith("4 checkpoints of 6.7 GiB")
 
     free(shared=0, disk=wanted)
     found = model.check_disk(settings)
@@ -123,13 +130,13 @@ FULL = SHORT | {"learner.activation_checkpointing": "full"}
 
 def _changed(settings, changes):
     for name, value in changes.items():
-        settings = with_value(settings, *name.split("."), value)
+        table, key = name.split(".")
+        settings = with_value(settings, table, key, value)
     return settings
 
 
 def _total(settings):
-    learner, _ = model.learner_memory(settings, None)
-    return sum(model.machine_memory(settings, learner).values())
+    return sum(model.machine_memory(settings, learner_alone(settings)).values())
 
 
 @pytest.mark.parametrize(
@@ -167,7 +174,7 @@ def test_a_machine_that_is_too_small_for_any_setting_is_said_to_be(settings, mem
 
 def test_all_processes_of_a_run_are_added_up(settings, memory):
     memory(1000)
-    learner = model.learner_memory(settings, None)[0]
+    learner = learner_alone(settings)
 
     parts = model.machine_memory(settings, learner)
 
@@ -200,10 +207,10 @@ def test_dry_run_doctor_and_start_check_the_same_room(settings, memory, tmp_path
     in_doctor = [c.name for c in settings_checks(settings, tmp_path) if c.group == "room"]
     assert in_doctor == [check.name for check in preflight.checks_of_room(settings)]
 
-    console = Console(file=io.StringIO(), width=200)
-    up.say_card_memory(console, settings, None)
+    output = io.StringIO()
+    up.say_card_memory(Console(file=output, width=200), settings, None)
 
-    said = console.file.getvalue()
+    said = output.getvalue()
     assert "on the CPU, for each of 1 rank(s)" in said
     assert "card" not in said
     assert "GiB  together" in said
