@@ -163,7 +163,7 @@ actors.rewards.process:RewardProcess._call  asks the process of the function
 actors.rewards.channel:Channel.send  over a socket
 actors.rewards.frames:pack_frame  as one message
 configs.child:as_frame  with its length before it
-actors.rewards.worker:judge  calls the function in that process
+actors.rewards.worker:Caller.judge  calls the function in that process
 actors.rewards.functions:call_batch  by the form that it has
 actors.episodes.scoring:Scoring._submit  makes the record
 actors.episodes.maker:EpisodeMaker.episode  all that is known of the episode

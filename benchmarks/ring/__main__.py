@@ -104,7 +104,7 @@ SHORT = Size(
     seeds=1,
     slow_rounds=1,
     models=("8m", "30m"),
-    watched=(3, 60),
+    watched=(2, 25),
 )
 FULL = Size(
     10,

@@ -26,7 +26,7 @@ run:
 def config(tmp_path: Path) -> Path:
     rows = [{"question": f"{i}+1=", "answer": str(i + 1)} for i in range(40)]
     rows[3] = rows[2]
-    rows[7] = {"question": "1" * 50, "answer": "#### 8, or more"}
+    rows[7] = {"question": "1" * 50, "answer": "#### 8 stickers"}
     path = tmp_path / "sums.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = tmp_path / "mine.yaml"
