@@ -1,6 +1,6 @@
 """The number of episodes that an actor finds, beside a sweep; prints JSON.
 
-    python -m benchmarks.batch_size [--blocks 64] [--full]
+    python -m benchmarks.batch_size [--blocks 384] [--full]
 
 A real vLLM whose KV cache holds `--blocks` blocks. Requests of uneven length keep as many of its
 places busy as there is room for: fixed numbers in turns, twice, then what `Tuner` finds. Then this
@@ -160,7 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--blocks", type=int, default=96, help="of the KV cache")
+    parser.add_argument("--blocks", type=int, default=384, help="of the KV cache, of 32 tokens")
     parser.add_argument("--full", action="store_true", help="numbers to quote; ten minutes")
     chosen = parser.parse_args()
     machine = describe_machine()

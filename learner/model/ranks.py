@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.testing._internal.distributed.fake_pg  # registers the backend of a single rank
+import torch.testing._internal.distributed.fake_pg  # pyright: ignore[reportUnusedImport] - registers
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore  # re-exported, but not for type checkers
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh

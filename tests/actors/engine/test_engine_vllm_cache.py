@@ -17,7 +17,7 @@ pytestmark = [
     needs("vLLM"),
     pytest.mark.filterwarnings("ignore"),  # vLLM and what it imports warn of themselves
 ]
-BLOCKS = 6  # of 128 tokens, and each request needs two in the end
+BLOCKS = 24  # of 32 tokens, and each request needs seven in the end
 LENGTH = 200
 
 
