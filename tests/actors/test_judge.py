@@ -104,6 +104,7 @@ def test_a_rubric_that_is_not_there_is_refused(tmp_path: Path) -> None:
         Judge(url="http://127.0.0.1:1/v1", model="m", rubric=tmp_path / "none.txt")
 
 
+@pytest.mark.slow
 def test_a_reply_without_a_score_counts_nothing_and_many_in_a_row_are_refused(
     server: JudgeServer, rubric: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,6 +69,7 @@ def text_of(episode: Episode) -> str:
     return CharacterTokenizer().decode(episode.completion.token_ids.tolist())
 
 
+@pytest.mark.slow
 def test_heartbeats_carry_the_times_of_the_last_version_of_weights(redis_url, keys):
     async def story(ring):
         actor = Actor(ring, "a")

@@ -256,6 +256,7 @@ def test_a_process_that_is_started_pinned_stays_on_its_core():
     assert os.sched_getaffinity(0) == before
 
 
+@pytest.mark.slow
 def test_the_command_starts_from_any_folder_and_says_what_it_measures(tmp_path):
     shown = subprocess.run(
         [sys.executable, "-m", "benchmarks.ring", "--help"],

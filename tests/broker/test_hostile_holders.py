@@ -210,6 +210,7 @@ async def fail_all(actor: BrokerClient, rounds: int) -> int:
     return failed
 
 
+@pytest.mark.slow
 def test_a_flood_of_failures_suspends_its_key_and_kills_no_task(redis_url: str, keys: Path) -> None:
     add(keys, "hostile", Role.ACTOR)
 
@@ -330,6 +331,7 @@ def test_an_actor_of_a_lineage_to_come_disturbs_nobody(
         revoke(keys, "hostile")
 
 
+@pytest.mark.slow
 def test_a_run_whose_tasks_die_pauses_before_it_is_dead(redis_url: str, keys: Path) -> None:
     """A lone actor: whether it or the run is broken, nobody can tell."""
 
@@ -353,6 +355,7 @@ def test_a_run_whose_tasks_die_pauses_before_it_is_dead(redis_url: str, keys: Pa
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_pause_that_one_holder_alone_has_caused_ends_when_another_comes(
     redis_url: str, keys: Path
 ) -> None:
@@ -373,6 +376,7 @@ def test_a_pause_that_one_holder_alone_has_caused_ends_when_another_comes(
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_pause_stays_when_the_next_holder_fails_as_well(redis_url: str, keys: Path) -> None:
     """So it is when the environment is broken: an operator has to look."""
 

@@ -181,6 +181,7 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_heartbeats_pass_by_work_that_the_store_holds_up(
     redis_url: str, keys: Path, monkeypatch: pytest.MonkeyPatch, offered: list[int]
 ) -> None:
@@ -214,6 +215,7 @@ def test_heartbeats_pass_by_work_that_the_store_holds_up(
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_what_is_refused_as_busy_comes_again_later_and_its_sender_counts_as_alive(
     redis_url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

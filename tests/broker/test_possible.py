@@ -215,6 +215,7 @@ async def test_a_publication_that_this_broker_has_not_read_yet_delays_nobody(
         assert reply.verdicts[0].verdict is Verdict.OK
 
 
+@pytest.mark.slow
 @in_loop
 async def test_figures_that_no_actor_has_are_refused_and_those_of_others_are_reported(
     redis_url: str, keys: Path

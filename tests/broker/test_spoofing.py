@@ -168,6 +168,7 @@ def test_the_end_of_a_false_namesake_ends_no_lease_of_the_true_one(
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_the_figures_of_a_name_are_those_of_its_key(redis_url: str, keys: Path) -> None:
     async def story() -> None:
         async with ring(redis_url, keys) as here:

@@ -77,6 +77,7 @@ def test_a_python_module_is_changed_in_its_code_alone() -> None:
     }
 
 
+@pytest.mark.slow
 def test_every_file_has_mutants_and_each_changes_it(made: list[tuple[Mutant, str]]) -> None:
     for mutant, source in made:
         changed = mutant.apply(source)

@@ -93,6 +93,7 @@ def test_a_folder_holds_four_modules_or_is_a_file():
     assert set(thin_folders()) == set(THIN)
 
 
+@pytest.mark.slow
 def test_a_small_module_has_a_reason_to_stand_beside_its_only_importer():
     assert set(crumbs()) == set(CRUMBS)
 
@@ -136,6 +137,7 @@ def test_a_crumb_is_found(copy):
     assert crumbs(copy) == {}  # two modules share it
 
 
+@pytest.mark.slow
 def test_each_folder_lists_its_chapters_by_their_titles():
     wrong = {}
     for path in sources(*ROOMS):

@@ -63,6 +63,7 @@ def test_the_settings_load_without_redis_zmq_or_numpy():
     assert not loaded_by("configs.settings", "configs.loader") & {"redis", "zmq", "numpy"}
 
 
+@pytest.mark.slow
 def test_no_role_loads_the_export_of_traces_before_it_traces():
     roles = ("actors.__main__", "actors.assembly", "broker.__main__", "learner.__main__")
 

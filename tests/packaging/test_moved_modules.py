@@ -106,6 +106,7 @@ def test_a_folder_of_a_user_is_rewritten_and_checked(tmp_path, capsys):
     assert "every import resolves" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_no_file_of_ours_imports_from_an_old_place():
     folders = ("configs", "buffer", "broker", "actors", "learner", "console", "lab", "benchmarks")
     paths = [p for folder in (*folders, "tests") for p in (ROOT / folder).rglob("*.py")]

@@ -80,10 +80,12 @@ def test_without_faults_nothing_expires_and_nothing_is_made_twice(tmp_path: Path
     assert counts["lives of the learner"] == 1
 
 
+@pytest.mark.slow
 def test_an_outage_of_the_store_costs_no_lease(tmp_path: Path) -> None:
     assert _reaped_in_outages(tmp_path) == 0
 
 
+@pytest.mark.slow
 def test_a_broker_that_dies_between_a_grant_and_its_answer_costs_no_attempt(tmp_path: Path) -> None:
     rates = replace(NO_FAULTS, broker_crash_at_grant=480.0)
     scenario = Scenario(seed=1, actors=4, brokers=1, rates=rates)

@@ -199,6 +199,7 @@ def test_a_peer_may_take_twice_as_long_as_the_publisher_and_ten_seconds_more():
     assert slow(0.9, 0.1, 1000) == (1000, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_link_slow", [False, True])
 def test_a_peer_that_trickles_is_left_unless_the_publisher_is_as_slow(
     tmp_path, monkeypatch, is_link_slow

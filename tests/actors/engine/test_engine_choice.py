@@ -132,6 +132,7 @@ def python(code: str, environment: Mapping[str, str]) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_the_library_that_vllm_loads_is_the_one_that_is_looked_for(tmp_path: Path) -> None:
     """Behind a loader's path on which a file of its name is no library, it is missing."""
     if importlib.util.find_spec("vllm") is None or not choice._is_for_cpus():

@@ -79,6 +79,7 @@ def test_every_tensor_that_lags_by_a_step_is_read_back(tmp_path, dtype):
     assert stepper.read_back(staged) == []
 
 
+@pytest.mark.slow
 def test_the_kv_cache_is_recomputed_where_asked(runner, tmp_path):
     async def story() -> None:
         bench = await open_bench(tmp_path, tied=True, recompute_kv=True)

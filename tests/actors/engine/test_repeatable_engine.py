@@ -78,6 +78,7 @@ def test_what_else_is_sampled_changes_no_bit(stepper: TorchStepper, alone: list[
     assert _sample(stepper, *REQUESTS) == alone
 
 
+@pytest.mark.slow
 def test_an_episode_that_is_continued_at_any_token_is_the_same(
     stepper: TorchStepper, alone: list[Sampled]
 ) -> None:

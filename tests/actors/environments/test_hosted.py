@@ -249,6 +249,7 @@ def test_a_host_that_dies_fails_its_episodes_and_is_started_again_some_times(
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_host_that_is_silent_is_ended(
     run: Callable[..., RunSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,6 +138,7 @@ SMALLEST, LARGEST = 1 << 14, 1 << 20
 MEASURABLE_S = 0.05  # below it two costs are not compared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_twice_the_text_costs_at_most_twice_the_work(name: str) -> None:
     random_pieces = random.Random(7)

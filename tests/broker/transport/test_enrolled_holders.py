@@ -179,6 +179,7 @@ def test_replicas_say_hello_no_more_often_than_their_number_may(
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_connections_of_one_key_have_together_what_one_may_have(
     redis_url: str, fleet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ def test_a_collector_that_refuses_costs_spans_and_is_named_once(collector, quick
     assert (line["exported"], line["not_taken"]) == (1, 3)
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_away_is_named_and_holds_up_no_end(quick):
     with Collector() as gone:
         endpoint = gone.endpoint
@@ -149,6 +150,7 @@ def test_a_collector_that_is_away_is_named_and_holds_up_no_end(quick):
     assert line["left"] + line["not_taken"] + 512 * line["is_sending"] >= 2000
 
 
+@pytest.mark.slow
 def test_a_collector_that_hangs_holds_up_neither_work_nor_end(collector, quick):
     collector.hangs.set()
     run = run_with(collector.endpoint)

@@ -71,6 +71,7 @@ def test_a_server_without_an_append_only_file_fails(url, change):
         looked_at(url, "durability")
 
 
+@pytest.mark.slow
 def test_too_little_memory_fails_and_none_or_a_full_one_is_warned_of(url, change):
     change("maxmemory", "16mb")
     with pytest.raises(SettingsError, match=r"maxmemory must hold .* got 16 MiB; raise it"):

@@ -64,6 +64,7 @@ def refusal_of(run: RemoteRun) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_an_observer_sees_figures_actors_and_buffer_without_a_folder(
     redis_url: str, key: Path
 ) -> None:

@@ -29,6 +29,7 @@ LEVELS = {"warning", "error", "exception", "critical"}
 LUA_REASON = re.compile(r"\b(?:charge|take_away|drop_unit)\(.*'([a-z_ ]+)'\)")
 
 
+@pytest.mark.slow
 def test_the_page_is_written_from_the_source() -> None:
     is_same = PAGE.read_text(encoding="utf-8") == as_markdown()
 

@@ -39,6 +39,7 @@ def test_its_settings_pass_every_check_with_either_environment(project: Path) ->
         assert "would start in" in done.output
 
 
+@pytest.mark.slow
 def test_its_own_tests_pass_and_can_fail(project: Path) -> None:
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"]
     # No bytecode: the second file is as long as the first, and may be of the same second.

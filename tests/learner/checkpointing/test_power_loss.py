@@ -113,6 +113,7 @@ def test_what_is_committed_survives_a_power_loss_at_any_operation(
     assert losses > 30
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_replaces_one_of_its_step_leaves_either(machine: Machine) -> None:
     checkpoints = machine.checkpoints
     checkpoints.save_bytes(_state(1, 1))

@@ -174,6 +174,7 @@ def test_what_only_a_person_can_mend_ends_all_with_its_code(machines: Cluster) -
     assert [machine.lives for machine in machines.machines] == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_lost_machine_is_done_without_until_the_next_start(machines: Cluster) -> None:
     machines.begin(3, rejoin_s=4.0)  # a busy machine is slow to join
     third = machines.by_hand(2)
@@ -191,6 +192,7 @@ def test_a_lost_machine_is_done_without_until_the_next_start(machines: Cluster) 
     third.close()
 
 
+@pytest.mark.slow
 def test_without_enough_ranks_a_lost_machine_is_waited_for(machines: Cluster) -> None:
     machines.begin(3, min_ranks=4)
     third = machines.by_hand(2)
@@ -209,6 +211,7 @@ def start_nothing(_meeting: Meeting) -> RankProcesses:
     raise AssertionError("no rank may be started")
 
 
+@pytest.mark.slow
 def test_machines_that_do_not_come_end_the_others_with_a_code_that_asks_for_another_start(
     machines: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

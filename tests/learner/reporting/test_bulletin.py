@@ -42,6 +42,7 @@ def test_it_says_over_the_wire_what_the_files_say():
     assert told.score_curve == pytest.approx(from_files.score_curve, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_it_has_the_newest_batches_alone_however_long_the_run_is():
     bulletin = Bulletin()
     advice = [{"rule": "r", "text": "x" * 1000}]

@@ -36,6 +36,7 @@ needs_glibc = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_glibc
 def test_what_a_step_has_freed_stays_in_the_heap_for_the_next() -> None:
     assert _still_held("keep") > 3 * 2**24  # a part of the first fits into what was free before
