@@ -18,7 +18,7 @@ from pathlib import Path
 
 from configs.json_lines import number, read_rows
 from console.display.progress import scores_in
-from learner.data.grades import ACCURACY, MIXED, HeldOut, held_out
+from learner.data.grades import ACCURACY, HeldOut, common_title, held_out
 from learner.reporting.figures import FIGURES, NO_SIGNAL, TOKENS, Line, Plot
 from learner.training import ratio_bins
 
@@ -262,4 +262,4 @@ def read_evaluations(path: Path, spent_s: Mapping[int, float]) -> list[Evaluatio
 def judged_by(runs: Iterable[Sequence[Evaluation]]) -> str:
     """Name what the answers of runs are judged by; `score` where they differ."""
     titles = {evaluations[-1].result.title for evaluations in runs if evaluations}
-    return titles.pop() if len(titles) == 1 else MIXED if titles else ACCURACY
+    return common_title(titles) if titles else ACCURACY

@@ -9,7 +9,7 @@ from pathlib import Path
 from configs import durable
 from console.report.drawing import Chart, Key, Shape, Tick, frame_of, short
 from console.report.write import page_templates
-from learner.data.grades import MIXED
+from learner.data.grades import common_title
 
 from .grid import Axis, Outcome, ranked
 from .study import NUMBER
@@ -87,8 +87,7 @@ def _scores(axis: Axis, outcomes: Sequence[Outcome]) -> Chart | None:
 
 
 def _title(outcomes: Sequence[Outcome]) -> str:
-    titles = {each.judged_by for each in outcomes if each.scores}
-    return titles.pop() if len(titles) == 1 else MIXED
+    return common_title(each.judged_by for each in outcomes if each.scores)
 
 
 def _ordered(values: set[str]) -> list[str]:

@@ -209,10 +209,6 @@ def _rounded(value: str) -> str:
         figure = float(value)
     except ValueError:
         return value
-    return (
-        value
-        if figure.is_integer() or not math.isfinite(figure)
-        else f"{figure:.3g}"
-        if abs(figure) < 1000
-        else f"{figure:.0f}"
-    )
+    if figure.is_integer() or not math.isfinite(figure):
+        return value
+    return f"{figure:.3g}" if abs(figure) < 1000 else f"{figure:.0f}"

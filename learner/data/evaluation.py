@@ -30,7 +30,7 @@ from configs.tables.algorithm import RewardSettings
 from configs.traces import trace_created
 
 from .curriculum import eval_task, eval_task_id, num_eval_tasks
-from .grades import ACCURACY, REWARD, Metric, mean_parts, metrics_of, title_of
+from .grades import ACCURACY, REWARD, Metric, common_title, mean_parts, metrics_of
 from .ledger import Ledger
 from .records import shape_reward
 from .retrying_store import RetryingStore
@@ -285,7 +285,7 @@ class Evaluations:
             return
         episodes = [answer.episode for answer in answers]
         greedy = [answer for answer in answers if answer.sample == 0]
-        title = title_of(metrics[answer.environment] for answer in greedy)
+        title = common_title(metrics[answer.environment].title for answer in greedy)
         score = figures.pop("score")
         writers = [{span.version for span in e.completion.versions} for e in episodes]
         evaluated = PolicyVersion(self._lineage, round_.step)

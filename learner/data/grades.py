@@ -21,7 +21,7 @@ EXACT, REWARD = "exact", "reward"
 ACCURACY = "accuracy"
 """What the part `exact` is called where it is trained."""
 MIXED = "score"
-"""What the mean over environments is called whose answers are judged by different parts."""
+"""What is shown together is called where answers are judged by different parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ def _metric(run: RunSettings, rewards: RewardSettings) -> Metric:
     return Metric(EXACT, f"{ACCURACY} of the environment" if run.reward_functions else ACCURACY)
 
 
-def title_of(metrics: Iterable[Metric]) -> str:
-    """Name what answers to questions of several environments are judged by."""
-    titles = {metric.title for metric in metrics}
-    return titles.pop() if len(titles) == 1 else MIXED
+def common_title(titles: Iterable[str]) -> str:
+    """Name what answers are judged by, to several environments or of several runs."""
+    each = set(titles)
+    return each.pop() if len(each) == 1 else MIXED
 
 
 def mean_parts(answers: Sequence[Mapping[str, float]]) -> dict[str, float]:

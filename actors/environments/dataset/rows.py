@@ -115,7 +115,7 @@ class JsonLines:
                 row = json.loads(text.strip())  # takes NaN, and says in which column it is wrong
             except ValueError as error:
                 raise SettingsError(f"{self._where(number)} must be JSON: {error}") from None
-            _check_characters(row, lambda: self._where(number))
+            _check_characters(row, self._where(number))
         return row if type(row) is dict else _object(row, self._where(number))
 
     def _where(self, number: int) -> str:
@@ -149,9 +149,10 @@ def _json(path: Path) -> Sequence[Row]:
             f"a dataset in JSON must be a list of objects, got {type(rows).__name__} in {path}; "
             f"one object a line is `.jsonl`"
         )
-    for number, row in enumerate(rows, 1):
-        _check_characters(row, lambda number=number: f"item {number} of {path}")  # type: ignore[misc]
-    return [_object(row, f"item {number} of {path}") for number, row in enumerate(rows, 1)]
+    places = [f"item {number} of {path}" for number in range(1, len(rows) + 1)]
+    for row, where in zip(rows, places, strict=True):
+        _check_characters(row, where)
+    return [_object(row, where) for row, where in zip(rows, places, strict=True)]
 
 
 def _csv(path: Path) -> Sequence[Row]:
@@ -228,14 +229,14 @@ def _package(name: str, what: str) -> Any:
         raise SettingsError(f"{what}, {EXTRA}") from None
 
 
-def _check_characters(row: Any, where: Callable[[], str]) -> None:
+def _check_characters(row: Any, where: str) -> None:
     """Refuse half a character, which no text can be written with."""
     try:
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         half = error.object[error.start : error.end]
         raise SettingsError(
-            f"{where()} must have whole characters, got {half!r}, half of a surrogate pair; "
+            f"{where} must have whole characters, got {half!r}, half of a surrogate pair; "
             f"write the character, or leave it out"
         ) from None
 
