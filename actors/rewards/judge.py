@@ -182,7 +182,12 @@ class Scores:
     """
 
     def __init__(self, path: str | Path | None) -> None:
-        self._database = sqlite3.connect(path or ":memory:", timeout=10, isolation_level=None)
+        self._database = sqlite3.connect(
+            path or ":memory:",
+            timeout=10,
+            isolation_level=None,
+            check_same_thread=False,  # the collector of any thread may end it
+        )
         weakref.finalize(self, self._database.close)  # Python 3.13 warns of one that is left open
         if path is not None:
             self._database.execute("PRAGMA journal_mode = WAL")

@@ -38,6 +38,7 @@ def test_no_history_loses_repeats_or_mixes_episodes(redis_url: str, seed: int) -
         assert history.world.learner.step > 3
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_its_history(redis_url: str) -> None:
     traces = []
     for _ in range(2):

@@ -27,6 +27,7 @@ def test_the_store_does_what_the_model_says(seed: int) -> None:
     assert len(set(history.told)) > 20, "hardly anything happened"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_only_what_brings_content_is_refused_by_a_full_server(redis_url: str, seed: int) -> None:
     refused = frozenset({"begin_run", "create", "create_eval", "beat", "submit"})

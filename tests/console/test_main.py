@@ -84,6 +84,7 @@ def test_help_loads_nothing_heavy_and_little_beyond_typer():
     assert len(ours - modules_of_help(BARE_APP)) < 20  # 5 today; the settings alone load 90
 
 
+@pytest.mark.slow
 def test_an_error_is_a_sentence_and_code_2_and_starts_nothing(tmp_path):
     path = tmp_path / "wrong.yaml"
     path.write_text(f"run: {{model: init, directory: '{tmp_path}/runs'}}\nlearner: {{lr: -1}}")

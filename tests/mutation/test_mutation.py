@@ -91,6 +91,7 @@ def test_every_file_has_mutants_and_each_changes_it(made: list[tuple[Mutant, str
         assert files.intersection(ROOT.glob(pattern)), f"no mutant of {pattern}"
 
 
+@pytest.mark.slow
 def test_no_explanation_outlives_its_line(made: list[tuple[Mutant, str]]) -> None:
     lines = {(m.file, m.old_line(source), m.new_line(source)) for m, source in made}
     assert len({explained[:3] for explained in EXPLAINED}) == len(EXPLAINED)

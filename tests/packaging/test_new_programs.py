@@ -59,6 +59,7 @@ def forks_in(tree: ast.Module) -> Iterator[str]:
             yield str(node.arg)
 
 
+@pytest.mark.slow
 def test_no_source_has_a_way_to_fork() -> None:
     found = {
         f"{path.relative_to(ROOT)}: {name}"

@@ -16,7 +16,7 @@ from tests.system.support.ring_by_hand import RingByHand, assert_one_history
 
 FOLLOW_S = 15.0
 """On a busy machine; measured: `docs/fleet.md`."""
-STEPS = 60
+STEPS = 100
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
 
@@ -45,6 +45,8 @@ def test_broker_then_learner_move_and_actors_follow(ring: RingByHand) -> None:
     learner = ring.start("learner-1", "learner")
     for number in range(2):
         ring.start(f"actor-{number}", "actors")
+    # A new broker's address comes with weights: an actor without any keeps to its settings.
+    ring.until(lambda: all(serves(ring, f"actor-{each}") for each in range(2)), "actors serve")
     ring.until(lambda: ring.version() >= 3, "the run trains")
 
     broker.send_signal(signal.SIGKILL)
@@ -83,6 +85,10 @@ def test_broker_then_learner_move_and_actors_follow(ring: RingByHand) -> None:
     assert ring._processes["learner-2"].wait(240) == 0, ring.logs()
     assert len(first) < STEPS
     assert_one_history(ring, STEPS, "first", "second")
+
+
+def serves(ring: RingByHand, actor: str) -> bool:
+    return any(line["event"] == "serving" for line in ring.log(actor))
 
 
 def joined(ring: RingByHand, broker: str) -> int:

@@ -60,6 +60,7 @@ def test_each_end_is_told_from_the_others(sandbox: Sandbox) -> None:
     assert 1000 < len(flood.output) < 1000 + (1 << 17)
 
 
+@pytest.mark.slow
 def test_the_limit_of_time_is_of_the_processor_however_busy_the_machine(sandbox: Sandbox) -> None:
     spin = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
 
