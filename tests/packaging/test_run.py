@@ -452,7 +452,7 @@ def test_check_leaves_out_what_is_slow_and_takes_a_pattern(checkout):
 
     (call,) = calls
     assert call.startswith("pytest -q -o cache_dir=")
-    assert call.endswith(" -n 2 --dist loadfile -m not slow and not live -k weights or keys")
+    assert call.endswith(" -n 4 --dist loadfile -m not slow and not live -k weights or keys")
 
 
 def test_tests_of_a_card_are_run_by_one_command(checkout):
