@@ -32,6 +32,8 @@ GivenPrompt = str | Sequence[Mapping[str, Any]]
 def read_prompt(given: GivenPrompt, what: str = "the prompt of an item") -> Prompt:
     """Return a prompt, or an observation, as text or messages.
 
+    Half a character, such as a tool may return that cuts a text, becomes U+FFFD.
+
     Raises:
         SettingsError: It is neither, or its last message is the policy's own.
 
@@ -40,7 +42,7 @@ def read_prompt(given: GivenPrompt, what: str = "the prompt of an item") -> Prom
         (Message(role='user', content='7+8='),)
     """
     if isinstance(given, str):
-        return given
+        return _whole(given)
     messages = tuple(_message(each, what) for each in given)
     if not messages or messages[-1].role == "assistant":
         raise SettingsError(
@@ -77,7 +79,15 @@ def _message(given: Any, what: str) -> Message:
             f"{what} must be a text, or messages of role and content, both text, "
             f"got {given!r:.80}; tool calls and images are not supported"
         )
-    return Message(filled["role"], filled["content"])
+    return Message(_whole(filled["role"]), _whole(filled["content"]))
+
+
+def _whole(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 # --------------------------------------------------------------------------------------------------

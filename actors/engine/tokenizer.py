@@ -2,13 +2,15 @@
 
 A chat model gets a text as its template's first user turn, messages as they are, and observations
 as further user turns; another model gets the bare text, behind a begin-of-sequence token if its
-tokenizer puts one there.
+tokenizer puts one there. Control tokens are the template's alone: in what messages say they are
+text, and begin or end no turn.
 Loads transformers only when a tokenizer is made.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -26,6 +28,10 @@ ANSWER = "AnswerOfTheAssistant"
 
 OBSERVATION = "ObservationOfTheEnvironment"
 """Stands for what follows a turn, to see what a chat template puts before it."""
+
+MARK = "\U0010fffd"
+"""A character of private use, around the number of what stands for itself in a template."""
+MARKED = re.compile(f"{MARK}([0-9]+){MARK}")
 
 TRIAL = ToolCall("name_of_the_tool", {"argument": "a value", "number": 3})
 """A call that shows how a chat template writes calls."""
@@ -95,7 +101,11 @@ class ModelTokenizer:
             )
         self._tokenizer = tokenizer
         self._template_kwargs = dict(template_kwargs or {})
-        self._first = [] if system_prompt is None else [Message("system", system_prompt)]
+        added = [each for each in tokenizer.added_tokens_decoder.values() if each.special]
+        control = sorted((each.content for each in added if len(each.content) > 1), key=len)
+        self._literals = (MARK, ANSWER, *reversed(control))  # the longest is looked for first
+        first = [] if system_prompt is None else [("system", system_prompt)]
+        self._first = [Message(role, self._marked(text)) for role, text in first]
         self._chat = tokenizer.chat_template is not None
         if not self._chat and (self._first or self._template_kwargs):
             name = "run.system_prompt" if self._first else "run.chat_template_kwargs"
@@ -140,7 +150,7 @@ class ModelTokenizer:
             SettingsError: There is no template for messages or tools, or it does not take these.
         """
         if self._chat:
-            turns = as_messages(prompt)
+            turns = self._marked_messages(prompt)
             first = [] if turns[0].role == "system" else self._first
             given: dict[str, Any] = {"tools": self._read_tools(tools)} if tools else {}
             return self._encode(self._render(as_given([*first, *turns]), **given))
@@ -154,7 +164,7 @@ class ModelTokenizer:
             token_ids = self._encode(self._tokenizer.eos_token + _bare(observation, "messages"))
             return self._after_stops(token_ids, 1)
         # The template shows what stands between a turn's end token and the policy's next turn.
-        turns = as_messages(observation)
+        turns = self._marked_messages(observation)
         before, after = self._around_answer(turns)
         # By a message of our own: the words of an observation may stand in an end token's name.
         shown = self._around_answer([Message(turns[0].role, OBSERVATION), *turns[1:]])[1]
@@ -227,12 +237,33 @@ class ModelTokenizer:
         ends = [(text.index(stop), len(stop)) for stop in texts if stop and stop in text]
         return sum(min(ends, default=(0, 0)))
 
+    def _marked_messages(self, said: Prompt) -> list[Message]:
+        return [Message(*map(self._marked, message)) for message in as_messages(said)]
+
+    def _marked(self, text: str) -> str:
+        """Put marks in place of control tokens, and of what is looked for in rendered text."""
+        for number, literal in enumerate(self._literals):
+            if literal in text:
+                text = text.replace(literal, f"{MARK}{number}{MARK}")
+        return text
+
     def _encode(self, text: str) -> tuple[int, ...]:
+        first, *rest = MARKED.split(text)
+        token_ids = self._encode_piece(first)
+        for number, after in zip(rest[::2], rest[1::2], strict=True):
+            literal = self._literals[int(number)]
+            # Cut behind its first character, so that the tokenizer does not know it.
+            for piece in filter(None, (literal[:1], literal[1:], after)):
+                # Behind a token, since some tokenizers put a space before whatever begins a text.
+                token_ids += self._encode_piece(self._tokenizer.eos_token + piece)[1:]
+        return token_ids
+
+    def _encode_piece(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _checked_tools(self, tools: str) -> list[Any]:
         """Read the functions, once they, a call and its result are known to suit the template."""
-        functions: list[Any] = json.loads(tools)
+        functions: list[Any] = json.loads(self._marked(tools))
         try:
             written = self._written_call(functions)
         except SettingsError as error:

@@ -35,7 +35,7 @@ def save_tokenizer(
         unnamed: Special tokens are known by no name.
         special: All of them.
     """
-    letters = "abcdefghijklmnopqrstuvwxyz0123456789=;[]*+- \n"
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789=;[]*+- \n<|>_/AEOT"
     vocabulary = {token: number for number, token in enumerate([*letters, "?", *special])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
