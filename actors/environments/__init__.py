@@ -1,6 +1,9 @@
 """Environments: prompts, steps and scores.
 
 adapters/      Environments written for other projects, taken as they are
+answer_process  Answers that are compared in processes of their own, with a limit of CPU time
+answer_worker  Process that compares answers: `python -P -m actors.environments.answer_worker SCORER
+               MEMORY`
 base           Interface of environments, for one turn and for several
 calculator     Environment of two turns with a tool: the policy may use a calculator before it
                answers

@@ -116,6 +116,10 @@ actors.environments.reasoning_gym
 actors.environments.adapters.games
  actors.environments.adapters.shared_generators actors.environments.adapters.games
  actors.environments.adapters.game_environment
+actors.environments.answer_process
+ actors.environments.dataset.mathematics
+actors.environments.answer_worker
+ actors.environments.dataset.math_worker
 actors.environments.dataset.environment
  actors.environments.dataset.settings actors.environments.dataset.environment
 actors.environments.hosted.environment

@@ -1,8 +1,8 @@
 """Scorers of final answers, by the name in `environment_settings.scorer`.
 
 Each compares one candidate (`final_answer.py`) with the reference: 1 = right, 0 = wrong, None = it
-cannot be read as such an answer. Those that need a process of their own are in `programs.py` and
-`mathematics.py`.
+cannot be read as such an answer. What may take for ever is compared in a process of its own:
+programs (`programs.py`), mathematics, and what patterns of the user's match (`answer_process.py`).
 """
 
 from __future__ import annotations
@@ -11,17 +11,21 @@ import json
 import math
 import re
 from collections.abc import Callable
+from functools import partial
+from importlib import metadata
 from typing import Any
 
+from actors.environments.answer_process import AnswerScorer
 from actors.environments.final_answer import candidates, fenced_blocks
 from actors.numbers import stated_number, unwrapped
 from actors.sandbox.sandbox import Limits, Sandbox
+from configs.errors import SettingsError
 
-from .mathematics import MathScorer
 from .programs import CodeScorer
 
 LETTER = re.compile(r"\W*([A-Za-z])(?:\W*|[).:\]]+\s.*)", re.DOTALL)
 CLOSE = 1e-6  # relative: 0.333333 is a third
+OLDEST_MATH = (0, 9)  # of math-verify
 LASTING = 3  # a program may last so many times its CPU time: others run beside it
 
 Scorer = Callable[[str, Any], float | None]
@@ -41,7 +45,10 @@ def make_scorer(name: str, *, time_s: float, memory_mb: int) -> Scorer:
     if name == "code":
         return CodeScorer(Sandbox.find(), Limits(time_s, LASTING * time_s + 1, memory_mb))
     if name == "math-verify":
-        return MathScorer()
+        _check_math_verify()
+        return AnswerScorer(name, _check_mathematics)
+    if name in ("regex", "json_schema"):
+        return AnswerScorer(name, partial(SCORERS[name], ""))
     return lambda text, reference: score_of(text, reference, SCORERS[name])
 
 
@@ -119,6 +126,24 @@ SCORERS: dict[str, Scorer] = {
     "regex": regex,
     "json_schema": json_schema,
 }
+
+
+def _check_math_verify() -> None:
+    """Refuse a machine without the package, or with one that is too old."""
+    try:
+        installed = metadata.version("math-verify")
+    except metadata.PackageNotFoundError:
+        installed = "none"
+    if tuple(map(int, re.findall(r"\d+", installed)[:2])) < OLDEST_MATH:
+        raise SettingsError(
+            f"scorer: math-verify must have math-verify >= {'.'.join(map(str, OLDEST_MATH))}, got "
+            f"{installed}; install Nyala with the extra `math`"
+        )
+
+
+def _check_mathematics(reference: Any) -> None:
+    if not str(reference).strip():
+        raise ValueError("must be mathematics, got nothing")
 
 
 def _plain(text: str) -> str:

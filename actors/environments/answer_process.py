@@ -1,0 +1,153 @@
+"""Answers that are compared in processes of their own, with a limit of CPU time.
+
+Some comparisons are never done with, or take all memory: what the policy wrote under a regular
+expression of the user's, or as mathematics. Here such an answer is wrong, and its process makes way
+for another; on a thread of the actor it would hold the interpreter, and with it all leases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from configs.errors import RewardError
+
+WORKER = "actors.environments.answer_worker"
+PROCESSES = 4
+MEMORY_MB = 2048
+START_S = 60.0  # sympy takes seconds to import on a busy machine
+ANSWER_S = 20.0  # by the clock, where the CPU is not to be had; less than a step may take
+PIECE = 1 << 16  # bytes of one write or read
+
+
+class AnswerScorer:
+    """Scores completions; threads may share it."""
+
+    def __init__(self, name: str, check: Callable[[Any], object]) -> None:
+        """Prepare; processes start when they are first needed.
+
+        Args:
+            name: A scorer of `answer_worker.py`.
+            check: Raises ValueError for a reference that no answer can be compared with; is asked
+                here, where there is no answer.
+        """
+        self._check = check
+        self._idle: queue.LifoQueue[_Process] = queue.LifoQueue()
+        for _ in range(PROCESSES):
+            self._idle.put(_Process(name))
+
+    def __call__(self, text: str, reference: Any) -> float | None:
+        """Return 1 where it is right, 0 where not, None where there is no answer to read.
+
+        Raises:
+            ValueError: No answer can be compared with the reference.
+            RewardError: No process can be started.
+        """
+        if not text.strip():
+            self._check(reference)
+            return None
+        process = self._idle.get()
+        try:
+            verdict = process.ask({"text": text, "reference": reference})
+        finally:
+            self._idle.put(process)
+        if isinstance(verdict, str):
+            raise ValueError(verdict)
+        return None if verdict is None else float(verdict)
+
+
+class _Process:
+    """A worker, started when it is first asked and again after it was ended."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, question: dict[str, Any]) -> Any:
+        """Return the worker's answer; False = it did not come to one."""
+        line = json.dumps(question, default=str).encode() + b"\n"
+        for _ in range(2):  # it may have died since it was asked last
+            if self._process is None:
+                self._start()
+            try:
+                return self._reply_to(line, ANSWER_S)
+            except BrokenPipeError:
+                if self._end() == -signal.SIGPROF:  # the limit of CPU time
+                    break
+            except TimeoutError:
+                self._end()
+                break
+        return False
+
+    def __del__(self) -> None:
+        if self._process is not None:
+            self._end()
+
+    def _start(self) -> None:
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", WORKER, self._name, str(MEMORY_MB)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the actor
+                bufsize=0,
+            )
+        except OSError as error:
+            raise RewardError(f"{self._name} must have a process, got {error}") from error
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+        try:
+            self._reply_to(b"", START_S)
+        except (BrokenPipeError, TimeoutError) as error:
+            self._end()
+            raise RewardError(
+                f"a process of {self._name} must start, got none; look at this machine's memory"
+            ) from error
+
+    def _reply_to(self, question: bytes, limit_s: float) -> Any:
+        """Ask, and return the reply.
+
+        Raises:
+            BrokenPipeError: The process has ended.
+            TimeoutError: It takes too long.
+        """
+        assert self._process is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
+        deadline, rest, line = time.monotonic() + limit_s, memoryview(question), b""
+        asked, told = self._process.stdin.fileno(), self._process.stdout.fileno()
+        while rest:
+            _wait_for(asked, select.POLLOUT, deadline)
+            rest = rest[os.write(asked, rest[:PIECE]) :]
+        while not line.endswith(b"\n"):
+            _wait_for(told, select.POLLIN, deadline)
+            part = os.read(told, PIECE)
+            if not part:
+                raise BrokenPipeError
+            line += part
+        return json.loads(line)
+
+    def _end(self) -> int:
+        """End the process; return its status."""
+        process, self._process = self._process, None
+        assert process is not None
+        process.kill()
+        with contextlib.suppress(BrokenPipeError), process:
+            pass
+        return process.returncode
+
+
+def _wait_for(pipe: int, event: int, deadline: float) -> None:
+    poll = select.poll()
+    poll.register(pipe, event)
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        raise TimeoutError

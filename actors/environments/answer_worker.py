@@ -1,0 +1,120 @@
+r"""Process that compares answers: `python -P -m actors.environments.answer_worker SCORER MEMORY`.
+
+    a line of JSON {"text", "reference"} --> a line: 1, 0, null for no answer, or a text that says
+                                             what is wrong with the reference
+
+The first line is null: all that takes long is imported. An answer has a limit of CPU time, at which
+the system ends the process (`answer_process.py` starts another). One thread alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from actors.environments.dataset.scorers import SCORERS, score_of
+from actors.environments.final_answer import marked_answer, without_thinking
+from actors.numbers import read_number
+
+CPU_S = {"math-verify": 4.0}
+PATTERN_CPU_S = 1.0  # a pattern that takes longer takes hours
+IMPORTED = {"math-verify": "math_verify", "json_schema": "jsonschema"}
+LONGEST = 1 << 14  # characters of a completion that mathematics is looked for in, from its end
+DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
+CLOSE = 1e-9  # relative: expressions are exact
+
+
+def compare_mathematics(text: str, reference: Any) -> float | None:
+    """Compare the final answer of a completion with a reference by its value, as math-verify does.
+
+    Returns:
+        None: there is nothing in the answer that can be read.
+
+    Raises:
+        ValueError: Nothing in the reference can be read.
+    """
+    from math_verify import parse, verify  # noqa: PLC0415 - of the extra `math`
+
+    gold = str(reference).strip()
+    wanted = _read(gold)
+    if not wanted:
+        raise ValueError(f"must be mathematics, got {gold!r:.60}")
+    marked = marked_answer(text)
+    same = None if marked is None else same_number(gold, marked)
+    if same is not None:
+        return float(same)
+    answer = without_thinking(text)[-LONGEST:] if marked is None else marked[:LONGEST]
+    if not answer.strip():
+        return None
+    try:
+        given = parse(answer, parsing_timeout=None) if marked is None else _read(answer)
+        return float(verify(wanted, given, timeout_seconds=None)) if given else None
+    except ValueError:  # says nothing about the reference
+        return None
+
+
+def same_number(gold: str, answer: str) -> bool | None:
+    """Compare numbers, which math-verify misreads: `1e5`, `18 eggs`, `3 1/2`, `3=4`.
+
+    Returns:
+        None: They are not both numbers, or a percentage, which is two numbers.
+    """
+    sides = [read_number(side) for side in answer.split("=")]
+    values = [value for value in sides if value is not None]
+    if any(not math.isclose(value, values[0], rel_tol=CLOSE) for value in values[1:]):
+        return False
+    wanted = read_number(gold)
+    if wanted is None or len(values) < len(sides) or "%" in gold + answer:
+        return None
+    return math.isclose(values[0], wanted, rel_tol=CLOSE)
+
+
+def _read(text: str) -> list[Any]:
+    """Parse an expression that stands alone, with or without the signs that begin LaTeX."""
+    from math_verify import parse  # noqa: PLC0415 - of the extra `math`
+
+    found: list[Any] = []
+    if any(sign in text for sign in DELIMITERS):
+        found = parse(text, parsing_timeout=None)
+    return found or parse(f"\\boxed{{{text}}}", parsing_timeout=None)
+
+
+def scorer_of(name: str) -> Callable[[str, Any], float | None]:
+    """Return what compares a completion with a reference."""
+    if name == "math-verify":
+        return compare_mathematics
+    return lambda text, reference: score_of(text, reference, SCORERS[name])
+
+
+def main() -> None:
+    """Answer until the input ends, as it does with the actor."""
+    name, memory = sys.argv[1], int(sys.argv[2]) << 20
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no reply
+    if name in IMPORTED:
+        importlib.import_module(IMPORTED[name])
+    scorer, limit_s = scorer_of(name), CPU_S.get(name, PATTERN_CPU_S)
+    print("null", file=replies, flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, limit_s)
+        try:
+            verdict: float | str | None = scorer(**asked)
+        except ValueError as error:
+            verdict = str(error)
+        except Exception:  # noqa: BLE001 - of sympy, on an odd answer: it is no right one
+            verdict = None
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps(verdict), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main()
