@@ -33,6 +33,9 @@ LOCAL_KEYS = {
 compared on their own: the model by the manifest of the weights, the others by their hashes, as are
 the files of a dataset."""
 
+JUDGING = {"math-verify": "math-verify", "json_schema": "jsonschema"}
+"""Scorers of the environment `dataset`, with the package whose release says what is right."""
+
 HASH_CHARACTERS = 16  # for telling files apart, not for keeping forgers out
 
 
@@ -182,6 +185,8 @@ def _environment_hash(run: RunSettings) -> str:
     code = environment_code(run)
     is_elsewhere = is_hosted(run) and code == name
     package = "" if is_elsewhere else name.partition(":")[0]
+    if name == "dataset":
+        package = JUDGING.get(str(run.environment_settings.get("scorer")), "")
     try:
         release = version(package.partition(".")[0].replace("_", "-"))
     except (PackageNotFoundError, ValueError):  # an absolute path begins with an empty name

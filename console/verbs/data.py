@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -26,6 +27,9 @@ from .tables import Facts, print_facts
 
 # --------------------------------------------------------------------------------------------------
 # Examination of a dataset before a run is trained on it: counts, lengths, answers.
+
+
+LATEX = re.compile(r"\\[A-Za-z]+|[\^_]\{")
 
 
 class Finding(NamedTuple):
@@ -69,6 +73,10 @@ def examine(
     asked = Counter(conversation.identity for conversation, _ in seen)
     again = sum(asked.values()) - len(asked)
     yield Finding("questions asked twice", f"{again:,}", "they count twice as much" * bool(again))
+    in_latex = sum(LATEX.search(answer) is not None for answer in answers)
+    if in_latex and run.environment_settings.get("scorer") in (None, "exact", "numeric"):
+        advice = "scorer: math-verify compares them by their value; install the extra `math`"
+        yield Finding("answers in LaTeX", f"{in_latex:,} of {len(answers):,}", advice)
     if answers and not dataset.describes_answers:
         yield _said_back([conversation for conversation, _ in seen])
 

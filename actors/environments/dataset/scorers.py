@@ -74,7 +74,9 @@ def numeric(candidate: str, reference: Any) -> float | None:
     """The same number, to a millionth: the one that each side states, `18` in `#### $18`."""
     wanted = stated_number(str(reference))
     if wanted is None:
-        raise ValueError(f"must have a number, got {reference!r:.60}")
+        raise ValueError(
+            f"must have a number, got {reference!r:.60}; scorer: math-verify compares expressions"
+        )
     number = stated_number(candidate)
     if number is None:
         return None

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import configs.hashes
 from actors.environments.dataset.environment import Dataset
 from actors.environments.registry import check_environment
 from configs.errors import SettingsError
@@ -196,6 +197,23 @@ def test_an_actor_with_another_file_is_told_apart_and_one_with_a_copy_is_not(
 
     assert here["settings"] == copy["settings"] == other["settings"]
     assert here["environment"] == copy["environment"] != other["environment"]
+
+
+@pytest.mark.parametrize(("scorer", "package"), configs.hashes.JUDGING.items())
+def test_an_actor_whose_judge_is_of_another_release_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scorer: str, package: str
+) -> None:
+    path = write(tmp_path / "sums.jsonl", sums(5))
+
+    def hashed(scorer: str, release: str) -> str:
+        monkeypatch.setattr(configs.hashes, "version", {package: release}.__getitem__)
+        given = {"path": str(path), "prompt": "question", "answer": "answer", "scorer": scorer}
+        run = RunSettings(model="init", environment="dataset", environment_settings=given)
+        return run_hashes(run)["environment"]
+
+    monkeypatch.setattr(configs.hashes, "PackageNotFoundError", KeyError)
+    assert hashed(scorer, "0.9") == hashed(scorer, "0.9") != hashed(scorer, "0.9.1")
+    assert hashed("exact", "0.9") == hashed("exact", "0.9.1")
 
 
 def test_doubled_braces_in_a_prompt_are_text(tmp_path: Path) -> None:

@@ -69,6 +69,38 @@ def test_a_scorer_that_does_not_take_its_own_answers_is_shown(config: Path) -> N
     assert "must be a letter, got 'C, or B'" in done.output
 
 
+@pytest.mark.parametrize(
+    ("answer", "scorer", "is_advised"),
+    [
+        ("\\frac{1}{2}", "exact", True), ("\\frac{1}{2}", "numeric", True),
+        ("x^{2}", "exact", True),
+        ("\\d{2}", "regex", False), ("7", "exact", False), ("C:/x_y", "exact", False),
+    ],
+)  # fmt: skip
+def test_math_verify_is_advised_for_answers_in_latex(
+    config: Path, answer: str, scorer: str, is_advised: bool
+) -> None:
+    rows = [{"question": f"{i}+1=", "answer": answer} for i in range(40)]
+    config.with_name("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    found = check(config, "--set", f"run.environment_settings.scorer={scorer}")
+
+    assert ("answers in LaTeX" in found) is is_advised
+    if is_advised:
+        assert found["answers in LaTeX"]["found"] == "40 of 40"
+        assert "scorer: math-verify" in found["answers in LaTeX"]["advice"]
+
+
+def test_an_expression_that_numeric_cannot_compare_is_refused_with_the_scorer_that_can(
+    config: Path,
+) -> None:
+    config.with_name("sums.jsonl").write_text('{"question": "?", "answer": "\\\\sqrt{2}"}\n')
+    done = CliRunner().invoke(app, ["data", "check", str(config)])
+
+    assert done.exit_code == 2
+    assert "scorer: math-verify compares expressions" in " ".join(done.output.split())
+
+
 def test_reward_functions_judge_right_answers_and_empty_ones(config: Path) -> None:
     rewards = config.with_name("rewards.py")
     rewards.write_text("def right(completion, answer):\n    return float(completion == answer)\n")
