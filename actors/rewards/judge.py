@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.chat import fill_in
-from actors.numbers import read_number, stated_number
+from actors.numbers import SENTENCE, read_number, stated_number
 from configs.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def read_score(reply: str, most: float, *, is_cut: bool = False) -> float:
     Raises:
         ValueError: None can be read for certain, or it is not one from 0 to `most`.
     """
-    score = _stated_score(reply, most, is_cut=is_cut)
+    score = _stated_score(reply[-SENTENCE:], most, is_cut=is_cut)
     if score is None or not 0 <= score <= most:
         raise ValueError(
             f"the judge must end its reply with a number from 0 to {most:g}, got {reply[-80:]!r}; "

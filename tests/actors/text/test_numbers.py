@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import random
+import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 
-from actors.chat import read_calls
+from actors.chat import read_calls, read_prompt
+from actors.engine.tokenizer import ANSWER, ModelTokenizer
+from actors.environments.answer_worker import same_number
 from actors.environments.dataset.programs import program_of, same_output
-from actors.environments.dataset.scorers import SCORERS, score_of
+from actors.environments.dataset.scorers import SCORERS, make_scorer, score_of
 from actors.environments.final_answer import candidates
 from actors.numbers import read_number, stated_number
 from actors.rewards.judge import read_score
+from configs.errors import SettingsError
+from tests.actors.support.saved_tokenizer import CHATML, save_tokenizer
 
 RIGHT = [
     ("#### 1,000", 1000), ("$5", 5), ("5.0", 5), ("-3", -3), ("50%", 50), ("1/2", 0.5),
@@ -111,7 +117,7 @@ PIECES = [
     " ", "\n", "\t", "<tool_call>", "</tool_call>", "<answer>", "</think>", "\\boxed{", "{", "}",
     "```", "```json\n", "the answer is ", "answer", ":", "*", "**", "1", "1,000", "9", "/", "^",
     "=", "####", "\n#### 7", "$", "\\frac{", "\\times", "score: ", "[[", "]]", "out of 10",
-    "<|im_end|>",
+    "<|im_end|>", "<|im_", ANSWER,
     "\ud83d", "\u22123", "-", "+", ".", "x", "[", '"',
 ]  # fmt: skip
 
@@ -121,9 +127,18 @@ def _read_score(text: str) -> None:
         read_score(text, 10.0)
 
 
+@cache
+def _tokenizer() -> ModelTokenizer:
+    with tempfile.TemporaryDirectory() as folder:
+        return ModelTokenizer(save_tokenizer(folder, template=CHATML))
+
+
 READERS: dict[str, Callable[[str], object]] = {
     "calls": read_calls,
     "candidates": candidates,
+    "prompt": read_prompt,
+    "control tokens": lambda text: _tokenizer()._marked(text),
+    "same number": lambda text: same_number("7", text),
     "program": program_of,
     "output": lambda text: same_output(text.encode(errors="replace"), text + " 1.5"),
     "number": read_number,
@@ -132,6 +147,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "exact": lambda text: score_of(text, "x", SCORERS["exact"]),
     "numeric": lambda text: score_of(text, "7", SCORERS["numeric"]),
     "choice": lambda text: score_of(text, "B", SCORERS["choice"]),
+    "regex": lambda text: score_of(text, "[01]+", SCORERS["regex"]),
     "json_schema": lambda text: score_of(text, {"type": "array"}, SCORERS["json_schema"]),
 }
 SMALLEST, LARGEST = 1 << 14, 1 << 20
@@ -141,6 +157,7 @@ MEASURABLE_S = 0.05  # below it two costs are not compared
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_twice_the_text_costs_at_most_twice_the_work(name: str) -> None:
+    READERS[name]("y")  # what is made once is no cost of a text
     random_pieces = random.Random(7)
     begun = [("", "".join(random_pieces.choices(PIECES, k=40))) for _ in range(3)]
     begun += [
@@ -154,8 +171,49 @@ def test_twice_the_text_costs_at_most_twice_the_work(name: str) -> None:
             cost = min(_cost(READERS[name], text) for _ in range(1 if last < MEASURABLE_S else 3))
             grown = last >= MEASURABLE_S and cost > 2.3 * last
             assert not grown, (head, piece, size, last, cost)
-            assert cost < 1.0 or size == LARGEST, (head, piece, size, cost)
+            assert cost < 1.0, (head, piece, size, cost)
             size, last = 4 * size if cost < MEASURABLE_S / 4 else 2 * size, cost
+
+
+def test_tokens_of_an_observation_cost_what_its_length_does() -> None:
+    text = "".join(random.Random(7).choices(PIECES, k=2000))
+    _tokenizer().encode_observation("y")
+    observations = [read_prompt(text * times) for times in (1, 2, 4)]
+    costs = [
+        min(_cost(_tokenizer().encode_observation, said) for _ in range(3)) for said in observations
+    ]
+
+    assert costs[2] <= 2.3 * costs[1] <= 2.3 * 2.3 * costs[0], costs
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [
+        ("regex", r"(\s|\S\S?)+z"), ("json_schema", {"pattern": r"(\s|\S\S?)+z"}),
+        ("math-verify", "7"), ("code", [{"input": "", "output": "7"}]),
+    ],
+)  # fmt: skip
+def test_what_is_compared_apart_costs_the_actor_no_time(name: str, reference: object) -> None:
+    if name == "math-verify":
+        pytest.importorskip("math_verify", reason="in the extra `math`")
+    try:
+        scorer = make_scorer(name, time_s=1, memory_mb=512)
+    except SettingsError as error:
+        pytest.skip(str(error))
+    pieces = "".join(random.Random(7).choices(PIECES, k=40))
+    for size in (SMALLEST, LARGEST):
+        text = pieces * (size // len(pieces))
+        for answer in (
+            text,
+            f"<answer>{text}</answer>",
+            f"```\n{text}\n```",
+            '"' + "a" * size + '"',
+        ):
+            scores = []
+            cost = _cost(lambda said: scores.append(scorer(said, reference)), answer)  # noqa: B023 - called here
+
+            assert scores[0] in (None, 0.0)
+            assert cost < 1.0, (size, answer[:20], cost)
 
 
 def _cost(read: Callable[[str], object], text: str) -> float:
