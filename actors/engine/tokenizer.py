@@ -119,6 +119,7 @@ class ModelTokenizer:
                 f"none: the template of run.model writes the day into every prompt, and actors "
                 f"would disagree at midnight"
             )
+        self._encode_literal = cache(self._literal_tokens)
         # Kept: every turn needs it, and the tokenizer searches for it each time.
         self._stop_token_ids = self._find_stops(model_path)
         self._begin = () if self._chat else self._find_begin()
@@ -251,15 +252,22 @@ class ModelTokenizer:
         first, *rest = MARKED.split(text)
         token_ids = self._encode_piece(first)
         for number, after in zip(rest[::2], rest[1::2], strict=True):
-            literal = self._literals[int(number)]
-            # Cut behind its first character, so that the tokenizer does not know it.
-            for piece in filter(None, (literal[:1], literal[1:], after)):
-                # Behind a token, since some tokenizers put a space before whatever begins a text.
-                token_ids += self._encode_piece(self._tokenizer.eos_token + piece)[1:]
-        return token_ids
+            token_ids += self._encode_literal(int(number))
+            token_ids += self._encode_behind(after)
+        return tuple(token_ids)
 
-    def _encode_piece(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+    def _literal_tokens(self, number: int) -> list[int]:
+        """Encode it cut behind its first character, so that the tokenizer does not know it."""
+        literal = self._literals[number]
+        return self._encode_behind(literal[:1]) + self._encode_behind(literal[1:])
+
+    def _encode_behind(self, text: str) -> list[int]:
+        # Behind a token, since some tokenizers put a space before whatever begins a text.
+        return self._encode_piece(self._tokenizer.eos_token + text)[1:] if text else []
+
+    def _encode_piece(self, text: str) -> list[int]:
+        token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return token_ids
 
     def _checked_tools(self, tools: str) -> list[Any]:
         """Read the functions, once they, a call and its result are known to suit the template."""

@@ -176,9 +176,9 @@ def test_twice_the_text_costs_at_most_twice_the_work(name: str) -> None:
 
 
 def test_tokens_of_an_observation_cost_what_its_length_does() -> None:
-    text = "".join(random.Random(7).choices(PIECES, k=2000))
+    text = "".join(random.Random(7).choices(PIECES, k=2000)) + "<|im_end|> " * 500
     _tokenizer().encode_observation("y")
-    observations = [read_prompt(text * times) for times in (1, 2, 4)]
+    observations = [read_prompt(text * times) for times in (8, 16, 32)]
     costs = [
         min(_cost(_tokenizer().encode_observation, said) for _ in range(3)) for said in observations
     ]
