@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -55,14 +56,22 @@ class AnswerScorer:
         if not text.strip():
             self._check(reference)
             return None
-        process = self._idle.get()
-        try:
-            verdict = process.ask({"text": text, "reference": reference})
-        finally:
-            self._idle.put(process)
+        verdict = self.ask(text, reference)
         if isinstance(verdict, str):
             raise ValueError(verdict)
         return None if verdict is None else float(verdict)
+
+    def ask(self, text: str, reference: Any) -> Any:
+        """Return what the worker says of a text; False = it did not come to an answer.
+
+        Raises:
+            RewardError: No process can be started.
+        """
+        process = self._idle.get()
+        try:
+            return process.ask({"text": text, "reference": reference})
+        finally:
+            self._idle.put(process)
 
 
 class _Process:
@@ -88,10 +97,6 @@ class _Process:
                 break
         return False
 
-    def __del__(self) -> None:
-        if self._process is not None:
-            self._end()
-
     def _start(self) -> None:
         try:
             self._process = subprocess.Popen(
@@ -105,6 +110,7 @@ class _Process:
         except OSError as error:
             raise RewardError(f"{self._name} must have a process, got {error}") from error
         assert self._process.stdin is not None
+        self._finalizer = weakref.finalize(self, _ended, self._process)
         os.set_blocking(self._process.stdin.fileno(), False)
         try:
             self._reply_to(b"", START_S)
@@ -138,12 +144,15 @@ class _Process:
 
     def _end(self) -> int:
         """End the process; return its status."""
-        process, self._process = self._process, None
-        assert process is not None
-        process.kill()
-        with contextlib.suppress(BrokenPipeError), process:
-            pass
-        return process.returncode
+        self._process = None
+        return self._finalizer() or 0
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    process.kill()
+    with contextlib.suppress(BrokenPipeError), process:
+        pass
+    return process.returncode
 
 
 def _wait_for(pipe: int, event: int, deadline: float) -> None:
