@@ -17,15 +17,18 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
+from functools import lru_cache
 from typing import Any
 
 from actors.environments.dataset.scorers import SCORERS, score_of
 from actors.environments.final_answer import marked_answer, without_thinking
 from actors.numbers import read_number
 
-CPU_S = {"math-verify": 4.0}
+FORMULA_CPU_S = 4.0
+CPU_S = {"math-verify": FORMULA_CPU_S, "reasoning_gym": 15.0}  # which makes the item first
 PATTERN_CPU_S = 1.0  # a pattern that takes longer takes hours
-IMPORTED = {"math-verify": "math_verify", "json_schema": "jsonschema"}
+IMPORTED = {"math-verify": "math_verify", "json_schema": "jsonschema", "reasoning_gym": "sympy"}
 LONGEST = 1 << 14  # characters of a completion that mathematics is looked for in, from its end
 DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 CLOSE = 1e-9  # relative: expressions are exact
@@ -86,8 +89,26 @@ def _read(text: str) -> list[Any]:
     return found or parse(f"\\boxed{{{text}}}", parsing_timeout=None)
 
 
-def scorer_of(name: str) -> Callable[[str, Any], float | None]:
+def play(text: str, item: Any) -> dict[str, Any]:
+    """Judge the answer to an item of reasoning-gym by the dataset's own scorer."""
+    asked = _dataset(json.dumps(item["settings"])).begin(
+        item["index"], 0, held_out=item["held_out"]
+    )
+    signal.setitimer(signal.ITIMER_PROF, FORMULA_CPU_S)
+    return asdict(asked.judged(text))
+
+
+@lru_cache(1)
+def _dataset(settings: str) -> Any:
+    from .reasoning_gym import ReasoningGym  # noqa: PLC0415 - of the extra of that name
+
+    return ReasoningGym(**json.loads(settings))
+
+
+def scorer_of(name: str) -> Callable[[str, Any], Any]:
     """Return what compares a completion with a reference."""
+    if name == "reasoning_gym":
+        return play
     if name == "math-verify":
         return compare_mathematics
     return lambda text, reference: score_of(text, reference, SCORERS[name])
@@ -107,7 +128,7 @@ def main() -> None:
         asked = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, limit_s)
         try:
-            verdict: float | str | None = scorer(**asked)
+            verdict = scorer(asked["text"], asked["reference"])
         except ValueError as error:
             verdict = str(error)
         except Exception:  # noqa: BLE001 - of sympy, on an odd answer: it is no right one

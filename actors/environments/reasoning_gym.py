@@ -5,6 +5,8 @@ Settings: `dataset` (its name), `prompt_style` (`full`, or `compact` where one i
 items before they repeat), `seed`; every further key goes to the dataset. Training and held-out
 items come from separate seeds and, by `base.py`, never share a question.
 
+Some scorers evaluate what the policy wrote. Those that take a list get literals alone, and those
+that take a formula get formulas alone, in a process with a limit of CPU time (`answer_process.py`).
 Some scorers raise on odd answers: that is a score of 0 and counted as `scorer_errors`. Some
 settings make a generator that never returns: items are begun under a deadline
 (`actors/episodes/environment_workers.py`).
@@ -12,6 +14,7 @@ settings make a generator that never returns: items are begun under a deadline
 
 from __future__ import annotations
 
+import ast
 import importlib
 import random
 import re
@@ -19,9 +22,9 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from importlib.metadata import requires, version
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
@@ -33,6 +36,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from configs.errors import SettingsError
 
+from .answer_process import AnswerScorer
 from .base import Score, Segment, Step, probe
 from .final_answer import FORMAT, candidates, position_share
 
@@ -310,6 +314,12 @@ STYLES = {
 
 HELD_OUT_SEED = 1 << 31  # above any seed + item number, and within the 32 bits of numpy's seeds
 _MAKING = threading.Lock()  # for what is drawn from the one `random` of the process
+WORDS = re.compile(r"[A-Za-z]{2,}|\.[ \t\n]*[A-Za-z]")
+SIGNS = re.compile(r"[0-9A-Za-z+*/^()., \t\n-]*")
+FUNCTIONS = frozenset(
+    re.findall(r"\w+", "sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt pi")
+)
+LONGEST_FORMULA = 1000  # characters
 CACHED_ITEMS = 4096  # more than the groups in flight: members of a group share one item
 
 
@@ -348,10 +358,23 @@ class ReasoningGymConversation:
         dataset: _Dataset,
         settings: ReasoningGymSettings,
         style: CompactStyle | None,
+        apart: Callable[[str], Any] | None = None,
     ) -> None:
+        """Begin.
+
+        Args:
+            item: As the dataset made it.
+            dataset: Judges.
+            settings: Our own.
+            style: Of short prompts.
+            apart: Judges in another process, where the dataset evaluates formulas; returns the
+                fields of a score.
+        """
+        self._apart = apart
         self._item = item
         self._dataset = dataset
         self._style = style
+        self._has_formulas = reads_formulas(dataset)
         self._dense = settings.dense
         self._format = settings.answer_format
         self._text: str | None = None
@@ -386,11 +409,23 @@ class ReasoningGymConversation:
 
     def score(self) -> Score:
         """Judge the final answer by the dataset's own scorer, or densely."""
-        scores = [self._judge(text) for text in candidates(self._text or "")]
+        text = self._text or ""
+        if self._apart is None:
+            return self.judged(text)
+        found = self._apart(text) if text else asdict(self.judged(text))
+        if not isinstance(found, dict):  # its limit of CPU time
+            return Score(0.0, {"exact": 0.0, "score": 0.0}, {"scorer_errors": 1.0})
+        return Score(**found)
+
+    def judged(self, text: str) -> Score:
+        """Judge a completion in this process."""
+        scores = [self._judge(text) for text in candidates(text)]
         return max(scores, key=lambda score: score.reward)
 
     def _judge(self, text: str) -> Score:
         expanded = self._style.expand(text) if self._style else text
+        if self._has_formulas and not is_formula(expanded):
+            expanded = ""
         errors = 0.0
         try:
             score = float(self._dataset.score_answer(expanded, entry=self._item))
@@ -420,6 +455,7 @@ class ReasoningGym:
             else None
         )
         self._item = lru_cache(CACHED_ITEMS)(self._find)
+        self._apart = AnswerScorer("reasoning_gym", str) if reads_formulas(self._training) else None
 
     @cached_property
     def _held_out(self) -> _Dataset:
@@ -432,7 +468,12 @@ class ReasoningGym:
             self._held_out if held_out else self._training,
             self._settings,
             self._style,
+            None if self._apart is None else partial(self._ask, self._apart, index, held_out),
         )
+
+    def _ask(self, apart: AnswerScorer, index: int, held_out: bool, text: str) -> Any:
+        settings = self._settings.model_dump()
+        return apart.ask(text, {"settings": settings, "index": index, "held_out": held_out})
 
     def describe(self) -> str:
         """Name, package version and settings."""
@@ -471,7 +512,36 @@ class ReasoningGym:
                 f"run.environment_settings must be valid for reasoning-gym's {name}, "
                 f"got {self._extra}; it says: {error}"
             ) from error
+        module: Any = sys.modules[type(dataset).__module__]
+        if "eval(answer)" in _source_of(dataset):
+            module.eval = ast.literal_eval  # of its own names alone; a list is all that it wants
         return dataset
+
+
+def is_formula(text: str) -> bool:
+    """Whether a text has numbers, variables of a letter, and functions of mathematics alone.
+
+    Anything else would be Python: sympy evaluates what it parses.
+    """
+    return (
+        len(text) <= LONGEST_FORMULA
+        and SIGNS.fullmatch(text) is not None
+        and FUNCTIONS.issuperset(WORDS.findall(text))
+    )
+
+
+def reads_formulas(dataset: _Dataset) -> bool:
+    """Whether the scorer of a dataset evaluates an answer with sympy."""
+    return "parse_expr(answer" in _source_of(dataset)
+
+
+def _source_of(dataset: _Dataset) -> str:
+    return _module_source(str(sys.modules[type(dataset).__module__].__file__))
+
+
+@cache
+def _module_source(path: str) -> str:
+    return _read(Path(path))
 
 
 def _make_item(dataset: _Dataset, number: int) -> Item:

@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from actors.environments.reasoning_gym import (
     compact_style,
     dataset_names,
     import_dataset,
+    is_formula,
 )
 from actors.environments.registry import OURS, call_within, check_environment, make_environment
 from configs.errors import DeadlineError, SettingsError
@@ -326,6 +328,46 @@ def test_a_scorer_that_raises_gives_zero_and_is_counted(monkeypatch):
     conversation.step("x")
     assert conversation.score().metrics == {"scorer_errors": 1.0}
     assert conversation.score().reward == 0.0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["string_insertion", "spiral_matrix", "binary_matrix", "n_queens", "countdown", "puzzle24"],
+)
+def test_no_answer_is_run_as_a_program(name, tmp_path):
+    target = tmp_path / "made"
+    conversation = make(dataset=name, prompt_style="full").begin(0, 0, held_out=False)
+
+    for program in (f"open({str(target)!r}, 'w')", f"[open({str(target)!r}, 'w')]"):
+        conversation.step(f"<answer>{program}</answer>")
+        assert conversation.score().parts["exact"] == 0.0
+
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("3*(4 + 5) - 7/2", True), ("x**2*sin(x) + C", True), ("-2.5*exp(x)", True),
+        ("exec(chr(97))", False), ("x.real", False), ("x.__class__", False), ("'a'", False),
+        ("[1]", False), ("1" * 1001, False), ("\uff45val(1)", False), ("open", False),
+    ],
+)  # fmt: skip
+def test_a_formula_has_no_names_but_those_of_mathematics(text, is_one):
+    assert is_formula(text) is is_one
+
+
+def test_a_formula_that_is_never_done_with_costs_its_answer_and_no_time_of_the_actor():
+    conversation = make(dataset="countdown", prompt_style="full").begin(0, 0, held_out=False)
+    conversation.step(f"<answer>{conversation.answer}</answer>")
+    assert conversation.score().parts["exact"] == 1.0
+
+    begin = time.thread_time()
+    conversation.step("<answer>9**9**9**9**9</answer>")
+    score = conversation.score()
+
+    assert (score.reward, score.metrics) == (0.0, {"scorer_errors": 1.0})
+    assert time.thread_time() - begin < 0.5
 
 
 def test_an_answer_in_tags_is_found():
