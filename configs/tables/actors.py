@@ -81,7 +81,8 @@ class ActorSettings(Table):
     """KV cache of running requests when new weights come: `keep`, or `recompute` it with them, so
     that every later token is the new policy's alone, at the price of one prefill each.
 
-    Set it to `recompute` when log-probs of episodes that saw a swap drift from the learner's."""
+    Set it to `recompute` when log-probs of episodes that saw a swap drift from the learner's
+    (`lagged_logprob_diff_mean` beside `lag0_logprob_diff_mean`)."""
     tensor_parallel_size: Positive = 1
     """GPUs per actor; on a CPU, processes that share the model.
 

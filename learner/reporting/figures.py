@@ -191,20 +191,22 @@ FIGURES = (
     Figure("mask_fraction_high", "0 to 1", "Share of tokens that the correction masked and whose "
         "rho is not.", "off_policy",
         chart=Line(CLIPPED, "masked, ratio above 1", is_optional=True)),
-    Figure("lag0_tokens", "tokens", "Tokens at lag 0 before the batch's first optimizer step, "
-        "where pi = mu: a difference there is numerical alone.", "off_policy"),
-    Figure("lag0_ratio_mean", "1", "Mean rho at lag 0.", "off_policy"),
-    Figure("lag0_ratio_max", "1", "Largest rho at lag 0.", "off_policy"),
-    Figure("lag0_logprob_diff_mean", "nats", "Mean |log pi - log mu| at lag 0, nats: the engine's "
-        "rounding against the learner's.", "off_policy"),
-    Figure("lag0_logprob_diff_max", "nats", "Largest |log pi - log mu| at lag 0, nats.",
+    Figure("lag0_tokens", "tokens", "Tokens of episodes that were wholly sampled at lag 0, before "
+        "the batch's first optimizer step: pi = mu there, so a difference is numerical alone. An "
+        "episode that saw a swap has keys and values of older weights (`actors.kv_on_swap`), and "
+        "is lagged.", "off_policy"),
+    Figure("lag0_ratio_mean", "1", "Mean rho of these tokens.", "off_policy"),
+    Figure("lag0_ratio_max", "1", "Largest rho of these tokens.", "off_policy"),
+    Figure("lag0_logprob_diff_mean", "nats", "Mean |log pi - log mu| of these tokens, nats: the "
+        "engine's rounding against the learner's.", "off_policy"),
+    Figure("lag0_logprob_diff_max", "nats", "Largest |log pi - log mu| of these tokens, nats.",
         "off_policy"),
-    Figure("lagged_ratio_mean", "1", "Mean rho at lag 1 and above: numerics and the movement of pi "
-        "since.", "off_policy"),
-    Figure("lagged_logprob_diff_mean", "nats", "Mean |log pi - log mu| at lag 1 and above, nats.",
+    Figure("lagged_ratio_mean", "1", "Mean rho of all other tokens: numerics and the movement of "
+        "pi since.", "off_policy"),
+    Figure("lagged_logprob_diff_mean", "nats", "Mean |log pi - log mu| of all other tokens, nats.",
         "off_policy"),
-    Figure("lagged_logprob_diff_max", "nats", "Largest |log pi - log mu| at lag 1 and above, nats.",
-        "off_policy"),
+    Figure("lagged_logprob_diff_max", "nats", "Largest |log pi - log mu| of all other tokens, "
+        "nats.", "off_policy"),
     # Rewards, and what was sampled.
     Figure("reward_mean", "reward", "Over episodes, of shaped rewards, as all figures of rewards.",
         "reward", Metric("nyala_learner_reward", "gauge", "reward", "Mean reward of the batch."),

@@ -179,7 +179,8 @@ class Guard:
                 Alert(
                     "ratio_mean",
                     f"ratio_mean {mean:.3g} beyond guards.max_ratio_mean {most:g} or 1 / {most:g}; "
-                    "if lag0_ratio_mean is too, engine and learner disagree, else lower learner.lr",
+                    "if lag0_ratio_mean is too, engine and learner disagree, else lower learner.lr "
+                    "or set actors.kv_on_swap: recompute",
                 )
             )
         if bounds.max_ratio is not None and not largest <= bounds.max_ratio:

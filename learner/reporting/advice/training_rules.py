@@ -30,8 +30,8 @@ def engine_disagrees(window: Window, settings: Settings, holds: bool) -> str | N
     run = settings.run
     return (
         f"engine and learner disagree by {difference:.2g} nats per token on {tokens:.0f} tokens of "
-        f"the very same weights; set run.head_dtype (now {run.head_dtype or 'null'}) or run.dtype "
-        f"(now {run.dtype}) to float32, and leave out actors.engine_args (now "
+        f"episodes by the very same weights; set run.head_dtype (now {run.head_dtype or 'null'}) "
+        f"or run.dtype (now {run.dtype}) to float32, and leave out actors.engine_args (now "
         f"{settings.actors.engine_args or '{}'})"
     )
 

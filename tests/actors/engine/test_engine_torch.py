@@ -21,13 +21,14 @@ from learner.model.policy import Policy, probe_logprobs
 from learner.model.saved_model import load_causal_lm
 from tests.actors.support.engine_battery import (
     BATTERY,
+    TOLERANCE,
     probe_agrees,
     recomputes_kv,
     swaps_under_load,
 )
 from tests.actors.support.engine_probe import Bench, tiny_folder
 from tests.actors.support.stale_tensors import lagging
-from tests.actors.support.tiny_model import make_model, stage
+from tests.actors.support.tiny_model import make_model, reference_logprobs, stage
 from tests.learner.support.random_models import save_random_model
 
 
@@ -87,6 +88,40 @@ def test_the_kv_cache_is_recomputed_where_asked(runner, tmp_path):
         await bench.engine.close()
 
     runner.run(story())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("recompute_kv", [False, True])
+def test_a_token_after_a_swap_is_of_the_new_weights_over_old_keys_unless_recomputed(
+    tmp_path: Path, recompute_kv: bool
+) -> None:
+    """What `actors.kv_on_swap` changes is all of the difference to the learner's log-probs."""
+    model = tiny_folder(tmp_path / "model", tied=True)
+    options = TorchOptions(str(tmp_path / "model"), max_model_len=64, recompute_kv=recompute_kv)
+    stepper = TorchStepper(options)
+    stepper.start()
+    bench = Bench(ThreadedEngine(stepper, max_model_len=64), model, tmp_path)
+    request = bench.request(max_tokens=24)
+    stepper.admit(0, request, request.max_tokens)
+
+    sampled = [each for _ in range(8) for each in stepper.step()]
+    staged = bench.stage_next()
+    stepper.prepare(staged)
+    stepper.load(staged)
+    sampled += [each for _ in range(16) for each in stepper.step()]
+
+    ids = [*request.token_ids, *(token for each in sampled for token in each.token_ids)]
+    mu = torch.tensor([logprob for each in sampled for logprob in each.logprobs])[8:]
+    num_old = len(request.token_ids) + 7  # the eighth goes through the layers after the swap
+    old, new = (bench.models[version] for version in sorted(bench.models))
+    begun = old(torch.tensor([ids[:num_old]]), use_cache=True).past_key_values
+    logits = new(torch.tensor([ids[num_old:-1]]), past_key_values=begun).logits[0]
+    places = torch.tensor(ids[num_old + 1 :])[:, None]
+    over_old = logits.log_softmax(-1).gather(-1, places).squeeze(-1)
+    pi = reference_logprobs(new, ids)[num_old:]
+    assert len(mu) == len(pi) == 16
+    assert (mu - (pi if recompute_kv else over_old)).abs().max() < TOLERANCE
+    assert (over_old - pi).abs().max() > 0.1
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from tests.learner.support.made_episodes import make_episode
 LOG_RHOS = [0.0, 0.5, -0.5, 1.0, 0.001, -2.0]
 ADVANTAGES = [1.0, 1.0, -1.0, -1.5, -1.5, -1.5]
 ENTROPIES = [0.25, 0.5, 0.75, 0.25, 0.5, 1.5]
-LAGS = [0, 1, 1, 2, 0, 1]
+LAGS = [0, 0, 1, 2, 0, 1]
 IS_KEPT = [True, True, False, True, False, False]
 IS_LOW = [False, False, False, True, False, False]
 IS_HIGH = [True, True, False, False, False, False]
@@ -112,15 +112,15 @@ def test_an_episodes_ratio_is_the_product_over_its_tokens(ranks: Ranks) -> None:
 def test_numerics_are_told_apart_from_staleness(ranks: Ranks) -> None:
     figures = _measure(ranks, slice(None))
 
-    assert figures.lag0_tokens == 2
-    assert figures.lag0_ratio_mean == pytest.approx((1 + math.exp(0.001)) / 2)
-    assert figures.lag0_ratio_max == pytest.approx(math.exp(0.001))
-    assert figures.lag0_logprob_diff_mean == pytest.approx(0.0005)
-    assert figures.lag0_logprob_diff_max == pytest.approx(0.001)
+    assert figures.lag0_tokens == 2, "not the fifth: its episode saw a swap"
+    assert figures.lag0_ratio_mean == pytest.approx((1 + math.exp(0.5)) / 2)
+    assert figures.lag0_ratio_max == pytest.approx(math.exp(0.5))
+    assert figures.lag0_logprob_diff_mean == pytest.approx(0.25)
+    assert figures.lag0_logprob_diff_max == pytest.approx(0.5)
     assert figures.lagged_ratio_mean == pytest.approx(
-        sum(math.exp(x) for x in (0.5, -0.5, 1.0, -2.0)) / 4
+        sum(math.exp(x) for x in (-0.5, 1.0, 0.001, -2.0)) / 4
     )
-    assert figures.lagged_logprob_diff_mean == pytest.approx(1.0)
+    assert figures.lagged_logprob_diff_mean == pytest.approx(3.501 / 4)
     assert figures.lagged_logprob_diff_max == pytest.approx(2.0)
 
 
