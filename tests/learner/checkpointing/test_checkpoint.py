@@ -30,8 +30,14 @@ from learner.reporting.metrics import Totals
 from learner.training.guards import GuardState
 from learner.training.optimizer import ScheduledOptimizer
 from learner.training.step import train_batch
+from tests.learner.support.made_critic import HEAD, make_pair
 from tests.learner.support.made_episodes import random_group_episodes
-from tests.learner.support.tiny_policy import constant_rate, parameters_of, tiny_policy
+from tests.learner.support.tiny_policy import (
+    constant_rate,
+    parameters_of,
+    tiny_causal_lm,
+    tiny_policy,
+)
 
 SETTINGS = AlgorithmSettings(entropy_bonus=0.01)
 STATE = LearnerState(
@@ -114,6 +120,28 @@ def test_a_checkpoint_carries_the_learners_state(tmp_path: Path, ranks: Ranks) -
 
 def test_no_checkpoint_is_not_an_error(tmp_path: Path, ranks: Ranks) -> None:
     assert Checkpoints(tmp_path / "none", keep=1, ranks=ranks).newest() is None
+
+
+def test_only_what_lacks_a_critic_is_refused_for_it(tmp_path: Path, ranks: Ranks) -> None:
+    pair, again = make_pair(HEAD, tmp_path, ranks), make_pair(HEAD, tmp_path, ranks, seed=7)
+    with_critic = Checkpoints(tmp_path / "with", keep=1, ranks=ranks, critic=pair.critic)
+    path = with_critic.save(STATE, pair.policy, pair.optimizer)
+    without = Checkpoints(tmp_path / "without", keep=1, ranks=ranks)
+    bare = without.save(STATE, pair.policy, pair.optimizer)
+
+    Checkpoints(tmp_path, keep=1, ranks=ranks, critic=again.critic).load(
+        path, again.policy, again.optimizer
+    )
+    assert all(map(torch.equal, again.parameters(), pair.parameters()))
+    without.load(path, again.policy, again.optimizer)  # a run may leave its critic behind
+    with pytest.raises(CheckpointError, match=r"must hold a critic of .* head, got none"):
+        with_critic.load(bare, pair.policy, pair.optimizer)
+
+    deeper = Policy(tiny_causal_lm(layers=3), temperature=1.0)
+    optimizer = ScheduledOptimizer(deeper, constant_rate(1e-2), LearnerSettings())
+    for checkpoints in (with_critic, without):
+        with pytest.raises(CheckpointError, match=r"layers\.2\..* it is of another model"):
+            checkpoints.load(path, deeper, optimizer)
 
 
 def test_a_flipped_bit_in_any_file_is_refused(tmp_path: Path, ranks: Ranks) -> None:
