@@ -24,7 +24,7 @@ from configs import durable
 from configs.errors import CheckpointError, OutOfMemory, SettingsError
 from configs.logging import bind_version
 from learner.algorithm.microbatch import Microbatch
-from learner.checkpointing.export import export_model
+from learner.checkpointing.export import export_adapter, export_model
 from learner.checkpointing.resume import roll_back
 from learner.data.batch import BatchPlan, pack
 from learner.data.evaluation import is_due
@@ -318,6 +318,8 @@ class Loop:
         if self._components.ranks.is_first:
             saved = self._components.checkpoints.path_of(self._step)
             export_model(saved, self._run, self._run.folder / "model")
+            if self._components.policy.adapter is not None:
+                export_adapter(saved, self._run, self._run.folder / "adapter")
         return self._coordinator.finish(self._guard.state)
 
 

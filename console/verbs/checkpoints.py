@@ -69,6 +69,9 @@ def export(
     run: Run,
     to: Annotated[Path, typer.Option("--to", help="A new folder for the model.")],
     checkpoint: Name = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="The adapters alone (LoRA), in PEFT's form.")
+    ] = False,
 ) -> None:
     """Write a checkpoint's model as a Hugging Face directory, with a model card.
 
@@ -77,15 +80,21 @@ def export(
 
     Example: `nyala checkpoint export runs/demo step-000050 --to policy-50`
     """
-    from learner.checkpointing.export import export_model  # noqa: PLC0415 - torch
+    from learner.checkpointing.export import (  # noqa: PLC0415 - torch
+        export_adapter,
+        export_model,
+    )
     from learner.checkpointing.inventory import intact  # noqa: PLC0415 - torch
 
     if to.exists():
         raise typer.BadParameter(f"{to} must not be there yet")
     settings = settings_of(run)
     path = intact(settings.run.folder, checkpoint)
-    export_model(path, settings.run, to)
-    write_card(to, settings, step_of(path))
+    if adapter:
+        export_adapter(path, settings.run, to)
+    else:
+        export_model(path, settings.run, to)
+        write_card(to, settings, step_of(path))
     print(f"{path.name} of {run} is exported to {to}")
 
 

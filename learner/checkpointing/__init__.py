@@ -3,8 +3,8 @@
 bucket_copies  Copies of checkpoints in a bucket, or in a folder on another disk: whole, or not
                there
 checkpoint     Checkpoints: written whole, verified whole, never changed
-export         Export of a checkpoint's model as a Hugging Face directory, as `transformers` and
-               vLLM load it
+export         Export of a checkpoint: a model as `transformers` and vLLM load it, adapters as PEFT
+               does
 folders        Folders of checkpoints: their names, the renames between them, and the best of them
 inventory      The checkpoints of a run as a person asks for them: listed, verified, chosen, removed
 learner_state  State of a learner besides tensors, as a checkpoint's `state.json` holds it

@@ -1,4 +1,4 @@
-"""Export of a checkpoint's model as a Hugging Face directory, as `transformers` and vLLM load it.
+"""Export of a checkpoint: a model as `transformers` and vLLM load it, adapters as PEFT does.
 
 Read from the files of all ranks tensor by tensor, so that one file of weights is in memory at a
 time, and never a model.
@@ -117,6 +117,48 @@ def export_model(checkpoint: Path, run: RunSettings, folder: Path) -> None:
         _copy_generation_config(run.model_path, unfinished)
         tokenizer = AutoTokenizer.from_pretrained(run.model_path, mistral_format=False)
         tokenizer.save_pretrained(unfinished)
+
+
+def export_adapter(checkpoint: Path, run: RunSettings, folder: Path) -> None:
+    """Write the adapters alone in PEFT's form, in float32; what was there is replaced.
+
+    Args:
+        checkpoint: Verified.
+        run: Of the checkpoint.
+        folder: For the files.
+
+    Raises:
+        CheckpointError: It has none.
+    """
+    adapter = adapter_of(checkpoint)
+    if adapter is None:
+        raise CheckpointError(
+            f"{checkpoint} must hold adapters (learner.lora_rank), got whole weights; export the "
+            "model"
+        )
+    shards = Shards(checkpoint)
+    tensors, modules = {}, set()
+    for name in shards.shapes:
+        module, _, factor = name.removeprefix(PREFIX).rpartition(".lora_")
+        if name.startswith(PREFIX) and module:
+            whole = shards.read_whole(name).float().contiguous()
+            tensors[f"base_model.model.{module}.lora_{factor.upper()}.weight"] = whole
+            modules.add(module.rpartition(".")[2])
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": run.model_path,
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(modules),
+        "inference_mode": True,
+    }
+    with _put_in_place(folder) as unfinished:
+        save_file(tensors, unfinished / "adapter_model.safetensors", metadata={"format": "pt"})
+        text = json.dumps(config, indent=2)
+        (unfinished / "adapter_config.json").write_text(text, encoding="utf-8")
 
 
 @contextmanager

@@ -59,6 +59,19 @@ def _is_conserved(stats: Stats) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_run_of_adapters_leaves_them_beside_the_merged_model(
+    rank: int, redis_url: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    settings = tiny_settings(tmp_path, run={"steps": 2}, learner={"lora_rank": rank})
+
+    assert RingInProcess(settings, redis_url, ranks).live()
+
+    assert (settings.run.folder / "model" / "config.json").exists()
+    assert (settings.run.folder / "adapter" / "adapter_config.json").exists() is bool(rank)
+
+
+@pytest.mark.slow
 def test_a_run_learns_and_leaves_what_it_promises(
     redis_url: str, tmp_path: Path, ranks: Ranks
 ) -> None:

@@ -93,6 +93,9 @@ def test_an_exported_checkpoint_is_the_model(
         assert torch.allclose(ours, expected, rtol=0.01, atol=0.01), name
     assert (tmp_path / "out" / "tokenizer.json").exists()
 
+    code, output = _nyala("export", run, "--adapter", "--to", tmp_path / "adapter")
+    assert code != 0 and not (tmp_path / "adapter").exists()
+
     code, output = _nyala("export", run, "step-000009", "--to", tmp_path / "more")
     assert code == 2
     assert "must hold step-000009, got step-000002" in output

@@ -6,6 +6,7 @@ import mmap
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from configs.settings import LearnerSettings
 from learner.model.activations import Kept
@@ -31,9 +32,10 @@ def adapted_policy(
     vocabulary: int = VOCABULARY,
     activations: Kept = "none",
     offload: tuple[str, ...] = (),
+    causal_lm: PreTrainedModel | None = None,
 ) -> tuple[Policy, ScheduledOptimizer]:
-    """Make a sharded policy with adapters, as the learner does."""
-    causal_lm = tiny_causal_lm(seed=seed, vocabulary=vocabulary)
+    """Make a sharded policy with adapters, as the learner does; of a tiny model if of none."""
+    causal_lm = causal_lm or tiny_causal_lm(seed=seed, vocabulary=vocabulary)
     adapt(causal_lm, settings)
     policy = Policy(causal_lm, temperature=1.0).eval()
     policy.sequence_group = ranks.sequence
