@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from actors.engine.choice import engine_of_this_process
+from actors.engine.choice import engine_device, engine_of_this_process, episodes_at_a_time
 from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.base import Conversation
 from actors.environments.registry import for_each, naming, try_environment
@@ -122,12 +122,13 @@ def _say_engine(settings: Settings) -> None:
 
 def greeting(settings: Settings, incarnation: str) -> Hello:
     """Make the first message to the broker: identity, and hashes of the run's settings."""
+    places = episodes_at_a_time(settings, on_gpu=engine_device() == "cuda")
     return Hello(
         incarnation=incarnation,
         host=socket.gethostname(),
         pid=os.getpid(),
         hashes=run_hashes(settings.run),
-        capacity=leases_for(settings.actors.slots, settings.actors.max_episodes_in_flight),
+        capacity=leases_for(places, settings.actors.max_episodes_in_flight),
     )
 
 

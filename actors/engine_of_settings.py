@@ -9,7 +9,13 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from actors.engine.choice import ENGINES, engine_device, engine_of_this_process, import_function
+from actors.engine.choice import (
+    ENGINES,
+    engine_device,
+    engine_of_this_process,
+    episodes_at_a_time,
+    import_function,
+)
 from actors.engine.engine import Engine
 from actors.engine.engine_args import check_engine_args
 from actors.membership.worker_line import WorkerLine
@@ -81,7 +87,7 @@ def make_torch_engine(settings: Settings, place: Place) -> Engine:
         max_model_len=place.max_model_len,
         dtype=run.dtype,
         head_dtype=run.head_dtype,
-        max_concurrent=actors.slots,
+        max_concurrent=episodes_at_a_time(settings, on_gpu=place.device == "cuda"),
         threads=actors.threads,
         device=place.device,
         seed=place.seed,
@@ -103,7 +109,7 @@ def make_vllm_engine(settings: Settings, place: Place) -> Engine:
         max_model_len=place.max_model_len,
         dtype=run.dtype,
         head_dtype=run.head_dtype,
-        max_concurrent=actors.slots,
+        max_concurrent=episodes_at_a_time(settings, on_gpu=place.device == "cuda"),
         in_process=runs_in_process(settings),
         line=place.line.path if place.line is not None else "",
         threads=actors.threads,

@@ -107,6 +107,22 @@ def usable_engine(settings: Settings, *, on_gpu: bool) -> Choice:
     )
 
 
+def episodes_at_a_time(settings: Settings, *, on_gpu: bool) -> int:
+    """Return how many episodes an actor of this machine generates at a time, at most.
+
+    A CPU is filled by few: with all that may be begun at once the oldest would end with the newest,
+    and the first batch come after the time of three.
+
+    Args:
+        settings: Of the run.
+        on_gpu: The actor has a GPU.
+    """
+    run, actors = settings.run, settings.actors
+    if on_gpu or actors.max_concurrent_episodes is not None:
+        return actors.slots
+    return min(actors.slots, run.groups_per_batch * run.group_size)
+
+
 def import_libraries(engine: str) -> None:
     """Import what an actor with this engine does until it samples, ahead of it.
 

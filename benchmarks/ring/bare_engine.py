@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from actors.assembly import prepare
+from actors.engine.choice import engine_device, episodes_at_a_time
 from actors.engine.engine import Request
 from actors.engine.threaded import ThreadedEngine
 from actors.engine.vllm_engine import VllmStepper
@@ -151,7 +152,7 @@ def main() -> None:
     settings = load(parser.parse_args().config)
     requests = cycle(list(requests_of(settings)))
     stepper = started_stepper(settings)
-    concurrency = settings.actors.slots
+    concurrency = episodes_at_a_time(settings, on_gpu=engine_device() == "cuda")
     arms: dict[str, BareEngine | BareCore] = {
         "engine": BareEngine(stepper._engine, requests, concurrency),
         "core": BareCore(stepper, requests, concurrency),

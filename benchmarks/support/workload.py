@@ -25,6 +25,7 @@ THROUGHPUT = (
     "run.steps=100000",  # we stop it
     "run.eval_episodes=0",
     "actors.count=1",
+    "actors.max_concurrent_episodes=256",  # of a model this small a step costs what few cost
     "learner.init_layers=4",
     "learner.warm_start_steps=0",
     "learner.lr=1e-9",  # as good as none: completions keep their length

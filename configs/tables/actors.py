@@ -11,6 +11,8 @@ from .base import Endpoint, HttpEndpoint, Positive, Seconds, Table
 Money = Annotated[float, Field(gt=0)]
 """In a currency of the user's choice, the same everywhere."""
 SITE = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+MOST_ON_A_GPU = 256
+"""Episodes of one actor at a time where nothing is set; engines have as many by default."""
 WeightSource = Literal["memory", "peers", "store", "publisher"]
 
 
@@ -33,12 +35,13 @@ class ActorSettings(Table):
 
     Set it to false on a CPU if a crash of the engine should leave its actor alive, to true on a
     GPU to debug the engine."""
-    max_concurrent_episodes: Positive | Literal["auto"] = 256
-    """Episodes one actor generates at a time; `auto` = as many as its KV cache holds and as make
-    more tokens, found while it works (vLLM).
+    max_concurrent_episodes: Positive | Literal["auto"] | None = None
+    """Episodes one actor generates at a time; null = 256, and on a CPU no more than a batch has, so
+    that the first batch need not wait for the others that may lag behind it; `auto` = as many as
+    its KV cache holds and as make more tokens, found while it works (vLLM).
 
     Set it to `auto` where machines or answers differ, lower it when the engine preempts requests
-    for want of KV cache, up when its cards are not busy."""
+    for want of KV cache, up when its cards are not busy, or a CPU has cores to spare."""
     least_concurrent_episodes: Positive = 8
     """Where `max_concurrent_episodes` is `auto`: the number to begin with, and the fewest.
 
@@ -180,9 +183,11 @@ class ActorSettings(Table):
 
     @property
     def slots(self) -> int:
-        """Most episodes that one actor ever generates at a time."""
+        """Most episodes that one actor ever generates at a time; where it is null, on a GPU."""
         number = self.max_concurrent_episodes
-        return self.most_concurrent_episodes if number == "auto" else number
+        if number == "auto":
+            return self.most_concurrent_episodes
+        return MOST_ON_A_GPU if number is None else number
 
 
 class FleetSettings(Table):

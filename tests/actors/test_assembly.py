@@ -9,6 +9,7 @@ import pytest
 
 from actors import assembly
 from actors.assembly import greeting, prepare, run_actor
+from actors.capacity import leases_for
 from broker.protocol.messages import Enrol, Receipt
 from configs.errors import RefusedError, SettingsError
 from configs.settings import ActorSettings, BrokerSettings, RunSettings, Settings
@@ -21,6 +22,12 @@ def test_a_few_leases_wait_for_a_place_in_the_engine(places, capacity):
     )
 
     assert greeting(settings, "a").capacity == capacity
+
+
+def test_an_actor_on_a_cpu_begins_one_batch_where_nothing_else_is_set():
+    run = RunSettings(model="init", groups_per_batch=5, group_size=4)
+
+    assert greeting(Settings(run=run), "a").capacity == leases_for(20)
 
 
 def test_actors_with_different_engines_may_join_one_run():

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from actors.engine.choice import choose_engine, usable_engine
+from actors.engine.choice import choose_engine, episodes_at_a_time, usable_engine
 from actors.engine.engine_args import CPU_KV_CACHE_GIB, check_engine_args
 from actors.engine.tokenizer import ModelTokenizer
 from broker.weights.shared_memory import HEADROOM, SCRATCH, SHARED_MEMORY, scratch
@@ -364,12 +364,13 @@ def machine_memory(settings: Settings, learner: CardMemory) -> dict[str, int]:
 def _engine_bytes(settings: Settings, shape: ModelShape, published: int) -> int:
     """Return what an engine on a CPU takes: weights twice, KV cache, logits."""
     run, actors = settings.run, settings.actors
-    logits = COPIES_OF_LOGITS * 4 * actors.slots * shape.vocabulary
+    episodes = episodes_at_a_time(settings, on_gpu=False)
+    logits = COPIES_OF_LOGITS * 4 * episodes * shape.vocabulary
     if choose_engine(settings, on_gpu=False).engine == "vllm":
         return 2 * published + (actors.kv_cache_gib or CPU_KV_CACHE_GIB) * GIB + logits
     length = actors.max_model_len or run.max_prompt_tokens + run.max_completion_tokens
     token = 2 * shape.layers * shape.kv_heads * shape.head_width * (published // shape.parameters)
-    return 2 * published + actors.slots * length * token + logits
+    return 2 * published + episodes * length * token + logits
 
 
 def _way_out(settings: Settings, card: int | None, here: int) -> str:

@@ -137,7 +137,7 @@ def actor_slow(window: Window, settings: Settings, holds: bool) -> str | None:
         f"{name} takes {ratio:.1f} times as long per token as the other actors; everybody waits "
         f"for its longest episodes: see what else its machine does, or give it fewer episodes "
         f"at a time with actors.max_concurrent_episodes (now "
-        f"{settings.actors.max_concurrent_episodes})"
+        f"{settings.actors.max_concurrent_episodes or 'null'})"
     )
 
 

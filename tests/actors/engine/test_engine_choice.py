@@ -13,7 +13,12 @@ from typing import Any, get_args
 import pytest
 
 from actors.engine import choice
-from actors.engine.choice import RegisteredEngine, choose_engine, usable_engine
+from actors.engine.choice import (
+    RegisteredEngine,
+    choose_engine,
+    episodes_at_a_time,
+    usable_engine,
+)
 from actors.engine_of_settings import Place, make_engine, runs_in_process
 from configs.errors import SettingsError
 from configs.settings import ActorSettings, RunSettings, Settings
@@ -117,6 +122,31 @@ def test_a_setting_that_vllm_alone_has_asks_for_it_and_is_named_where_it_cannot_
 
 def test_an_engine_that_is_set_stays() -> None:
     assert choose_engine(settings("torch"), on_gpu=True) == ("torch", "actors.engine is set")
+
+
+@pytest.mark.parametrize(
+    ("actors", "on_a_cpu", "on_a_gpu"),
+    [
+        ({}, 48, 256),
+        ({"max_concurrent_episodes": 256}, 256, 256),
+        ({"max_concurrent_episodes": 7}, 7, 7),
+        ({"max_concurrent_episodes": "auto", "most_concurrent_episodes": 99}, 99, 99),
+    ],
+)
+def test_a_cpu_has_no_more_than_a_batch_at_a_time_unless_a_number_is_set(
+    actors: dict[str, Any], on_a_cpu: int, on_a_gpu: int
+) -> None:
+    run = RunSettings(model="init", groups_per_batch=6, group_size=8)
+    of_run = Settings(run=run, actors=ActorSettings.model_validate(actors))
+
+    assert episodes_at_a_time(of_run, on_gpu=False) == on_a_cpu
+    assert episodes_at_a_time(of_run, on_gpu=True) == on_a_gpu
+
+
+def test_a_batch_of_thousands_is_no_more_than_a_gpu_has() -> None:
+    run = RunSettings(model="init", groups_per_batch=512, group_size=8)
+
+    assert episodes_at_a_time(Settings(run=run), on_gpu=False) == 256
 
 
 def python(code: str, environment: Mapping[str, str]) -> str:

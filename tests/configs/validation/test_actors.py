@@ -34,6 +34,7 @@ def test_numbers_of_episodes_that_cannot_be_are_refused(keys, answer):
 
 
 def test_the_most_that_an_engine_ever_has():
+    assert actors().actors.slots == 256
     assert actors(max_concurrent_episodes=7).actors.slots == 7
     assert actors(max_concurrent_episodes="auto", most_concurrent_episodes=99).actors.slots == 99
 
