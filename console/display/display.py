@@ -18,7 +18,7 @@ from configs.errors import printable_lines
 from console.command_line import as_typed
 
 from .live_view import live_view
-from .snapshot import View, figures
+from .snapshot import View, figures, until_the_batch
 
 # --------------------------------------------------------------------------------------------------
 # Lines at the bottom of a terminal that are redrawn in place: without flicker, without scrolling.
@@ -95,6 +95,7 @@ class Screen:
 # The display of a run: the live view on a terminal, plain lines elsewhere.
 
 PLAIN_EVERY_S = 5.0  # a line for each step would bury a log file
+SAMPLED_EVERY_S = 15.0  # until the first batch, which takes seconds or minutes
 DRAW_EVERY_S = 1.0  # the eye reads no faster, and each drawing costs milliseconds
 
 
@@ -177,7 +178,8 @@ class PlainDisplay:
         self._name = name
         self._clock = clock
         self._told: dict[str, str] = {}
-        self._last_step = 0
+        self._last_step, self._sampled = 0, ""
+        self._sampled_due = clock()
         self._alerts: str | None = None
         self._advised: set[str] = set()
         self._has_alarm = False
@@ -201,10 +203,7 @@ class PlainDisplay:
         self._closed = set(closed)
         step = view.progress.step
         if not view.is_training:
-            for name, stage in view.stages.items():
-                if self._told.get(name) != stage:
-                    self._told[name] = stage
-                    self.log(f"{name}: {stage}")
+            self._show_start(view)
             return
         is_last = step == view.progress.steps
         if step == self._last_step or (self._clock() < self._due and not is_last):
@@ -219,6 +218,17 @@ class PlainDisplay:
             if rule not in self._advised:
                 self.log(f"{self._name}: ADVICE {text}")
         self._advised = set(view.progress.advice)
+
+    def _show_start(self, view: View) -> None:
+        """Print new stages, and now and then what is sampled for the first batch."""
+        for name, stage in view.stages.items():
+            if self._told.get(name) != stage:
+                self._told[name] = stage
+                self.log(f"{name}: {stage}")
+        sampled = ", ".join(until_the_batch(view))
+        if sampled not in {"", self._sampled} and self._clock() >= self._sampled_due:
+            self._sampled, self._sampled_due = sampled, self._clock() + SAMPLED_EVERY_S
+            self.log(f"{self._name}: batch {view.progress.step + 1}, {sampled}")
 
     def log(self, text: str) -> None:
         """Print a line."""

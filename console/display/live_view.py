@@ -17,7 +17,15 @@ from configs.errors import printable
 from learner.data.grades import ACCURACY, HeldOut
 from learner.reporting.bulletin import sparkline
 
-from .snapshot import Fill, View, duration, number_or_dash, wanted_actors
+from .snapshot import (
+    Fill,
+    View,
+    duration,
+    figure_of,
+    number_or_dash,
+    until_the_batch,
+    wanted_actors,
+)
 
 # --------------------------------------------------------------------------------------------------
 # Lines of text that fit a number of columns, and bars of characters.
@@ -118,7 +126,7 @@ def actor_lines(view: View, width: int, height: int) -> list[Text]:
         lines.append(_line(" " * INDENT + name, [row[each] for each in columns], widths, room))
     if len(shown) < len(in_order):
         left_out = in_order[len(shown) :]
-        speed = sum(_figure(actor, "tokens_per_s") for actor in left_out)
+        speed = sum(figure_of(actor, "tokens_per_s") for actor in left_out)
         lines.append(Text(cut(f"  and {len(left_out)} more, {speed:,.0f} tokens/s", width)))
     return lines
 
@@ -145,13 +153,13 @@ def _line(
 
 
 def _row(view: View, actor: ActorSeen) -> dict[str, str]:
-    capacity, in_flight = _figure(actor, "capacity"), _figure(actor, "in_flight")
+    capacity, in_flight = figure_of(actor, "capacity"), figure_of(actor, "in_flight")
     heard = f"{duration(actor.silent_s)} ago"
     if _is_silent(view, actor):
         return dict.fromkeys(COLUMNS, "-") | {"tokens/s": "silent", "heard": heard}
     return {
         "weights": printable(actor.fields.get("version", "none")),
-        "tokens/s": f"{_figure(actor, 'tokens_per_s'):,.0f}",
+        "tokens/s": f"{figure_of(actor, 'tokens_per_s'):,.0f}",
         "in flight": f"{in_flight:.0f} of {capacity:.0f}",
         "use": f"{in_flight / capacity:.0%}" if capacity else "-",
         "heard": heard,
@@ -165,13 +173,6 @@ def _name(actor: ActorSeen) -> str:
 
 def _is_silent(view: View, actor: ActorSeen) -> bool:
     return actor.silent_s > view.silent_after_s
-
-
-def _figure(actor: ActorSeen, name: str) -> float:
-    try:
-        return float(actor.fields.get(name, "0"))
-    except ValueError:
-        return 0.0
 
 
 # --------------------------------------------------------------------------------------------------
@@ -252,10 +253,15 @@ class _Page:
         """What each process is doing until the first batch."""
         names = max((cell_len(name) for name in self._view.stages), default=0)
         column = min(max(LABEL, names + 2), width // 2)
-        return [
+        lines = [
             _labelled(name, [stage], width, column=column)
             for name, stage in self._view.stages.items()
         ]
+        sampled = until_the_batch(self._view)
+        if sampled:
+            label = f"batch {self._view.progress.step + 1:,}"
+            lines.append(_labelled(label, sampled, width, column=column))
+        return lines
 
     def figures(self, width: int) -> list[Text]:
         """Curves, speeds, the learner's time and the buffer."""

@@ -25,6 +25,8 @@ class Fill:
     """Most that actors with the newest weights may begin."""
     memory: float
     """Used share of Redis' memory; 0 without a limit."""
+    batch: int = 0
+    """Groups of a batch; 0 where that is not known."""
 
     @property
     def groups(self) -> int:
@@ -84,6 +86,35 @@ def held_out_figures(progress: Progress) -> dict[str, str]:
         return {"held out": "-"}
     figures = {newest.label: f"{newest.score:.3f}"}
     return figures | ({} if newest.reward is None else {"held-out reward": f"{newest.reward:.3f}"})
+
+
+def until_the_batch(view: View) -> list[str]:
+    """Write how far the first batch of a session is, until it is trained; none before tokens."""
+    heard = [actor for actor in view.actors if actor.silent_s <= view.silent_after_s]
+    tokens, in_flight, finished = (
+        sum(figure_of(actor, name) for actor in heard)
+        for name in ("tokens", "in_flight", "finished")
+    )
+    if view.is_training or not tokens:
+        return []
+    parts = [
+        f"{tokens:,.0f} tokens sampled",
+        f"{finished:,.0f} episodes finished",
+        f"{in_flight:,.0f} in flight",
+    ]
+    fill = view.fill
+    if fill is not None and fill.batch:
+        complete = min(fill.batch, fill.waiting + fill.claimed)
+        parts.insert(0, f"{complete} of {fill.batch} groups complete")
+    return parts
+
+
+def figure_of(actor: ActorSeen, name: str) -> float:
+    """Read a figure of an actor; 0 where it has sent none."""
+    try:
+        return float(actor.fields.get(name, "0"))
+    except ValueError:
+        return 0.0
 
 
 def wanted_actors(view: View) -> str:

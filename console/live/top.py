@@ -47,7 +47,7 @@ def with_store(view: View, look: StoreLook | None, settings: Settings) -> View:
         view,
         actors=look.actors,
         silent_after_s=settings.broker.heartbeat_timeout_s,
-        fill=Fill(**groups, memory=look.memory.share),
+        fill=Fill(**groups, memory=look.memory.share, batch=settings.run.groups_per_batch),
         closed=tuple(closed_lines(look.closed, settings.run.folder)),
     )
 

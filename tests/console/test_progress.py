@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from buffer.operations.values import ActorSeen
 from configs.json_lines import JsonLines
 from console.display.display import IdleTime, LiveDisplay, PlainDisplay, make_display
 from console.display.progress import Progress, RunProgress, Stages, summarise
-from console.display.snapshot import View, duration, figures
+from console.display.snapshot import Fill, View, duration, figures
 from console.report.curve_charts import smooth
 from console.run.run_folder import RunFolder
 from learner.data.grades import HeldOut
@@ -203,6 +204,38 @@ def test_plain_lines_tell_each_stage_once_and_figures_now_and_then():
         "reward 0.250, accuracy 0.500, tokens/s -, policy lag -, learner idle -, actors 2, "
         "left 1:05 min"
     )
+
+
+def sampling(tokens, *, waiting=0, **fields):
+    sent = {"tokens": str(tokens), "in_flight": "5.0", "finished": "3", **fields}
+    return View(
+        Progress(0, 10),
+        {"actor-0": "sampling"},
+        1,
+        is_training=False,
+        actors=(ActorSeen("a", 1.0, sent), ActorSeen("gone", 99.0, {"tokens": "1e9"})),
+        silent_after_s=5.0,
+        fill=Fill(sampling=2, waiting=waiting, claimed=1, admitted=12, memory=0.0, batch=4),
+    )
+
+
+def test_plain_lines_say_what_is_sampled_until_the_first_batch():
+    now, out = [0.0], io.StringIO()
+    display = PlainDisplay(Console(file=out, width=200), name="demo", clock=lambda: now[0])
+
+    for tokens in (0, 0.0, "1024.0", 1100, 2048, 2048, 4096):
+        display.show(sampling(tokens, waiting=int(float(tokens)) // 1024))
+        now[0] += 8
+    display.show(view(1))
+
+    behind = "3 episodes finished, 5 in flight"
+    assert out.getvalue().splitlines()[:-1] == [
+        "actor-0: sampling",
+        f"demo: batch 1, 2 of 4 groups complete, 1,024 tokens sampled, {behind}",
+        f"demo: batch 1, 3 of 4 groups complete, 2,048 tokens sampled, {behind}",
+        f"demo: batch 1, 4 of 4 groups complete, 4,096 tokens sampled, {behind}",
+    ]
+    assert "batch 1/10" in out.getvalue().splitlines()[-1]
 
 
 def test_advice_is_that_of_the_newest_batch():
