@@ -43,6 +43,11 @@ def read_prompt(given: GivenPrompt, what: str = "the prompt of an item") -> Prom
     """
     if isinstance(given, str):
         return _whole(given)
+    if any(isinstance(each, str) for each in given):
+        raise SettingsError(
+            f"{what} must be a text, or messages of role and content, got a list of texts, "
+            f"{list(given)!r:.80}; join them, or take one of them for a column of its own"
+        )
     messages = tuple(_message(each, what) for each in given)
     if not messages or messages[-1].role == "assistant":
         raise SettingsError(

@@ -6,11 +6,13 @@ import gc
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 # --------------------------------------------------------------------------------------------------
@@ -26,6 +28,28 @@ def without_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+# --------------------------------------------------------------------------------------------------
+# Packages that an extra of Nyala brings.
+
+
+def install_command(extra: str) -> str:
+    """Write the command that installs what an extra of Nyala brings, beside it, in a checkout too.
+
+    Args:
+        extra: A name of `optional-dependencies` in pyproject.toml.
+    """
+    try:
+        every = [each.replace("'", '"') for each in requires("nyala") or ()]
+    except PackageNotFoundError:
+        every = []
+    wanted = [
+        name.strip()
+        for name, _, condition in (each.partition(";") for each in every)
+        if f'extra == "{extra}"' in condition
+    ]
+    return shlex.join([sys.executable, "-m", "pip", "install", *(wanted or [f"nyala[{extra}]"])])
 
 
 # --------------------------------------------------------------------------------------------------

@@ -339,7 +339,7 @@ def _load(model_path: str) -> Any:
         advice = (
             "check the name, or that the machine can reach the hub"
             if not Path(model_path).is_dir()
-            else "a folder made by `nyala init-model` has a tokenizer"
+            else "save it there with the tokenizer's `save_pretrained`"
         )
         raise SettingsError(
             f"run.model must be a model with a tokenizer, got {model_path!r} ({reason}); {advice}"

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from actors.chat import fill_in
 from actors.numbers import SENTENCE, read_number, stated_number
 from configs.errors import SettingsError
+from configs.machine import install_command
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -79,8 +80,8 @@ class Judge:
         self._rubric = _read(Path(rubric))
         if importlib.util.find_spec("openai") is None:
             raise SettingsError(
-                "a judge must have the package openai, which is not installed; "
-                "install Nyala with the extra `judge`"
+                f"a judge must have the package openai, which is not installed; "
+                f"install the extra `judge`: {install_command('judge')}"
             )
         self._scores = Scores(cache)
         self.num_replies = self.num_cached = self.prompt_tokens = self.completion_tokens = 0

@@ -16,6 +16,7 @@ from typing import Any
 import fsspec
 
 from configs.errors import SettingsError
+from configs.machine import install_command
 
 filesystem_of: Any = fsspec.core.url_to_fs  # the library gives these no types
 
@@ -62,7 +63,7 @@ def _has_obstore(scheme: str, *, setting: str, url: str) -> bool:
     if importlib.util.find_spec(BUCKETS[scheme]) is None:
         raise SettingsError(
             f"{setting} must have obstore >= {'.'.join(map(str, OLDEST))} for {url!r}, got "
-            f"{installed}; install Nyala with the extra `bucket`"
+            f"{installed}; install the extra `bucket`: {install_command('bucket')}"
         )
     return False
 

@@ -146,7 +146,7 @@ def _doubts_or_refusal(checks: Sequence[Check]) -> list[str]:
         try:
             found = check.look()
         except NyalaError as error:
-            problems.append(str(error))
+            problems += [str(error)] if str(error) not in problems else []
             lost.add((check.group, check.name))
         else:
             doubts += [found.text] if isinstance(found, Doubt) else []

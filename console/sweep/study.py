@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import SettingsError
+from configs.machine import install_command
 
 from .grid import Axis, Point, named_point
 
@@ -76,7 +77,8 @@ class Study:
         """
         if importlib.util.find_spec("optuna") is None:
             raise SettingsError(
-                "--trials must have optuna, got none; install Nyala with the extra `search`"
+                f"--trials must have optuna, got none; install the extra `search`: "
+                f"{install_command('search')}"
             )
         import optuna  # noqa: PLC0415 - of the extra `search`
         from optuna.storages import JournalStorage  # noqa: PLC0415 - as above

@@ -148,6 +148,7 @@ ABOUT = {
     "dead letters": "Reasons in `nyala buffer dead list RUN`: tasks that are not tried any more.",
     "dropped groups": "Reasons in `dropped_groups` of metrics.jsonl: sampled and not trained.",
     "alerts": "Names in `alerts` of metrics.jsonl, and in the learner's log as `ALERT`.",
+    "lines of nyala up": "Of `nyala up` itself, above or in place of the live view.",
     "log lines": "From `warning` on, in `nyala logs RUN`. Where the cure is nothing, the run goes "
     "on by itself.",
 }

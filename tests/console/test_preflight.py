@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
+from actors.engine.tokenizer import ModelTokenizer
 from actors.environments import registry
 from actors.environments.base import Score, Segment, Step
 from buffer.admin import forget_run
@@ -176,6 +177,84 @@ def test_a_name_that_the_hub_does_not_have_is_refused(monkeypatch):
 
     with pytest.raises(SettingsError, match=r"got 'no/such': there is no such directory, and the"):
         model_checks.check_model(settings(model="no/such").run)
+
+
+def test_a_hub_out_of_reach_is_asked_once_and_said_once(monkeypatch):
+    asked = []
+
+    class Session:
+        def head(self, url, *, timeout):
+            asked.append((url, timeout))
+            raise OSError("no route to host")
+
+    monkeypatch.setattr("huggingface_hub.get_session", Session)
+
+    def download(*_, **__):
+        raise AssertionError("it tries again for a minute")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", download)
+
+    with pytest.raises(SettingsError, match=r"cannot be reached: .*no route to host") as refusal:
+        preflight.refuse_what_cannot_run(settings(model="no/such"), redis_url=None)
+
+    assert "things are in the way" not in str(refusal.value)
+    assert len(asked) == 1
+
+
+def test_a_hub_that_does_not_answer_is_given_up(monkeypatch):
+    monkeypatch.setattr(model_checks, "HUB_TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+
+        with pytest.raises(SettingsError, match=f"the hub cannot be reached: {url}"):
+            model_checks.check_model(settings(model="no/such").run)
+
+
+def test_a_model_that_was_fetched_before_needs_no_hub(tmp_path, monkeypatch):
+    kept = tmp_path / "config.json"
+    kept.write_text("{}")
+    monkeypatch.setattr(model_checks, "hub_is_away", lambda: "no route to host")
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: str(kept))
+
+    assert model_checks.model_config(settings(model="there/before").run) == {}
+
+
+@pytest.mark.parametrize(
+    ("files", "named", "answer"),
+    [
+        (["m.Q4_K_M.gguf"], "", r"which is GGUF; .*convert it.*gguf_file='m.Q4_K_M.gguf'\)"),
+        (["m.gguf"], "m.gguf", r"which is GGUF; .*gguf_file='m.gguf'\).save_pretrained"),
+        (["model.safetensors"], "model.safetensors", "which is a file; name the folder"),
+        (["adapter_config.json", "adapter_model.safetensors"], "", "is an adapter; merge it"),
+    ],
+)
+def test_other_files_of_a_model_are_named_with_what_makes_a_directory(
+    tmp_path, files, named, answer
+):
+    for name in files:
+        (tmp_path / name).touch()
+
+    with pytest.raises(SettingsError, match=answer) as refusal:
+        preflight.refuse_what_cannot_run(settings(model=str(tmp_path / named)), redis_url=None)
+
+    assert "things are in the way" not in str(refusal.value)
+
+
+def test_a_directory_without_a_tokenizer_has_one_remedy(tmp_path):
+    save_tiny_model(tmp_path)
+    for name in model_checks.TOKENIZER_FILES:
+        (tmp_path / name).unlink(missing_ok=True)
+
+    with pytest.raises(SettingsError, match=r"save it there with the tok") as refusal:
+        preflight.refuse_what_cannot_run(settings(model=str(tmp_path)), redis_url=None)
+
+    assert "init-model" not in str(refusal.value)
+    assert "things are in the way" not in str(refusal.value)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SettingsError, match=r"save it there with the tokenizer's `save_pre"):
+        ModelTokenizer(str(tmp_path / "empty"))
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,8 @@ class Dataset:
                 )
             if settings.answer is not None:
                 self._check_reference(reference_of(row, settings), number, path)
-            yield identity_of(row, given, settings)
+            what = f"{settings.prompt} of row {number} of {path}"
+            yield identity_of(row, given, settings, what)
 
     def _check_prompt(self) -> None:
         """Refuse a prompt that tells the answer; tests and patterns are told on purpose."""
@@ -325,11 +326,13 @@ def reference_of(row: Row, settings: DatasetSettings) -> Any:
     return None if settings.answer is None else _filled(settings.answer, row)
 
 
-def identity_of(row: Row, prompt: GivenPrompt, settings: DatasetSettings) -> str:
+def identity_of(
+    row: Row, prompt: GivenPrompt, settings: DatasetSettings, what: str = "the prompt of a row"
+) -> str:
     """Return what is asked: the question without case; the whole row, where a class plays it."""
     if settings.factory is not None:
         return json.dumps(row, sort_keys=True, default=str)
-    return text_of(read_prompt(prompt)).casefold()
+    return text_of(read_prompt(prompt, what)).casefold()
 
 
 def _filled(column: str, row: Row) -> Any:

@@ -10,6 +10,7 @@ import csv
 import importlib
 import json
 import os
+import shlex
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,14 +21,13 @@ from typing import Any, Protocol
 import msgspec
 
 from configs.errors import SettingsError
+from configs.machine import install_command
 
 Row = Mapping[str, Any]
 
 ROWS_AT_ONCE = 1024
 NEW_LINE = b"\n"
 _QUICK = msgspec.json.Decoder()
-
-EXTRA = "which is not installed; install Nyala with the extra `data`"
 
 
 class Rows(Protocol):
@@ -73,7 +73,9 @@ def open_rows(path: str, *, subset: str | None = None, split: str = "train") -> 
             f"the path of a dataset must be a readable file, got {path} in {Path.cwd()}: "
             f"{error.strerror or error}"
         ) from None
-    except ValueError as error:  # of CSV, JSON, UTF-8 and parquet
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, place, error) from None
+    except ValueError as error:  # of CSV, JSON and parquet
         raise SettingsError(f"a dataset must be readable, got {path}: {error!s:.200}") from None
 
 
@@ -113,6 +115,8 @@ class JsonLines:
         except ValueError:
             try:
                 row = json.loads(text.strip())  # takes NaN, and says in which column it is wrong
+            except UnicodeDecodeError as error:
+                raise _not_utf8(self._where(number), self._path, error) from None
             except ValueError as error:
                 raise SettingsError(f"{self._where(number)} must be JSON: {error}") from None
             _check_characters(row, self._where(number))
@@ -218,6 +222,20 @@ def _on_the_hub(datasets: Any, path: str, *, subset: str | None) -> Any:
         ) from None
 
 
+def _not_utf8(where: str, path: Path, error: UnicodeDecodeError) -> SettingsError:
+    """Make the error of a file in another encoding, with the command that mends it."""
+    with path.open("rb") as file:
+        mark = file.read(2)
+    encoding = "UTF-16" if mark in {b"\xff\xfe", b"\xfe\xff"} else "WINDOWS-1252"
+    source, target = shlex.quote(str(path)), shlex.quote(f"utf8-{path.name}")
+    start = error.start
+    return SettingsError(
+        f"{where} must be in UTF-8, got byte 0x{error.object[start]:02x} at position {start}; "
+        f"write the file again, if it is in {encoding}: "
+        f"`iconv -f {encoding} -t UTF-8 {source} > {target}`"
+    )
+
+
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200].rstrip(".")
 
@@ -226,7 +244,9 @@ def _package(name: str, what: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise SettingsError(f"{what}, {EXTRA}") from None
+        raise SettingsError(
+            f"{what}, which is not installed; install the extra `data`: {install_command('data')}"
+        ) from None
 
 
 def _check_characters(row: Any, where: str) -> None:

@@ -20,6 +20,7 @@ from actors.environments.final_answer import candidates, fenced_blocks
 from actors.numbers import stated_number, unwrapped
 from actors.sandbox.sandbox import Limits, Sandbox
 from configs.errors import SettingsError
+from configs.machine import install_command
 
 from .programs import CodeScorer
 
@@ -139,7 +140,7 @@ def _check_math_verify() -> None:
     if tuple(map(int, re.findall(r"\d+", installed)[:2])) < OLDEST_MATH:
         raise SettingsError(
             f"scorer: math-verify must have math-verify >= {'.'.join(map(str, OLDEST_MATH))}, got "
-            f"{installed}; install Nyala with the extra `math`"
+            f"{installed}; install the extra `math`: {install_command('math')}"
         )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import queue
 import shutil
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,6 +78,7 @@ def check_model(run: RunSettings) -> str:
     path = Path(model).expanduser()
     if model == "init":
         return MADE
+    _refuse_other_files(path)
     tokens = run.max_prompt_tokens + run.max_completion_tokens
     if path.exists():
         _check_model_folder(path, tokens)
@@ -113,6 +116,33 @@ def check_template(run: RunSettings) -> str:
     if frame is None:
         return "none: prompts are bare texts"
     return f"{frame.check_opening()}, {frame.check_closing(run.stop)}"
+
+
+def _refuse_other_files(path: Path) -> None:
+    """Name what makes a model directory of other files of a model."""
+    files = [each.name for each in path.iterdir()] if path.is_dir() else []
+    has_weights = any(name.endswith(".safetensors") for name in files)
+    gguf = next((name for name in [path.name, *files] if name.lower().endswith("gguf")), None)
+    if gguf is not None and not has_weights:
+        folder = str(path if path.is_dir() else path.parent)
+        raise SettingsError(
+            f"run.model must be a Hugging Face model directory, got {path}, which is GGUF; take "
+            f"the model in its original form, or convert it (package gguf): "
+            f"AutoModelForCausalLM.from_pretrained({folder!r}, gguf_file={gguf!r})"
+            f".save_pretrained('model'), and the same with AutoTokenizer"
+        )
+    if path.is_file():
+        raise SettingsError(
+            f"run.model must be a Hugging Face model directory, got {path}, which is a file; name "
+            f"the folder that it is in"
+        )
+    if "adapter_config.json" in files and "config.json" not in files:
+        raise SettingsError(
+            f"run.model must be a Hugging Face model directory, got {path}, which is an adapter; "
+            f"merge it into its model first (package peft): "
+            f"AutoPeftModelForCausalLM.from_pretrained({str(path)!r}).merge_and_unload()"
+            f".save_pretrained('model'), with the tokenizer beside it"
+        )
 
 
 def _check_model_folder(path: Path, tokens: int) -> None:
@@ -164,6 +194,15 @@ def model_config(run: RunSettings) -> dict[str, Any] | None:
 def _hub_config(model: str) -> Path:
     from huggingface_hub import hf_hub_download  # noqa: PLC0415 - huggingface_hub
 
+    kept, away = _kept_config(model), hub_is_away()
+    if away and kept is not None:
+        return kept
+    if away:
+        raise SettingsError(
+            f"run.model must be a model directory, a name on the Hugging Face hub, or `init`, got "
+            f"{model!r}: there is no such directory, and the hub cannot be reached: {away}; name "
+            f"a directory, or see to the network, a proxy, HF_ENDPOINT"
+        )
     try:
         config = hf_hub_download(model, "config.json", etag_timeout=HUB_TIMEOUT_S)
     except Exception as error:  # noqa: BLE001 - whatever the hub's client raises, the model is not there
@@ -173,6 +212,44 @@ def _hub_config(model: str) -> Path:
             f"{model!r}: there is no such directory, and the hub says: {first_line}"
         ) from None
     return Path(config)
+
+
+def _kept_config(model: str) -> Path | None:
+    """Return the configuration of a model that was fetched before; None where it was not."""
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - huggingface_hub
+
+    try:
+        found = try_to_load_from_cache(model, "config.json")
+    except ValueError:  # no name that the hub could have
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def hub_is_away() -> str:
+    """Ask the hub once, where a download would try again for a minute; returns why it is away."""
+    from huggingface_hub import constants, get_session  # noqa: PLC0415 - huggingface_hub
+
+    found: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - whatever its client raises, nobody has answered
+            found.put(f"{constants.ENDPOINT}: {str(error).partition(chr(10))[0] or error!r}")
+        else:
+            found.put("")
+
+    # Of all its addresses together: the client's limit is for each of them.
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return found.get(timeout=HUB_TIMEOUT_S)
+    except queue.Empty:
+        return f"{constants.ENDPOINT}: no answer within {HUB_TIMEOUT_S:g} s"
+
+
+def is_at_hand(run: RunSettings) -> bool:
+    """Whether a run's model, or its part that is fetched first, is on this machine."""
+    return Path(run.model).expanduser().exists() or _kept_config(run.model) is not None
 
 
 # --------------------------------------------------------------------------------------------------

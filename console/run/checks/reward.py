@@ -22,6 +22,7 @@ from configs.errors import NyalaError, RewardError, SettingsError
 from configs.settings import ActorSettings, LearnerSettings, RunSettings, Settings
 
 from .check import Doubt
+from .model import is_at_hand
 
 REWARD_TIMEOUT_S = 60.0
 
@@ -132,6 +133,8 @@ def _check_prompt(run: RunSettings, sample: Conversation) -> None:
                 f"which makes a character model; choose a chat model, or give prompts as text"
             )
         length = len(prompt)  # one character is one token
+    elif not is_at_hand(run):  # the check of the model says so, once
+        return
     else:
         try:
             tokenizer = ModelTokenizer.of(run)

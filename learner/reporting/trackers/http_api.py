@@ -14,6 +14,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from configs.errors import NyalaError, SettingsError
+from configs.machine import install_command
 
 TIMEOUT_S = 15.0  # of an answer, and of each part of a file
 MAX_ANSWER = 4 * 2**20  # bytes
@@ -123,8 +124,8 @@ def require_package(name: str) -> None:
     """
     if importlib.util.find_spec(name) is None:
         raise SettingsError(
-            f"trackers.{name} must have the package {name}, which is not installed; `pip install "
-            f"{name}` into Nyala's environment, or install it with the extra `{name}`"
+            f"trackers.{name} must have the package {name}, which is not installed; install "
+            f"the extra `{name}`: {install_command(name)}"
         )
 
 

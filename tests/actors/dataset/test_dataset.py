@@ -137,6 +137,21 @@ def test_rows_without_answers_are_judged_by_a_reward_function_alone(tmp_path: Pa
         ),
         ([{"question": "1", "answer": "2"}], {"answer": "label"}, "name columns of .* got label"),
         ([{"question": "", "answer": "2"}], {}, "row 1 of .* must have a text or messages to ask"),
+        (
+            [{"question": "fine", "answer": "1"}, {"question": ["a", "b"], "answer": "2"}],
+            {},
+            r"question of row 2 of .*bad.jsonl must be a text, .* list of texts, \['a', 'b'\]",
+        ),
+        (
+            [{"question": [{"role": "user"}], "answer": "2"}],
+            {},
+            "question of row 1 of .*bad.jsonl must be a text, or messages of role and content",
+        ),
+        (
+            [{"question": [{"role": "assistant", "content": "so"}], "answer": "2"}],
+            {},
+            "question of row 1 of .*bad.jsonl must end with a message to the policy",
+        ),
         ([{"question": "1", "answer": None}], {}, "must have an answer in answer, got none"),
         ([{"question": "1", "answer": "two"}], {}, "answer of row 1 .* must have a number, got"),
         *(

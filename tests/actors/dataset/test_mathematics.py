@@ -87,5 +87,5 @@ def test_without_the_package_or_with_an_old_one_the_run_is_refused(
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", missing)
-    with pytest.raises(SettingsError, match=r"got none; install Nyala with the extra `math`"):
+    with pytest.raises(SettingsError, match=r"got none; install the extra `math`: "):
         _make()

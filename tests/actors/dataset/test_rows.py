@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from actors.environments.dataset.rows import open_rows
 from configs.errors import SettingsError
+from configs.machine import install_command
+from configs.own_code import ROOT
 
 ROWS = [{"question": "Wie viel?", "answer": "2"}, {"question": "a, b\n", "answer": "x"}]
 
@@ -71,10 +79,46 @@ def test_what_reads_a_format_and_is_not_installed_is_named(
     monkeypatch.setattr("importlib.import_module", missing)
     (tmp_path / "rows.parquet").write_bytes(b"PAR1")
 
-    with pytest.raises(SettingsError, match=r"pyarrow, which is not installed.* extra `data`"):
+    with pytest.raises(SettingsError, match=r"pyarrow, which is not installed.* `data`: ") as bare:
         open_rows(str(tmp_path / "rows.parquet"))
+    assert str(bare.value).endswith(install_command("data"))
     with pytest.raises(SettingsError, match=r"datasets, which is not installed.* extra `data`"):
         open_rows("owner/name")
+
+
+@pytest.mark.parametrize("extra", ["data", "math", "bucket", "search", "judge", "tensorboard"])
+def test_an_extra_is_installed_by_a_command_that_works_in_a_checkout(extra: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    command = shlex.split(install_command(extra))
+
+    assert command[:4] == [sys.executable, "-m", "pip", "install"]
+    wanted = {Requirement(each) for each in project["optional-dependencies"][extra]}
+    assert set(map(Requirement, command[4:])) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "where"),
+    [
+        ("rows.jsonl", '{"q": "a"}\n{"q": "\xe9"}\n', "line 2 of .*rows.jsonl"),
+        ("rows.json", '[{"q": "\xe9"}]', "rows.json"),
+        ("rows.csv", "q,a\n\xe9,1\n", "rows.csv"),
+        ("my rows.tsv", "q\ta\n\xe9\t1\n", "rows.tsv"),
+    ],
+)
+def test_another_encoding_is_refused_with_the_command_that_mends_it(
+    tmp_path: Path, name: str, text: str, where: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text, encoding="latin-1")
+
+    with pytest.raises(SettingsError, match=f"{where} must be in UTF-8, got byte 0xe9") as refusal:
+        list(open_rows(str(path)))
+
+    target = f"utf8-{name}"
+    command = re.search("`(.*)`", str(refusal.value))
+    assert command is not None
+    subprocess.run(["sh", "-c", command[1]], cwd=tmp_path, check=True)
+    assert "\xe9" in (tmp_path / target).read_text(encoding="utf-8")
 
 
 def test_parquet_is_read_a_row_at_a_time(tmp_path: Path) -> None:

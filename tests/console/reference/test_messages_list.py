@@ -14,6 +14,7 @@ from configs.settings import Settings
 from console.main import app
 from console.verbs.messages import (
     ROOT,
+    VALUE,
     as_markdown,
     error_classes,
     explained,
@@ -57,6 +58,27 @@ def log_lines() -> set[str]:
     }
 
 
+def lines_of_up() -> set[str]:
+    """Collect what `nyala up` says of a run and of the ends of its processes."""
+    said = {
+        shape(node.args[0])
+        for module, nodes in modules()
+        if module == "console/verbs/session.py"
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if node.func.attr in {"log", "_say"}
+        if isinstance(node.args[0], ast.JoinedStr | ast.Constant)
+    }
+    ends = {
+        shape(call.args[1])
+        for call in calls()
+        if isinstance(call.func, ast.Name) and call.func.id == "Decision"
+    }
+    only_passed_on = {text for text in said if not re.search("[a-z]{2}", VALUE.sub("", text))}
+    refused = {text for text in said if text.startswith("warning: ")}  # in their own table
+    return said - only_passed_on - refused | ends
+
+
 def is_log(node: ast.expr) -> bool:
     match node:
         case ast.Name("log") | ast.Call(func=ast.Attribute(attr="get_logger")):
@@ -87,6 +109,7 @@ def in_the_source(family: str) -> set[str]:
         "errors": set(error_classes()),
         "refusals of the broker": first_arguments("Refusal"),
         "alerts": first_arguments("Alert"),
+        "lines of nyala up": lines_of_up(),
         "log lines": log_lines(),
         "dead letters": of_lua - {"group_broken"} | {"poison", "(text of an actor)"},
         "dropped groups": dropped | {group_filter.ZERO_VARIANCE, "group_broken", "forgotten"},
@@ -95,7 +118,15 @@ def in_the_source(family: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "family",
-    ["errors", "refusals of the broker", "alerts", "log lines", "dead letters", "dropped groups"],
+    [
+        "errors",
+        "refusals of the broker",
+        "alerts",
+        "lines of nyala up",
+        "log lines",
+        "dead letters",
+        "dropped groups",
+    ],
 )
 def test_every_message_of_a_family_has_cause_and_cure(family: str) -> None:
     listed = set(explained()[family])
@@ -144,6 +175,11 @@ def test_settings_that_a_cure_names_exist() -> None:
         ),
         ("nyala: mine.yaml must be a YAML file, got a directory", "<path> must be a YAML file"),
         ("zero_variance", "filter_zero_variance"),
+        ("had to be killed", "console.stop_timeout_s"),
+        ("had to be killed: learner, actor-0", "console.stop_timeout_s"),
+        ("actor-0 was killed by signal 9; it starts again", "out of memory"),
+        ("actor-1 ended with code 1; it starts again in 0.6 s: a thread died", "nyala logs"),
+        ("stopped: learner needs something changed first", "go on with the command"),
         ("xyzzy", "no message has this text"),
     ],
 )
