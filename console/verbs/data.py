@@ -161,11 +161,12 @@ def check(
 def _examine(run: RunSettings, actors: ActorSettings, rows: int) -> list[Finding]:
     """Look at the dataset of a run that has one environment."""
     dataset = make_dataset(run)
-    findings = list(examine(dataset, run, tokens=_counter(run), rows=rows))
+    findings = list(examine(dataset, run, tokens=token_counter(run), rows=rows))
     return findings + (asyncio.run(_rewards(dataset, run, actors)) if run.reward else [])
 
 
-def _counter(run: RunSettings) -> Callable[[Prompt], int]:
+def token_counter(run: RunSettings) -> Callable[[Prompt], int]:
+    """Return what counts the tokens of a prompt, with all that the template puts around it."""
     if run.model == "init":  # one character is one token
         return lambda prompt: len(text_of(prompt))
     tokenizer = ModelTokenizer.of(run)

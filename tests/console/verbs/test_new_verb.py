@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from actors.engine.tokenizer import ModelTokenizer
+from actors.environments.registry import make_dataset
+from configs.loader import load
 from console.main import app
+from console.run.card_memory import ModelShape
+from tests.learner.support.tiny_policy import save_tiny_model
 
 ROOT = Path(__file__).parents[3]
 GUESS = (
@@ -37,6 +43,64 @@ def test_its_settings_pass_every_check_with_either_environment(project: Path) ->
         done = CliRunner().invoke(app, ["up", "mine.yaml", "--dry-run", *overrides])
         assert done.exit_code == 0, done.output
         assert "would start in" in done.output
+
+
+@pytest.fixture(scope="session")
+def smallest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "smallest"
+    save_tiny_model(folder)
+    return folder
+
+
+def test_a_model_that_is_named_gets_limits_and_a_rate_of_its_own(
+    smallest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(smallest.parent)
+
+    done = CliRunner().invoke(app, ["new", "own", "--model", "smallest"])
+
+    assert done.exit_code == 0, done.output
+    settings = load(smallest.parent / "own" / "own.yaml")
+    monkeypatch.chdir(smallest.parent / "own")
+    rows = [row for row, _ in make_dataset(settings.run).all_rows()]
+    longest = max(len(ModelTokenizer.of(settings.run).encode_prompt(row.prompt)) for row in rows)
+    assert settings.run.model == str(smallest.resolve())
+    assert settings.run.max_prompt_tokens - 32 < longest <= settings.run.max_prompt_tokens
+    assert settings.learner.lr == 1e-5
+    assert settings.learner.warm_start_steps == type(settings.learner)().warm_start_steps
+    asked, shown = rows[0].prompt, rows[0].answer
+    assert [int(n) for n in re.findall(r"\d+", asked)][:2] != []
+    assert str(sum(int(n) for n in re.findall(r"\d+", asked)[:2])) == shown
+    assert f"has {longest} in this" in (smallest.parent / "own" / "own.yaml").read_text()
+
+
+@pytest.mark.parametrize(("parameters", "rate"), [(135e6, "1e-5"), (0.6e9, "2e-6"), (8e9, "1e-6")])
+def test_a_larger_model_has_a_lower_rate(
+    smallest: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    parameters: float,
+    rate: str,
+) -> None:
+    monkeypatch.setattr(ModelShape, "parameters", property(lambda _: parameters))
+    monkeypatch.chdir(tmp_path)
+
+    CliRunner().invoke(app, ["new", "own", "--model", str(smallest)])
+
+    assert f"\n  lr: {rate} " in (tmp_path / "own" / "own.yaml").read_text()
+
+
+def test_a_model_that_cannot_be_trained_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.gguf").touch()
+
+    done = CliRunner().invoke(app, ["new", "own", "--model", "model.gguf"])
+
+    assert done.exit_code == 2
+    assert "GGUF" in done.output
+    assert not (tmp_path / "own").exists()
 
 
 @pytest.mark.slow
