@@ -132,7 +132,8 @@ class LearnerSettings(Table):
     threads: Positive = 1
     """Threads per rank on a CPU, and of what is offloaded to one.
 
-    Set it to the cores of a rank on a CPU, or for the offloaded optimizer."""
+    Set it to the cores that a rank has to itself on a CPU, or for the offloaded optimizer; where
+    another process has one of them, two threads spin and take longer than one."""
     profile_steps: Annotated[tuple[Positive, ...], Field(max_length=16)] = ()
     """Batches of which every rank writes a trace into `<run>/traces/`, such as `[3, 10]`; a traced
     batch takes longer.
