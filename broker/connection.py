@@ -20,10 +20,12 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from broker.transport.keys import KeyPair
-from broker.transport.sockets import connect_dealer
+from broker.transport.sockets import CONNECT_MS, HANDSHAKE_MS, connect_dealer
 from configs.errors import SettingsError
 
 CUT_S = 1.0  # without a connection: some tries to reconnect to the same broker
+REACH_S = (CONNECT_MS + HANDSHAKE_MS) / 1000  # on the slowest line that is waited for
+SLOW_S = 0.9 * HANDSHAKE_MS / 1000  # an unfinished handshake this old is ended for its age alone
 SILENT_S = 5.0  # with one, beyond what the broker itself may take: it is stopped, or out of reach
 UNANSWERED_S = 10.0  # a broker answers within milliseconds, one that starts within seconds
 STILL_UNANSWERED_S = 60.0
@@ -72,6 +74,9 @@ class Connection:
         self._target = (self._endpoints[0], server_keys()[0])
         self._switched_at = 0.0
         self._received_at = 0.0
+        self._reached_at: float | None = None
+        """When the handshake that is under way began."""
+        self._patience_s = CUT_S
         self._context = zmq.asyncio.Context()
         self._socket = connect_dealer(
             self._context,
@@ -125,7 +130,10 @@ class Connection:
             asked_at: When it was made, `time.monotonic`.
             broker_wait_s: Time that the broker itself may take to answer.
         """
-        limit_s = SILENT_S + broker_wait_s if self.state == "connected" else CUT_S
+        if self.state == "connected":
+            limit_s = SILENT_S + broker_wait_s
+        else:
+            limit_s = CUT_S if self._reached_at is None else self._patience_s
         since = max(asked_at, self._received_at, self._switched_at)
         if time.monotonic() - since > limit_s:
             self._switch()
@@ -153,16 +161,28 @@ class Connection:
                     "folder allowed/ of the broker's keys, or copy the run's enrolment.key here"
                 )
             elif event & HANDSHAKE_FAILED:
-                self.state = "the handshake failed: broker.pub is not the key of this broker"
+                self.state = self._why_no_handshake()
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.state = "connected"
+                self.state, self._reached_at, self._patience_s = "connected", None, CUT_S
                 self._on_refused(None)
             elif event == zmq.EVENT_DISCONNECTED:
+                self._reached_at = None
                 if self.state == "connected":
                     self.state = "the connection was cut"
                 self._on_cut()  # send it again at once
-            elif self.state == "no connection yet":
-                self.state = "reached, but without a handshake"
+            else:
+                self._reached_at = time.monotonic()
+                if self.state == "no connection yet":
+                    self.state = "reached, but without a handshake"
+
+    def _why_no_handshake(self) -> str:
+        """Say why one ended: it was too old, or the broker ended it at once."""
+        if self._reached_at is not None and time.monotonic() - self._reached_at >= SLOW_S:
+            return (
+                f"no handshake within {HANDSHAKE_MS / 1000:g} s: the line to the broker is slow, "
+                "or the broker is stopped"
+            )
+        return "the broker ended the handshake: broker.pub may not be its key, or it is stopping"
 
     def close(self) -> None:
         """Drop the connection."""
@@ -176,6 +196,8 @@ class Connection:
 
     def _switch(self) -> None:
         self._switched_at = time.monotonic()
+        if self._reached_at is not None:  # none may be sooner on a slow line: more time for each
+            self._patience_s = min(2 * self._patience_s, REACH_S)
         try:
             targets = [
                 (endpoint, key) for key, endpoint in product(self._read_keys(), self._endpoints)
@@ -189,7 +211,7 @@ class Connection:
             return
         log.info("connecting to another broker or key", endpoint=target[0], reason=self.state)
         self._socket.disconnect(self._target[0])
-        self._target = target
+        self._target, self._reached_at = target, None
         self._socket.curve_serverkey = target[1]
         self._socket.connect(target[0])
         self.state = "no connection yet"

@@ -69,12 +69,12 @@ def host_and_port(endpoint: str) -> tuple[str, int]:
 SEND_HWM = 64  # twice what one client keeps in flight: a full queue is a peer that does not read
 RECEIVE_HWM = 64  # as above; memory is bounded by this times peers times message size
 BACKLOG = 1024  # a fleet that reconnects at once after a restart
-HANDSHAKE_MS = 5_000  # a peer that has not shown a key by then is cut off
+HANDSHAKE_MS = 15_000  # three times there and back at 2 s a way; who shows no key by then is cut
 HEARTBEAT_MS = 2_000  # finds a peer whose machine vanished: TCP alone would wait for hours
 HEARTBEAT_TIMEOUT_MS = 6_000  # three beats
 RECONNECT_MS = 200
 RECONNECT_MAX_MS = 2_000  # bounds how long a broker that is back waits for its actors
-CONNECT_MS = 3_000  # then its name is resolved anew: a server that moved may have another address
+CONNECT_MS = 5_000  # there and back; then its name is resolved anew: the server may have moved
 STALLED_MS = 10_000  # a peer that takes nothing of what it is sent for this long is cut (Linux)
 SERVER_LINGER_MS = 2_000  # last replies of a server that drains; clients resend in any case
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from configs.worker import Worker
 
 CHUNK_BYTES = 2**16
+MAX_PIECES = 64  # on their way through a long line, of one direction of a connection
 STOP_S = 5.0
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER with no time: closing sends RST
 
@@ -44,7 +45,7 @@ class Proxy:
         self._worker = Worker(self._loop.run_forever, name="proxy")
         self._flowing = asyncio.Event()
         self._flowing.set()
-        self._delay_s = self._linger_s = 0.0
+        self._delay_s = self._lag_s = self._linger_s = 0.0
         self._links: set[_Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
@@ -62,7 +63,7 @@ class Proxy:
 
     def flow(self) -> None:
         """Do no harm from now on."""
-        self._delay_s = self._linger_s = 0.0
+        self._delay_s = self._lag_s = self._linger_s = 0.0
         self._loop.call_soon_threadsafe(self._flowing.set)
 
     def settle(self) -> None:
@@ -72,6 +73,10 @@ class Proxy:
     def delay(self, seconds: float) -> None:
         """Hold every piece back for so long, one after the other."""
         self._delay_s = seconds
+
+    def lag(self, seconds: float) -> None:
+        """Deliver every piece so much later, as a long line does: as fast, but not as soon."""
+        self._lag_s = seconds
 
     def block(self) -> None:
         """Pass nothing on, in either direction, and close nothing."""
@@ -145,18 +150,50 @@ class Proxy:
         *,
         is_back: bool = False,
     ) -> None:
+        pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MAX_PIECES)
+        reading = asyncio.create_task(self._read(reader, pieces))
+        try:
+            await self._pass_on(pieces, writer, link)
+        finally:
+            reading.cancel()
+        if link.is_deaf and is_back:
+            return  # the broker's end is not passed on
+        await asyncio.sleep(self._linger_s)
+        writer.close()
+
+    async def _read(
+        self, reader: asyncio.StreamReader, pieces: asyncio.Queue[tuple[float, bytes]]
+    ) -> None:
+        """Take what a peer sends, with the moment at which the other is to have it."""
+        piece = b"-"
+        while piece:
+            piece = b""  # the end, also of a peer that was reset
+            with suppress(OSError):
+                piece = await reader.read(CHUNK_BYTES)
+            await pieces.put((self._loop.time() + self._lag_s, piece))
+            if not self._lag_s:
+                await pieces.join()  # whoever sends faster than it is passed on has to wait
+
+    async def _pass_on(
+        self,
+        pieces: asyncio.Queue[tuple[float, bytes]],
+        writer: asyncio.StreamWriter,
+        link: _Link,
+    ) -> None:
+        """Deliver what was taken until its end."""
         with suppress(OSError):  # a peer that ended is what a proxy is for
-            while piece := await reader.read(CHUNK_BYTES):
+            while True:
+                due, piece = await pieces.get()
+                await asyncio.sleep(due - self._loop.time())
+                if not piece:
+                    return
                 await self._flowing.wait()
                 if self._delay_s:
                     await asyncio.sleep(self._delay_s)
                 if not link.is_deaf:
                     writer.write(piece)
                     await writer.drain()
-        if link.is_deaf and is_back:
-            return  # the broker's end is not passed on
-        await asyncio.sleep(self._linger_s)
-        writer.close()
+                pieces.task_done()
 
 
 def _abort(writer: asyncio.StreamWriter) -> None:
