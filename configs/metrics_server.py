@@ -1,8 +1,9 @@
 """The HTTP server of one process: `/metrics`, `/livez`, `/readyz`, in threads of its own.
 
 Reads a role's figures when it is asked, never in between. Answers at most `MAX_CALLERS` at a time,
-each within `CALLER_S`. While it serves, `<run>/metrics/<name>-<port>.json` has its address, in the
-form of Prometheus' `file_sd_configs`.
+each within `CALLER_S`; one more cuts off whoever has been served longest, so that a probe is
+answered beside any number of callers that read slowly or say nothing. While it serves,
+`<run>/metrics/<name>-<port>.json` has its address, in the form of Prometheus' `file_sd_configs`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import accumulate
 from pathlib import Path
-from socket import AF_INET, AF_INET6, socket
+from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
 from typing import Self
 
 import structlog
@@ -33,6 +35,7 @@ from .worker import Worker
 
 MAX_CALLERS = 8  # one Prometheus and two probes, each of them twice, and room to look by hand
 CALLER_S = 5.0
+LEAVES_S = 0.5  # a thread whose connection was cut; the figures of a role take it milliseconds
 Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
 
 log = structlog.get_logger()
@@ -166,14 +169,17 @@ def _verdict(fault: str | None) -> tuple[HTTPStatus, str, bytes]:
 
 
 class _Server(ThreadingHTTPServer):
-    """Threads for a few callers; further ones are cut off."""
+    """Threads for a few callers; one more takes the place of the oldest."""
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = AF_INET6 if ":" in address[0] else AF_INET
         self._room = threading.BoundedSemaphore(MAX_CALLERS)
-        self._count = threading.Lock()
+        self._lock = threading.Lock()
+        self._served: dict[socket, None] = {}
+        """Callers with a thread, oldest first, but for those that were cut off."""
         self.answered, self.cpu_s = 0, 0.0
         """Callers so far, and the CPU time that their threads took."""
         super().__init__(address, handler)
@@ -181,10 +187,24 @@ class _Server(ThreadingHTTPServer):
     def process_request(
         self, request: socket | tuple[bytes, socket], client_address: object
     ) -> None:
+        assert isinstance(request, socket)
         if not self._room.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+            self._cut_off_oldest()
+            if not self._room.acquire(timeout=LEAVES_S):
+                self.shutdown_request(request)
+                return
+        with self._lock:
+            self._served[request] = None
         super().process_request(request, client_address)
+
+    def _cut_off_oldest(self) -> None:
+        """End a connection; its thread then gives its place back by itself."""
+        with self._lock:
+            oldest = next(iter(self._served), None)
+            if oldest is not None:
+                del self._served[oldest]
+                with suppress(OSError):  # its peer was faster
+                    oldest.shutdown(SHUT_RDWR)
 
     def process_request_thread(
         self, request: socket | tuple[bytes, socket], client_address: object
@@ -192,12 +212,21 @@ class _Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            with self._count:
+            with self._lock:
                 self.answered += 1
                 self.cpu_s += time.thread_time()
             self._room.release()
 
-    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
+    def shutdown_request(self, request: socket | tuple[bytes, socket]) -> None:
+        """End a connection; one that is closed is cut off no more."""
+        assert isinstance(request, socket)
+        with self._lock:
+            self._served.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if request not in self._served:  # cut off, maybe thousands of them
+            return
         log.info(
             "a caller of the metrics had no answer",
             caller=str(client_address),

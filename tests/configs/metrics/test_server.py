@@ -207,10 +207,33 @@ def test_callers_that_say_nothing_keep_no_more_than_their_places(role):
     host, port = role.base.removeprefix("http://").split(":")
     idle = [socket.create_connection((host, int(port)), timeout=30) for _ in range(MAX_CALLERS + 1)]
     try:
-        assert idle[-1].recv(1) == b""
+        assert idle[0].recv(1) == b""
     finally:
         for each in idle:
             each.close()
+
+
+@pytest.mark.parametrize("request_line", [b"", b"GET /metrics HTTP/1.0\r\n\r\n", b"GET /metr"])
+def test_a_probe_is_answered_at_once_beside_forty_slow_readers(tmp_path, request_line):
+    role = Role(tmp_path)
+    page = b"# " + bytes(2**23)  # more than the buffers of a connection take
+    host, port = role.base.removeprefix("http://").split(":")
+    slow = []
+    try:
+        with pytest.MonkeyPatch.context() as patches, capture_logs() as logs:
+            patches.setattr("configs.metrics_server.generate_latest", lambda _registry: page)
+            for _ in range(40):
+                slow.append(socket.create_connection((host, int(port)), timeout=30))
+                slow[-1].sendall(request_line)
+            began = time.monotonic()
+            assert [role.get(path)[0] for path in ("/livez", "/readyz")] == [200, 200]
+            took_s = time.monotonic() - began
+        assert took_s < 1.0
+        assert len(logs) <= MAX_CALLERS
+    finally:
+        for each in slow:
+            each.close()
+        role.server.close()
 
 
 def test_without_an_endpoint_nothing_is_imported(tmp_path):
