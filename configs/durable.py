@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -76,14 +76,25 @@ def make_private_folder(path: Path) -> None:
         path.chmod(0o700)
 
 
+@contextmanager
+def removed_if_unwritten(unfinished: Path, *, errors: type[Exception] = OSError) -> Iterator[None]:
+    """Remove what a disk did not take whole: its first part would keep a full disk full."""
+    try:
+        yield
+    except errors:
+        DISK.remove(unfinished)
+        raise
+
+
 def replace_file(path: Path, content: bytes | str, *, mode: int = 0o666) -> None:
     """Write a file whole, or replace it; its folder is made if it is missing."""
     make_folder(path.parent)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     DISK.remove(unfinished)  # of an earlier process with our number
-    DISK.write(unfinished, content.encode() if isinstance(content, str) else content, mode)
-    DISK.sync(unfinished)
-    move(unfinished, path)
+    with removed_if_unwritten(unfinished):
+        DISK.write(unfinished, content.encode() if isinstance(content, str) else content, mode)
+        DISK.sync(unfinished)
+        move(unfinished, path)
 
 
 def move(source: Path, target: Path) -> None:

@@ -133,6 +133,13 @@ class BucketCopies:
         durable.DISK.remove(unfinished)
         durable.make_private_folder(folder)
         durable.make_folder(unfinished, mode=0o700)
+        with durable.removed_if_unwritten(unfinished):
+            self._fetch_files(name, unfinished)
+            verify(unfinished)
+            durable.sync_tree(unfinished)
+            put_in_place(unfinished, folder / name)
+
+    def _fetch_files(self, name: str, unfinished: Path) -> None:
         try:
             self._fetch_file(name, MANIFEST, unfinished)
             committed = _retried(lambda: self._files.cat_file(self._mark(name)))
@@ -142,9 +149,6 @@ class BucketCopies:
                 self._fetch_file(name, file, unfinished)
         except FileNotFoundError as error:
             raise CheckpointError(f"{name} must be whole in {self._root}, got: {error}") from error
-        verify(unfinished)
-        durable.sync_tree(unfinished)
-        put_in_place(unfinished, folder / name)
 
     def _found(self) -> dict[str, bool]:
         """Whether each checkpoint of which there is an object counts, oldest first."""

@@ -379,14 +379,17 @@ class Checkpoints:
             durable.make_private_folder(self._folder)
             durable.make_folder(unfinished, mode=0o700)
         ranks.barrier()
-        digests = write_files(unfinished, files, ranks)
-        if ranks.is_first:
-            digests[STATE] = write_hashed(unfinished / STATE, [encoded.encode()])
-            manifest = encode_manifest(digests, run_key(self._folder.parent))
-            write_hashed(unfinished / MANIFEST, [manifest])
-            durable.DISK.sync(unfinished)
-            refuse_if_taken_over(self._folder.parent, state.lineage)
-            put_in_place(unfinished, final)
+        is_first = ranks.is_first
+        with durable.removed_if_unwritten(unfinished) if is_first else contextlib.nullcontext():
+            digests = write_files(unfinished, files, ranks)
+            if is_first:
+                digests[STATE] = write_hashed(unfinished / STATE, [encoded.encode()])
+                manifest = encode_manifest(digests, run_key(self._folder.parent))
+                write_hashed(unfinished / MANIFEST, [manifest])
+                durable.DISK.sync(unfinished)
+                refuse_if_taken_over(self._folder.parent, state.lineage)
+                put_in_place(unfinished, final)
+        if is_first:
             self._remove_old(final)
         ranks.barrier()
         if self._elsewhere is not None:

@@ -167,8 +167,9 @@ def _put_in_place(folder: Path) -> Iterator[Path]:
     unfinished = folder.with_name(f".unfinished-{folder.name}")
     durable.DISK.remove(unfinished)
     durable.make_private_folder(unfinished)
-    yield unfinished
-    durable.sync_tree(unfinished)
+    with durable.removed_if_unwritten(unfinished, errors=Exception):  # safetensors has its own
+        yield unfinished
+        durable.sync_tree(unfinished)
     durable.DISK.remove(folder)
     durable.move(unfinished, folder)
 

@@ -1,5 +1,6 @@
 """The order of writes, syncs and renames, and the modes of what is made."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -50,6 +51,21 @@ def test_a_file_is_synced_before_it_has_its_name_and_its_folder_after(disk, tmp_
 
     assert [what for what, _ in disk.done] == ["write", "sync", "rename", "sync"]
     assert disk.done[2:] == [("rename", "lineages.json"), ("sync", ".")]
+
+
+def test_what_a_full_disk_does_not_take_whole_is_removed(tmp_path, monkeypatch):
+    def fill(path, content, mode=0o666):
+        path.write_bytes(content[:4])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    durable.replace_file(tmp_path / "state", "before")
+    monkeypatch.setattr(durable.DISK, "write", fill)
+
+    with pytest.raises(OSError, match="No space left"):
+        durable.replace_file(tmp_path / "state", "after and longer")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+    assert (tmp_path / "state").read_text() == "before"
 
 
 def test_a_sync_leaves_no_file_open(tmp_path):

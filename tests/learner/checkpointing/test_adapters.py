@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from configs.errors import CheckpointError
@@ -122,3 +123,21 @@ def test_the_merged_model_is_exported_in_float32(tmp_path: Path, ranks: Ranks, d
     save_tiny_model(tmp_path / "model", seed=1)
     with pytest.raises(CheckpointError, match=r"run.model must be the one that the adapters"):
         export_model(saved, run, tmp_path / "exported")
+
+
+def test_an_export_that_a_full_disk_does_not_take_is_removed(
+    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(_tensors: object, path: Path, **_: object) -> None:
+        path.write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device")
+
+    policy = tiny_policy(ranks.mesh)
+    plain = policy, ScheduledOptimizer(policy, constant_rate(1e-3), LearnerSettings())
+    saved = Checkpoints(tmp_path / "checkpoints", keep=1, ranks=ranks).save(STATE, *plain)
+    monkeypatch.setattr("learner.checkpointing.export.save_file", fill)
+
+    with pytest.raises(SafetensorError, match="No space left"):
+        export_model(saved, RunSettings(model="init", directory=tmp_path), tmp_path / "model")
+
+    assert not list(tmp_path.glob("*model*"))

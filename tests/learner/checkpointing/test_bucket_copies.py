@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -110,6 +111,23 @@ def test_a_copy_that_was_changed_or_is_not_whole_is_refused(
 
     assert newest is not None
     assert newest[1].step == 1, "the one before"
+
+
+def test_a_copy_that_a_full_disk_does_not_take_is_removed(
+    tmp_path: Path, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(_self: BucketCopies, _name: str, file: str, folder: Path) -> None:
+        (folder / file).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    _save(tmp_path / "run", range(1, 2))
+    here = _empty_machine(tmp_path)
+    monkeypatch.setattr(BucketCopies, "_fetch_file", fill)
+
+    with pytest.raises(OSError, match="No space left"):
+        _checkpoints(here).newest()
+
+    assert not list(here.rglob(".unfinished*"))
 
 
 def test_a_run_all_of_whose_copies_are_damaged_does_not_begin_anew(

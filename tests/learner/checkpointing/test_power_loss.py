@@ -140,6 +140,7 @@ def test_a_full_disk_costs_no_checkpoint_that_was_there(machine: Machine) -> Non
 
     with pytest.raises(OSError, match="No space left"):
         machine.checkpoints.save_bytes(_state(9, 1))
+    assert not list(machine.folder.rglob(".unfinished*")), "it keeps the disk full"
     machine.disk.lose_power(worst=True)
 
     assert machine.step_on_disk() == machine.committed == 3
