@@ -5,7 +5,7 @@ Pure: the caller asks the store. Slow episodes are no reason: while actors hold 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from configs.settings import BufferSettings, RunSettings
 
@@ -25,6 +25,7 @@ def why_nobody_samples(
     heartbeat_timeout_s: float,
     pause_at_memory: float,
     max_run_bytes: int | None,
+    num_processes: int = 0,
 ) -> str | None:
     """Return the cause and what helps, in one sentence; None while somebody samples.
 
@@ -37,6 +38,7 @@ def why_nobody_samples(
         heartbeat_timeout_s: Longer silence is absence.
         pause_at_memory: Share of Redis' memory above which no work is leased.
         max_run_bytes: Of the run, above which none is, either; None = no limit.
+        num_processes: Actors of which the caller knows that they run.
     """
     if stats.state != RUNNING:
         return f"the run is {stats.state} and gives no work; its learner's log says why"
@@ -45,11 +47,7 @@ def why_nobody_samples(
     silences = [actor.silent_s for actor in actors]
     present = sum(silent_s <= heartbeat_timeout_s for silent_s in silences)
     if not present:
-        heard = f"for {min(silences):.0f} s" if silences else "at all"
-        return (
-            f"no actor was heard {heard}; start one: nyala actor {folder} (the log of one that "
-            "ended says why)"
-        )
+        return _nobody_heard(silences, folder, num_processes)
     if stats.leased:
         return None
     if memory.share >= pause_at_memory:
@@ -73,6 +71,19 @@ def why_nobody_samples(
     return (
         f"{present} actors are present and none has work, with {stats.ready} tasks ready; their "
         f"logs say why, and the last columns of: nyala status {folder}"
+    )
+
+
+def _nobody_heard(silences: Sequence[float], folder: object, num_processes: int) -> str:
+    heard = f"for {min(silences):.0f} s" if silences else "at all"
+    if num_processes:
+        return (
+            f"no actor was heard {heard}, and {num_processes} run: they start, or cannot reach "
+            f"the broker, or it cannot write to Redis; the logs in {folder} say which"
+        )
+    return (
+        f"no actor was heard {heard}; start one: nyala actor {folder} (the log of one that "
+        "ended says why)"
     )
 
 

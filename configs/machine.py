@@ -1,4 +1,4 @@
-"""Facts about the machine of a process: cards, arithmetic, imports of large libraries."""
+"""Facts about the machine of a process: cards, arithmetic, files, imports of large libraries."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import gc
 import hashlib
 import os
 import platform
+import resource
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+
+from .errors import SettingsError
 
 # --------------------------------------------------------------------------------------------------
 # Imports of large libraries.
@@ -50,6 +54,68 @@ def install_command(extra: str) -> str:
         if f'extra == "{extra}"' in condition
     ]
     return shlex.join([sys.executable, "-m", "pip", "install", *(wanted or [f"nyala[{extra}]"])])
+
+
+# --------------------------------------------------------------------------------------------------
+# Files: their modes, how many may be open, room on a disk, paths of unix sockets.
+
+MAX_SOCKET_PATH_BYTES = 107  # `sun_path` of Linux holds 108, the last of them 0
+TEMPORARY = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # noqa: S108 - names are random
+FULL_BYTES = 2**20  # nothing of a run goes on in less
+FREE_SPACE = "free some space on the disk of {folder}, and the next start goes on"
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Make files that no other user reads, and that only this one writes.
+
+    A narrower umask stays as it is.
+    """
+    before = os.umask(0o077)
+    os.umask(before | 0o027)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def raise_open_files() -> None:
+    """Let this process open as many files as it may: a stranger's connection costs one, too."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def full_disk(folder: Path) -> str | None:
+    """Return what a person reads where the disk of a folder is full; None while it has room."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    if usage.free >= FULL_BYTES:
+        return None
+    return (
+        f"the disk must have room, got {usage.free / 2**20:.2f} MiB free of "
+        f"{usage.total / 2**20:,.0f}; {FREE_SPACE.format(folder=folder)}"
+    )
+
+
+def folder_of_sockets(name_bytes: int) -> Path:
+    """Return a folder for temporary sockets: that of TMPDIR, or one with a shorter path.
+
+    Args:
+        name_bytes: Of the longest name of a socket in it.
+
+    Raises:
+        SettingsError: There is none.
+    """
+    first, most = Path(tempfile.gettempdir()), MAX_SOCKET_PATH_BYTES - 1 - name_bytes
+    for folder in (first, *TEMPORARY):
+        if len(os.fsencode(folder)) <= most and os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    raise SettingsError(
+        f"TMPDIR must be a folder whose path has at most {most} bytes, for sockets, got {first} "
+        f"of {len(os.fsencode(first))}; set it to one that this user can write"
+    )
 
 
 # --------------------------------------------------------------------------------------------------

@@ -36,6 +36,20 @@ def advice_in(line: Mapping[str, object]) -> dict[str, str]:
 
 
 # --------------------------------------------------------------------------------------------------
+# The cause in a line of a log.
+
+LONGEST_CAUSE = 500  # characters: a screenful, whatever an error has in it
+
+
+def cause_in(row: Row) -> str:
+    """Return the event of an error with its reason, or with the last line of its traceback."""
+    event = str(row.get("event", ""))
+    trace = [line.lstrip(" |+-") for line in str(row.get("exception", "")).splitlines()]
+    reason = str(row.get("reason", "")) or next(filter(None, reversed(trace)), "")
+    return f"{event}: {reason}"[:LONGEST_CAUSE] if reason else event
+
+
+# --------------------------------------------------------------------------------------------------
 # Stages of each process while it starts with their seconds, and its newest error, from its log.
 
 TAIL_BYTES = 64 * 1024  # of a log: stages are logged while there is little else
@@ -76,7 +90,7 @@ class Stages:
                     if self._begun is not None:
                         self._begun[name].append((str(row["stage"]), self._time(row)))
                 if row.get("level") in {"error", "critical"}:
-                    self._errors[name] = str(row.get("event", ""))
+                    self._errors[name] = cause_in(row)
         return self._stages
 
     @property

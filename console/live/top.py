@@ -93,7 +93,7 @@ class LocalRun:
         if newest is None and not self._folder.is_held and not self.is_over:
             alarm = f"not running; to go on: nyala up {self._folder.path}"
         elif self._watch is not None and time.time() - max(trained_at, begun_at) >= self._alarm_s:
-            alarm = self._watch.idle
+            alarm = self._watch.idle()
         view = View(
             progress,
             {name: stage.name for name, stage in stages.items()},

@@ -21,6 +21,7 @@ from buffer.operations.values import ActorSeen, Closed, Memory, Stats
 from buffer.sampling import why_nobody_samples
 from buffer.store import Store
 from configs.errors import NyalaError
+from configs.machine import full_disk
 from configs.settings import Settings
 from configs.worker import Worker
 
@@ -115,14 +116,22 @@ class ActorWatch:
             return None
         return sum(actor.silent_s <= limit_s for actor in newest.actors)
 
-    @property
-    def idle(self) -> str | None:
-        """Why nobody samples although the learner waits, at the last look; None if it need not."""
+    def idle(self, *, num_processes: int = 0) -> str | None:
+        """Return why nobody samples although the learner waits, at the last look, or None.
+
+        Args:
+            num_processes: Actors that run on this machine.
+        """
         newest = self._newest
         if newest is None:
             return None
         return idle_reason(
-            self._settings, newest.stats, newest.actors, newest.memory, newest.closed
+            self._settings,
+            newest.stats,
+            newest.actors,
+            newest.memory,
+            newest.closed,
+            num_processes=num_processes,
         )
 
     def start(self) -> None:
@@ -187,11 +196,29 @@ class ActorWatch:
 
 
 def idle_reason(
-    settings: Settings, stats: Stats, seen: Iterable[ActorSeen], memory: Memory, closed: Closed
+    settings: Settings,
+    stats: Stats,
+    seen: Iterable[ActorSeen],
+    memory: Memory,
+    closed: Closed,
+    *,
+    num_processes: int = 0,
 ) -> str | None:
-    """Return why nobody samples; None while somebody does, or while the learner does not wait."""
+    """Return why nobody samples; None while somebody does, or while the learner does not wait.
+
+    Args:
+        settings: Of the run.
+        stats: Of the run.
+        seen: Actors.
+        memory: Of Redis.
+        closed: To whom nothing is leased.
+        num_processes: Actors that run on this machine.
+    """
     if all(claim.sealed for claim in stats.claims):
         return None
+    # Redis then answers, and takes no sign of life of an actor.
+    if (full := full_disk(settings.run.folder)) is not None:
+        return full
     return why_nobody_samples(
         stats,
         seen,
@@ -201,4 +228,5 @@ def idle_reason(
         heartbeat_timeout_s=settings.broker.heartbeat_timeout_s,
         pause_at_memory=settings.buffer.pause_at_memory,
         max_run_bytes=settings.buffer.max_run_bytes,
+        num_processes=num_processes,
     )

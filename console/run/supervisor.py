@@ -6,6 +6,8 @@ Owns the timing and the decision to restart; `process.py` starts and stops.
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import signal
 import time
@@ -14,7 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from types import FrameType
+
+from configs.machine import FREE_SPACE, full_disk
 
 from .process import Supervised
 
@@ -135,6 +140,24 @@ def describe_end(code: int) -> str:
     if code == ENGINE_NOT_STARTED:
         return "could not start its engine"
     return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+
+
+NO_ROOM = {os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)}
+
+
+def cause_of_end(error: str | None, folder: Path) -> str | None:
+    """Return why a process ended: by its log, or by the full disk, on which it could write none.
+
+    Args:
+        error: The newest in its log; None = there is none.
+        folder: Of the run.
+    """
+    full = full_disk(folder)
+    if full is not None:
+        return f"{full} ({error})" if error else full
+    if error is not None and any(reason in error for reason in NO_ROOM):
+        return f"{error}; {FREE_SPACE.format(folder=folder)}"
+    return error
 
 
 # --------------------------------------------------------------------------------------------------

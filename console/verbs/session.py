@@ -34,6 +34,7 @@ from console.run.supervisor import (
     Outcome,
     RestartPolicy,
     Supervisor,
+    cause_of_end,
     sigterm_as_interrupt,
 )
 
@@ -148,7 +149,7 @@ class Session:
                 ),
                 is_finished=lambda: self._folder.state is RunState.FINISHED,
                 log=display.log,
-                last_error=stages.take_error,
+                last_error=lambda name: cause_of_end(stages.take_error(name), self._folder.path),
                 on_death=self._report_death,
             )
             with display:
@@ -203,6 +204,11 @@ class Session:
         alive = self._actors.alive if self._actors is not None else None
         return supervisor.running("actor") if alive is None else alive
 
+    def _why_idle(self, supervisor: Supervisor) -> str | None:
+        if self._actors is None:
+            return None
+        return self._actors.idle(num_processes=supervisor.running("actor"))
+
     def _look_until_the_end(
         self, supervisor: Supervisor, display: Display, stages: Stages
     ) -> Outcome:
@@ -218,7 +224,7 @@ class Session:
                 now = progress.look()
                 # A learner that was killed first takes back the steps after its checkpoint.
                 resumed_at = min(resumed_at, now.step)
-                alarm = idle.alarm(None if self._actors is None else self._actors.idle, now.step)
+                alarm = idle.alarm(self._why_idle(supervisor), now.step)
                 is_training = now.step > resumed_at
                 if is_training:
                     for line in stages.report():

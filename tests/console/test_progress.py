@@ -154,6 +154,30 @@ def test_stages_and_errors_are_read_from_this_life_only(tmp_path):
     assert stages.take_error("actor-0") is None
 
 
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ({"event": "a thread ended", "reason": "no key"}, "a thread ended: no key"),
+        (
+            {"event": "died", "exception": 'Traceback\n  File "x"\nOSError: [Errno 28] No space\n'},
+            "died: OSError: [Errno 28] No space",
+        ),
+        (
+            {"event": "died", "exception": "  + Group\n  | OSError: full\n  +---------------\n"},
+            "died: OSError: full",
+        ),
+        ({"event": "died"}, "died"),
+    ],
+)
+def test_an_error_is_told_with_its_cause(tmp_path, line, cause):
+    log = tmp_path / "learner.log"
+    stages = Stages({"learner": log})
+
+    write(log, {"level": "error", **line})
+
+    assert stages.take_error("learner") == cause
+
+
 def test_the_first_batch_reports_the_seconds_of_each_stage_once(tmp_path):
     log, now = tmp_path / "learner.log", [1000.0]
     stages = Stages({"learner": log, "broker": tmp_path / "broker.log"}, clock=lambda: now[0])

@@ -1,8 +1,10 @@
 """The supervisor with fake processes: start, restart and order of stopping."""
 
+import shutil
+
 import pytest
 
-from console.run.supervisor import RestartPolicy, Supervisor
+from console.run.supervisor import RestartPolicy, Supervisor, cause_of_end
 
 
 class FakeProcess:
@@ -72,6 +74,25 @@ class Ring:
 @pytest.fixture
 def ring():
     return Ring("redis", "broker", "learner", "actor-0", "actor-1")
+
+
+def test_a_full_disk_is_the_cause_of_an_end_that_no_log_tells(tmp_path, monkeypatch):
+    usage = type(shutil.disk_usage("/"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _folder: usage(2**30, 2**30, 0))
+
+    assert cause_of_end(None, tmp_path) == (
+        "the disk must have room, got 0.00 MiB free of 1,024; free some space on the disk of "
+        f"{tmp_path}, and the next start goes on"
+    )
+    assert cause_of_end("a thread died", tmp_path).endswith("(a thread died)")
+
+
+def test_the_cause_of_an_end_says_what_helps_where_its_own_file_made_the_room(tmp_path):
+    error = "died: OSError: [Errno 28] No space left on device"
+
+    assert cause_of_end(error, tmp_path).startswith(f"{error}; free some space on the disk of")
+    assert cause_of_end("no key", tmp_path) == "no key"
+    assert cause_of_end(None, tmp_path) is None
 
 
 def test_it_is_over_when_every_process_has_been_left_to_its_end():

@@ -46,6 +46,7 @@ def test_each_cause_names_what_helps(store: Store) -> None:
         run_bytes: int = 0,
         paused: str = "",
         suspended: str = "",
+        num_processes: int = 0,
         **changes: object,
     ) -> str | None:
         keys = {"tag": SuspendedKey(9.0, suspended)} if suspended else {}
@@ -58,11 +59,15 @@ def test_each_cause_names_what_helps(store: Store) -> None:
             heartbeat_timeout_s=6.0,
             pause_at_memory=0.8,
             max_run_bytes=50,
+            num_processes=num_processes,
         )
 
     start = "start one: nyala actor runs/x (the log of one that ended says why)"
     assert why() == f"no actor was heard at all; {start}"
     assert why(gone, leased=4) == f"no actor was heard for 75 s; {start}"
+    of_one = str(why(gone, num_processes=1))
+    assert of_one.startswith("no actor was heard for 75 s, and 1 run: they start, or cannot reach")
+    assert "start one" not in of_one
     assert why(here, gone, leased=4, used=90) is None
     assert "Redis is 90% full" in str(why(here, used=90))
     assert "has 50 bytes in Redis, so no work is given out above buffer.max_run_bytes = 50" in str(
