@@ -22,9 +22,11 @@ import uvloop
 from actors.environments.calls import call, drive, finish, needs_loop
 from actors.environments.registry import call_within, make_environment
 from broker.transport.keys import load_public
+from configs import durable
 from configs.errors import NyalaError, SettingsError, exit_code
 from configs.loader import load
 from configs.logging import configure_logging
+from configs.machine import private_files, raise_open_files
 from configs.settings import RunSettings, Settings
 from configs.tracing import tracing
 
@@ -62,7 +64,10 @@ def export(
     def write() -> int:
         out.parent.mkdir(parents=True, exist_ok=True)
         unfinished = out.with_name(f".{out.name}.{os.getpid()}")
-        with unfinished.open("w", encoding="utf-8") as file:
+        with (
+            durable.removed_if_unwritten(unfinished),
+            unfinished.open("w", encoding="utf-8") as file,
+        ):
             num_lines = sum(
                 file.write(line) > 0 for line in _lines(run, count, seed, needs_answers)
             )
@@ -101,6 +106,7 @@ def _lines(run: RunSettings, count: int, seed: int, needs_answers: bool) -> Iter
 log = structlog.get_logger()
 
 
+@private_files()
 def main(arguments: list[str] | None = None) -> int:
     """Run an actor or an export.
 
@@ -109,6 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
         `exit_code` of the error.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    raise_open_files()
     if arguments[:1] == ["export"]:
         return _export(arguments[1:])
     parser = _parser("python -m actors")

@@ -18,6 +18,7 @@ from buffer.store import AsyncStore
 from configs.errors import NyalaError, exit_code
 from configs.loader import load
 from configs.logging import configure_logging
+from configs.machine import private_files, raise_open_files
 from configs.secrets import redis_url
 from configs.settings import Settings
 from configs.tracing import tracing
@@ -27,12 +28,14 @@ from .metrics_page import BrokerPage
 log = structlog.get_logger()
 
 
+@private_files()
 def main(arguments: list[str] | None = None) -> int:
     """Run the broker; 0 after a clean stop, else the `exit_code` of the error."""
     parser = argparse.ArgumentParser(prog="python -m broker", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the run's config.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="table.key=value")
     chosen = parser.parse_args(arguments)
+    raise_open_files()
     configure_logging("broker")
     try:
         settings = load(chosen.config, chosen.set)

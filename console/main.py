@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from configs.errors import NyalaError, printable_lines
+from configs.machine import private_files
 
 from .command_line import VERBS, as_typed, refuse_bare_settings
 
@@ -41,6 +42,7 @@ class Verbs(TyperGroup):
         refuse_bare_settings(rest, flags)
         return name, command, rest
 
+    @private_files()
     def invoke(self, ctx: Any) -> Any:
         """Carry the verb out."""
         try:

@@ -27,7 +27,7 @@ from configs.child import die_with_parent
 from configs.errors import NyalaError, exit_code
 from configs.loader import load
 from configs.logging import configure_logging
-from configs.machine import without_collection
+from configs.machine import private_files, raise_open_files, without_collection
 from configs.settings import Settings
 from configs.tracing import tracing
 
@@ -37,6 +37,7 @@ from .several_machines import launch_node, starter
 log = structlog.get_logger()
 
 
+@private_files()
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -45,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.command == "warm-start" and (chosen.pairs is None or chosen.out is None):
         parser.error("warm-start needs --pairs and --out")
     rank = os.environ.get("RANK")
+    raise_open_files()
     configure_logging("learner")
     try:
         settings = load(chosen.config, chosen.set)

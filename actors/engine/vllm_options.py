@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from configs.machine import folder_of_sockets
+
 from .choice import engine_device
 from .engine_args import CPU_KV_CACHE_GIB
 
@@ -60,6 +62,7 @@ DEFAULTS = {
     "GLOO_SOCKET_IFNAME": "lo",
 }
 """Environment variables that vLLM reads when it is imported or started."""
+UUID_BYTES = 36  # names of the sockets between vLLM's processes
 PRELOADS = "LD_PRELOAD"
 COMPILES_NOTHING = "TORCH_COMPILE_DISABLE"
 """Environment variable of torch, which it reads once: `1` = `torch.compile` does nothing."""
@@ -69,6 +72,7 @@ def set_defaults() -> None:
     """Set `DEFAULTS`, before vLLM is imported; what a person has set stays."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
+    os.environ.setdefault("VLLM_RPC_BASE_PATH", str(folder_of_sockets(UUID_BYTES)))
 
 
 def prepare_environment(options: VllmOptions) -> None:

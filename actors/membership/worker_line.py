@@ -21,9 +21,12 @@ from msgspec import MsgspecError
 
 from broker.protocol.weight_messages import Epoch
 from configs.errors import WeightsError
+from configs.machine import folder_of_sockets
 
 from .worker_orders import MAX_LINE_BYTES, Answer, Enter, Leave, Order, Receive, answer_of, line_of
 
+PREFIX, SOCKET = "nyala-line-", "worker"
+NAME_BYTES = len(f"{PREFIX}12345678/{SOCKET}")
 Ends: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -32,8 +35,8 @@ class WorkerLine:
 
     def __init__(self) -> None:
         # Only this user may enter the folder. It goes when the worker has connected, or with this.
-        self._folder = tempfile.TemporaryDirectory(prefix="nyala-line-")
-        self.path = str(Path(self._folder.name, "worker"))
+        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=folder_of_sockets(NAME_BYTES))
+        self.path = str(Path(self._folder.name, SOCKET))
         """Where the worker connects."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.path)

@@ -9,6 +9,7 @@ import re
 import resource
 import shutil
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib.metadata import Distribution, distributions, metadata
@@ -21,7 +22,7 @@ from packaging.specifiers import SpecifierSet
 from actors.engine.choice import lack_of_vllm
 from broker.weights.shared_memory import SHARED_MEMORY
 from configs.errors import SettingsError
-from configs.machine import query_gpus, visible_gpus
+from configs.machine import folder_of_sockets, query_gpus, visible_gpus
 from configs.own_code import ROOT
 from configs.settings import BrokerSettings, LearnerSettings
 from console.run.checks.check import GIB, Check, Doubt, sized
@@ -221,6 +222,7 @@ GROUP = "machine"
 LEAST_SHARED_BYTES = GIB
 """Torch and vLLM use some besides the weights; a container's own default is 64 MiB."""
 LEAST_DISK_BYTES, SPARE_DISK_BYTES = GIB, 10 * GIB
+LONGEST_SOCKET_NAME = 36  # bytes: those of vLLM are UUIDs, ours are shorter
 LEAST_OPEN_FILES = 4096
 """Two for each of a few hundred actors at a broker, with files and sockets of its own."""
 
@@ -238,6 +240,7 @@ def machine_checks(folder: Path, *, has_settings: bool) -> list[Check]:
         Check(GROUP, "shared memory", check_shared_memory),
         Check(GROUP, "disk", lambda: check_disk(folder)),
         Check(GROUP, "open files", check_open_files),
+        Check(GROUP, "sockets", check_sockets),
     ]
     if has_settings:
         return [*checks, *package_checks()]
@@ -328,13 +331,25 @@ def check_disk(folder: Path) -> str | Doubt:
 def check_open_files() -> str | Doubt:
     """A process may open as many files as a fleet's broker needs."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < LEAST_OPEN_FILES:
+    if hard != resource.RLIM_INFINITY and hard < LEAST_OPEN_FILES:
         return Doubt(
             f"the limit of open files should be >= {LEAST_OPEN_FILES} for a broker of many actors, "
-            f"got {soft} (at most {hard} without root); `ulimit -n {LEAST_OPEN_FILES}` before "
-            f"nyala, or LimitNOFILE of its service"
+            f"got {hard} (now {soft}, which nyala raises); `ulimit -Hn {LEAST_OPEN_FILES}` as root "
+            f"before nyala, or LimitNOFILE of its service"
         )
-    return f"at most {soft} at a time"
+    return f"at most {hard} at a time"
+
+
+def check_sockets() -> str:
+    """Temporary sockets of actors have a folder whose path is short enough.
+
+    Raises:
+        SettingsError: There is none.
+    """
+    folder, given = folder_of_sockets(LONGEST_SOCKET_NAME), Path(tempfile.gettempdir())
+    if folder == given:
+        return f"temporary ones are in {folder}"
+    return f"temporary ones are in {folder}: the path of {given} is too long for them"
 
 
 def check_default_port() -> str | Doubt:

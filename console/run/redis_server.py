@@ -25,12 +25,12 @@ from buffer.client.server_identity import SAFE, is_safe, server_of_banner
 from buffer.store import Store
 from configs import durable
 from configs.errors import SettingsError, StoreError
+from configs.machine import MAX_SOCKET_PATH_BYTES
 from configs.secrets import write_secret
 
 HOST = "127.0.0.1"
 NAMES = ("valkey-server", "redis-server")
 SOCKET = "redis.sock"
-MAX_SOCKET_PATH_BYTES = 107  # `sun_path` of Linux holds 108, the last of them 0
 BANNER_TIMEOUT_S = 10.0
 READY_TIMEOUT_S = 120.0  # an append-only file of several GB loads at some 100 MB/s
 POLL_S = 0.02

@@ -104,6 +104,8 @@ def test_a_run_goes_to_its_end_and_leaves_its_files(up):
     }
     assert [row["role"] for row in read_rows(up.run / "ends.jsonl")] == ["actor", "actor", "broker"]
     assert up.processes() == []
+    wider = [path for path in up.run.rglob("*") if path.lstat().st_mode & 0o027]
+    assert wider == []
 
 
 def test_a_report_that_cannot_be_written_is_a_warning(up):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from actors.engine.vllm_options import VllmOptions, prepare_environment
+from configs.machine import MAX_SOCKET_PATH_BYTES
 
 OPTIONS = VllmOptions("model", max_model_len=64, in_process=False)
 
@@ -30,6 +34,17 @@ def test_processes_are_spawned_since_a_fork_cannot_use_cuda(environment: dict[st
     prepare_environment(OPTIONS)
 
     assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+
+
+def test_sockets_of_vllm_have_a_short_path_under_a_long_tmpdir(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / ("t" * 100)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 100)))
+
+    prepare_environment(OPTIONS)
+
+    assert len(f"{environment['VLLM_RPC_BASE_PATH']}/{uuid4()}") <= MAX_SOCKET_PATH_BYTES
 
 
 def test_what_a_person_has_set_stays(environment: dict[str, str]) -> None:

@@ -6,6 +6,7 @@ import platform
 import resource
 import shutil
 import socket
+import tempfile
 
 import pytest
 
@@ -59,12 +60,24 @@ def test_another_python_fails(monkeypatch):
 
 
 def test_few_open_files_are_warned_of(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (256, 4096))
+    assert machine.check_open_files() == "at most 4096 at a time"  # which every role raises
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: (256, 1024))
 
     found = machine.check_open_files()
 
     assert isinstance(found, Doubt)
-    assert "got 256 (at most 1024 without root); `ulimit -n 4096`" in found.text
+    assert "got 1024 (now 256, which nyala raises); `ulimit -Hn 4096`" in found.text
+
+
+def test_a_tmpdir_that_is_too_long_for_sockets_is_told_of(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    assert machine.check_sockets() == "temporary ones are in /tmp"
+
+    (tmp_path / ("t" * 100)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 100)))
+
+    assert machine.check_sockets().endswith("ttt is too long for them")
 
 
 def test_a_taken_default_port_is_warned_of(monkeypatch):

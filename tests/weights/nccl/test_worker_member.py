@@ -10,6 +10,7 @@ import asyncio
 import mmap
 import os
 import socket
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -209,3 +210,17 @@ def test_an_actor_is_ready_when_its_worker_is(tmp_path: Path, is_stopped: bool) 
     asyncio.run(story())
     kinds = [type(message) for message in posted]
     assert kinds == ([Fault] if is_stopped else [Ready, Fault])
+
+
+def test_a_long_tmpdir_does_not_keep_an_actor_from_its_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("t" * 100)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+
+    async def story() -> None:
+        async with connected() as (line, _):
+            assert line.is_open
+
+    asyncio.run(story())
