@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -28,7 +29,12 @@ from configs.settings import ParallelSettings
 from configs.validation.learner import Layout, layout_of
 
 from .cpu import keep_freed_memory
-from .rendezvous import RENDEZVOUS_ADDRESS, RENDEZVOUS_FILE, RENDEZVOUS_SOCKET
+from .rendezvous import (
+    RENDEZVOUS_ADDRESS,
+    RENDEZVOUS_FILE,
+    RENDEZVOUS_SOCKET,
+    closed_to_strangers,
+)
 from .sequence_parallel import ALONE, SequenceGroup
 from .tensor_parallel import UNDIVIDED, TensorGroup
 
@@ -162,13 +168,16 @@ def join(
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     layout = layout_of(parallel or ParallelSettings(), size)
     timeout = timedelta(seconds=timeout_s)
-    _init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", rank, size, timeout)
-    backend = BACKEND_ALONE if size == 1 else "gloo"
-    control = dist.new_group(backend=backend, timeout=timeout)
-    background = dist.new_group(backend=backend, timeout=BACKGROUND_TIMEOUT)
+    with closed_to_strangers():
+        _init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", rank, size, timeout)
+        backend = BACKEND_ALONE if size == 1 else "gloo"
+        control = dist.new_group(backend=backend, timeout=timeout)
+        background = dist.new_group(backend=backend, timeout=BACKGROUND_TIMEOUT)
     assert isinstance(control, dist.ProcessGroup)  # this rank is a member
     assert isinstance(background, dist.ProcessGroup)
-    mesh, sequence, tensor = arrange(layout, kind, rank=rank, timeout=timeout)
+    # NCCL connects its ranks as it needs them.
+    with closed_to_strangers() if kind == "cpu" else nullcontext():
+        mesh, sequence, tensor = arrange(layout, kind, rank=rank, timeout=timeout)
     return Ranks(
         rank=rank,
         size=size,
