@@ -98,8 +98,32 @@ def _whole(text: str) -> str:
 # --------------------------------------------------------------------------------------------------
 # Columns in braces in a text, such as `Translate: {english}`: prompts and rubrics have them.
 
-_BRACES = re.compile(r"\{\{\w+\}\}|\{(\w+)\}")
+_NAME = r"\w+(?:\.\w+)*"
+_BRACES = re.compile(rf"\{{\{{{_NAME}\}}\}}|\{{({_NAME})\}}")
 KEPT = 64  # more than the texts of a run; asked for every row
+
+
+def column_at(row: Mapping[str, Any], name: str) -> Any:
+    """Return a column, or what lies inside of one: a key, or an item of a list by its number.
+
+    Raises:
+        KeyError: There is none.
+
+    Example:
+        >>> column_at({"reward_model": {"ground_truth": "15"}}, "reward_model.ground_truth")
+        '15'
+    """
+    if name in row:  # tables that were flattened have points in their names
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            raise KeyError(name)
+    return value
 
 
 @lru_cache(KEPT)

@@ -10,8 +10,10 @@ Sync or async, in the forms of several projects:
     def f(prompt, completions, prompt_ids, completion_ids, **kwargs) -> float      AReaL
 
 A function gets by name what its parameters ask for, all of it with `**kwargs`; besides the names
-above these are `answer`, `index`, `purpose`, `environment_reward`, and the further columns of the
-item (`Conversation.columns`) under their own names. With several samples each is a list; prompts
+above these are `answer`, and the columns of the item (`Conversation.columns`) under their own
+names, with `index`, `purpose` and `environment_reward` where no column has that name. What a column
+holds keeps its type, and the columns `reward_model` and `extra_info` arrive as verl hands them to
+its functions. With several samples each is a list; prompts
 and completions are messages where the prompt was one of messages. `None` means that the function
 does not count for a sample.
 
@@ -25,6 +27,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from itertools import groupby
 from typing import Any
 
 from actors.chat import Message, Prompt, as_given, read_prompt, text_of
@@ -196,15 +199,23 @@ def checked(value: object) -> float | None:
     return number
 
 
-_NOT_BY_NAME = ("columns", "turns", "data_source")  # a column `data_source` comes before ours
-_OWN = [each.name for each in fields(RewardSample) if each.name not in _NOT_BY_NAME]
+_AFTER_COLUMNS = ("index", "purpose", "environment_reward", "data_source")
+"""Names of ours that a column may have, which then comes first."""
+_OWN = [
+    each.name
+    for each in fields(RewardSample)
+    if each.name not in ("columns", "turns", *_AFTER_COLUMNS)
+]
 
 
 def _of_all(samples: Sequence[RewardSample], *, chat: bool) -> dict[str, Any]:
     columns = dict.fromkeys(name for sample in samples for name in sample.columns)
     own = {name: [getattr(sample, name) for sample in samples] for name in _OWN}
     del own["prompt"], own["completion"]
-    given: dict[str, Any] = {"data_source": [sample.data_source for sample in samples]}
+    own["answer"] = [_typed(sample.answer, sample.columns.get("answer")) for sample in samples]
+    given: dict[str, Any] = {
+        name: [getattr(sample, name) for sample in samples] for name in _AFTER_COLUMNS
+    }
     given |= {name: [sample.columns.get(name) for sample in samples] for name in columns}
     return given | {
         "prompts": [_as_asked(sample) if chat else text_of(sample.prompt) for sample in samples],
@@ -225,7 +236,7 @@ def _as_answered(sample: RewardSample) -> str | list[dict[str, str]]:
 
 def _of_one(sample: RewardSample) -> dict[str, Any]:
     return (
-        {"data_source": sample.data_source}
+        {name: getattr(sample, name) for name in _AFTER_COLUMNS}
         | sample.columns
         | {name: getattr(sample, name) for name in _OWN}
         | {"prompt": text_of(sample.prompt)}
@@ -233,10 +244,32 @@ def _of_one(sample: RewardSample) -> dict[str, Any]:
             "output": sample.completion,
             "completions": sample.completion,
             "solution_str": sample.completion,
-            "ground_truth": sample.answer,
-            "extra_info": sample.columns | {"index": sample.index, "split": sample.purpose},
+            "ground_truth": _ground_truth(sample),
+            "extra_info": _extra_info(sample),
         }
     )
+
+
+def _typed(answer: str | None, value: Any) -> Any:
+    """Return the reference as its column has it, where that is the same: a number is no text."""
+    return value if answer is not None and answer == str(value) else answer
+
+
+def _ground_truth(sample: RewardSample) -> Any:
+    """The reference; that of a row in verl's form as it stands there, an object or a list, too."""
+    judged = sample.columns.get("reward_model")
+    own = judged.get("ground_truth") if isinstance(judged, dict) else None
+    return own if sample.answer is None else _typed(sample.answer, own)
+
+
+def _extra_info(sample: RewardSample) -> dict[str, Any]:
+    """The row's own `extra_info` and what verl adds to it; of other rows all columns."""
+    own = sample.columns.get("extra_info")
+    if not isinstance(own, dict):
+        own = sample.columns | {"index": sample.index, "split": sample.purpose}
+    says = [turn.role == "assistant" for turn in sample.turns]
+    num_turns = 1 + sum(1 for _ in groupby(says))  # verl counts the prompt, too
+    return own | {"num_turns": num_turns, "rollout_reward_scores": {}}
 
 
 def _accepted(function: RewardFunction, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.chat import fill_in
+from actors.chat import column_at, fill_in
 from actors.numbers import SENTENCE, read_number, stated_number
 from configs.errors import SettingsError
 from configs.machine import install_command
@@ -116,10 +116,13 @@ class Judge:
 
     def _fill(self, given: dict[str, Any]) -> str:
         def value(name: str) -> str:
-            if name not in given:
+            try:
+                return _as_text(column_at(given, name))
+            except KeyError:
                 names = ", ".join(sorted(given))
-                raise ValueError(f"the rubric must ask for one of {names}, got {{{name}}}")
-            return _as_text(given[name])
+                raise ValueError(
+                    f"the rubric must ask for one of {names}, got {{{name}}}"
+                ) from None
 
         return fill_in(self._rubric, value)
 
@@ -259,6 +262,8 @@ def _client(url: str, key: str) -> AsyncOpenAI:
 def _as_text(value: Any) -> str:
     if isinstance(value, list) and all(isinstance(turn, dict) for turn in value):
         return "\n\n".join(f"{turn.get('role')}: {turn.get('content')}" for turn in value)
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False, default=str)
     return "" if value is None else str(value)
 
 

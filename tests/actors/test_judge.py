@@ -56,6 +56,17 @@ def test_a_completion_gets_the_last_number_of_the_reply(server: JudgeServer, rub
     )
 
 
+def test_a_rubric_may_ask_for_what_lies_in_a_column(server: JudgeServer, tmp_path: Path) -> None:
+    path = tmp_path / "rubric.txt"
+    path.write_text("{completion}: {extra_info.level}, {extra_info}")
+    judge = Judge(url=server.url, model="m", rubric=path)
+    columns = {"extra_info": [{"level": "hard", "many": [1]}]}
+
+    asyncio.run(judge(["1+1="], ["two"], ["2"], **columns))
+
+    assert server.letters == ['two: hard, {"level": "hard", "many": [1]}']
+
+
 def test_what_was_asked_once_is_not_asked_again_by_anyone_with_the_same_file(
     server: JudgeServer, rubric: Path, tmp_path: Path
 ) -> None:

@@ -9,8 +9,15 @@ import time
 
 import pytest
 
+from actors.chat import Message
 from actors.environments.registry import check_environment
-from actors.rewards.functions import RewardSample
+from actors.rewards.functions import (
+    Convention,
+    RewardSample,
+    call_batch,
+    call_sample,
+    recognise,
+)
 from actors.rewards.pool import check_reward
 from actors.rewards.process import RewardProcess
 from actors.rewards.worker import serve
@@ -48,6 +55,13 @@ GOOD = {
         "    assert (ground_truth, extra_info['level']) == ('ba', 2)\n"
         "    return {'score': len(solution_str), 'acc': 1}"
     ),
+    "verl_row": (
+        "def f(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    assert (data_source, ground_truth) == ('my/sums', 'ba')\n"
+        "    own = {'split': 'test', 'index': 9, 'level': 3}\n"
+        "    assert extra_info == own | {'num_turns': 2, 'rollout_reward_scores': {}}, extra_info\n"
+        "    return {'score': len(solution_str)}"
+    ),
     "areal": (
         "def f(prompt, completions, prompt_ids, completion_ids, answer, **kwargs):\n"
         "    assert (prompt_ids, completion_ids, kwargs['solution']) == ([7], [1, 2], 'ba')\n"
@@ -57,18 +71,35 @@ GOOD = {
 }
 
 
-def sample(completion: str) -> RewardSample:
+VERL_ROW = {
+    "data_source": "my/sums",
+    "reward_model": {"style": "rule", "ground_truth": "ba"},
+    "extra_info": {"split": "test", "index": 9, "level": 3},
+}
+
+
+def sample(completion: str, **columns: object) -> RewardSample:
     return RewardSample(
-        "ab>", (7,), completion, (1, 2), "ba", 3, "train", 0.5, {"solution": "ba", "level": 2}
+        "ab>",
+        (7,),
+        completion,
+        (1, 2),
+        "ba",
+        3,
+        "train",
+        0.5,
+        columns or {"solution": "ba", "level": 2},
+        (Message("assistant", completion),),
     )
 
 
-def score(path, completions, *, timeout_s=20.0, name="f"):
+def score(path, completions, *, timeout_s=20.0, name="f", **columns):
     async def run():
         process = RewardProcess(f"{path}:{name}", timeout_s=timeout_s)
         await process.start()
         try:
-            return await process.score([sample(c) for c in completions]), process.num_restarts
+            samples = [sample(c, **columns) for c in completions]
+            return await process.score(samples), process.num_restarts
         finally:
             await process.close()
 
@@ -87,9 +118,51 @@ def write(tmp_path):
 
 @pytest.mark.parametrize("form", GOOD)
 def test_each_form_of_function_is_recognised_and_called(write, form):
-    results, restarts = score(write(GOOD[form]), ["b", "ba", "bab"])
+    columns = VERL_ROW if form == "verl_row" else {}
+
+    results, restarts = score(write(GOOD[form]), ["b", "ba", "bab"], **columns)
 
     assert (results, restarts) == ([1.0, 2.0, 3.0], 0)
+
+
+def given(source, reference, /, **columns):
+    """What a function that returns what it got was given."""
+    scope = {}
+    exec(source, scope)
+    one = dataclasses.replace(sample("15", **columns), answer=reference)
+    is_batch = recognise(scope["f"], "f") is Convention.BATCH
+    return call_batch(scope["f"], [one]) if is_batch else call_sample(scope["f"], one)
+
+
+@pytest.mark.parametrize("reference", [15, {"target": ["15", "fifteen"]}, "15", ["15"]])
+def test_a_ground_truth_arrives_as_the_row_of_verl_has_it(reference):
+    source = "def f(data_source, solution_str, ground_truth): return ground_truth"
+    row = {"reward_model": {"style": "rule", "ground_truth": reference}}
+    is_plain = isinstance(reference, (int, str))
+
+    assert given(source, str(reference) if is_plain else None, **row) == reference
+    assert given(source, "another", **row) == "another"  # the settings name another column
+
+
+def test_a_column_keeps_its_type_and_comes_before_a_name_of_ours():
+    own = {"answer": 15, "index": 7, "purpose": "maths", "environment_reward": [1]}
+    names = ", ".join(own)
+    batch = f"def f(completions, {names}): return [{names}]"
+    one = f"def f(completion, {names}): return [{names}]"
+
+    assert given(batch, "15", **own) == [[value] for value in own.values()]
+    assert given(one, "15", **own) == ["15", 7, "maths", [1]]
+    assert given(batch, "15", level=1) == [["15"], [3], ["train"], [0.5]]
+    assert given(batch, "#### 15", **own)[0] == ["#### 15"]
+
+
+def test_extra_info_of_other_rows_has_their_columns():
+    source = "def f(solution_str, ground_truth, extra_info): return extra_info"
+
+    got = given(source, "15", level=2)
+
+    ours = {"index": 3, "split": "train", "num_turns": 2, "rollout_reward_scores": {}}
+    assert got == {"level": 2} | ours
 
 
 def test_a_module_is_found_by_name(write, monkeypatch, tmp_path):

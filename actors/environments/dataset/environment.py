@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from actors.chat import GivenPrompt, columns_in, fill_in, read_prompt, text_of
+from actors.chat import GivenPrompt, column_at, columns_in, fill_in, read_prompt, text_of
 from actors.environments.base import Score, Segment, Step, is_held_out
 from actors.environments.final_answer import FORMAT
 from configs.errors import SettingsError
@@ -45,7 +45,7 @@ class DatasetSettings(BaseModel):
     name on its hub."""
     prompt: str = "prompt"
     """The column of the prompt, a text or a list of messages; or a text with columns in braces,
-    such as `Translate: {english}`."""
+    such as `Translate: {english}`. Points lead into a column: `extra_info.question`."""
     answer: str | None = None
     """The column of the reference answer, or of tests; or a text with columns in braces; null where
     a reward function needs none."""
@@ -117,6 +117,8 @@ class DatasetConversation:
     def answer(self) -> str | None:
         """The reference answer, if the rows have one."""
         reference = reference_of(self._row, self._settings)
+        if isinstance(reference, dict | list):  # a schema, or tests
+            return json.dumps(reference, ensure_ascii=False)
         return None if reference is None else str(reference)
 
     @property
@@ -263,13 +265,12 @@ class Dataset:
         self._check_prompt()
         wanted = _columns(settings.prompt)
         wanted |= _columns(settings.answer) if settings.answer else set()
+        filled_in = columns_in(settings.prompt) | columns_in(settings.answer or "")
         for number, row in enumerate(rows, 1):
             if not wanted <= row.keys():
-                missing = ", ".join(sorted(wanted - row.keys()))
-                raise SettingsError(
-                    f"run.environment_settings must name columns of {path}, got {missing}; "
-                    f"row {number} has {', '.join(row)}"
-                )
+                _check_columns(wanted, row, number, path)
+            for column in filled_in:
+                _check_text(column_at(row, column), column, number, path)
             given = prompt_of(row, settings)
             if not given or not isinstance(given, (str, Sequence)):
                 raise SettingsError(
@@ -302,7 +303,9 @@ class Dataset:
         if not isinstance(reference, plain):
             raise SettingsError(
                 f"{column} of row {number} of {path} must be a text or a number, got "
-                f"{reference!r:.60}; an answer is compared with one text: write it into a column"
+                f"{reference!r:.60}; an answer is compared with one text: name what lies inside of "
+                f"it, such as {column}.{'0' if isinstance(reference, list) else 'ground_truth'}, "
+                f"or write it into a column"
             )
         try:
             self._scorer("", reference)
@@ -337,8 +340,41 @@ def identity_of(
 
 def _filled(column: str, row: Row) -> Any:
     if columns_in(column):
-        return fill_in(column, lambda named: str(row[named]))
-    return row[column]
+        return fill_in(column, lambda named: str(column_at(row, named)))
+    return column_at(row, column)
+
+
+def _check_columns(wanted: frozenset[str], row: Row, number: int, path: str) -> None:
+    missing = [name for name in sorted(wanted) if not _has(row, name)]
+    if not missing:
+        return
+    inside = [
+        ", ".join(f"{column}.{key}" for key in value) if isinstance(value, dict) else column
+        for column, value in row.items()
+    ]
+    raise SettingsError(
+        f"run.environment_settings must name columns of {path}, got {', '.join(missing)}; "
+        f"row {number} has {', '.join(inside)}"
+    )
+
+
+def _has(row: Row, name: str) -> bool:
+    try:
+        column_at(row, name)
+    except KeyError:
+        return False
+    return True
+
+
+def _check_text(value: Any, column: str, number: int, path: str) -> None:
+    """Refuse what would stand in a text as Python writes it."""
+    if isinstance(value, (str, int, float)):
+        return
+    inside = "0" if isinstance(value, list) else next(iter(value or ()), "key")
+    raise SettingsError(
+        f"{{{column}}} of row {number} of {path} must be a text or a number, got {value!r:.60}; "
+        f"write a text there, or name what lies inside of it, such as {{{column}.{inside}}}"
+    )
 
 
 def _columns(named: str) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -171,6 +172,100 @@ def test_a_row_that_cannot_be_asked_or_scored_is_named(
 
     with pytest.raises(SettingsError, match=answer):
         Dataset(**given | settings).begin(0, 0, held_out=False)
+
+
+def verl_rows(n: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "data_source": "my/sums",
+            "prompt": [{"role": "user", "content": f"What is {i} + 8?"}],
+            "reward_model": {"style": "rule", "ground_truth": str(i + 8)},
+            "extra_info": {"split": "train", "index": i, "level": "hard", "say": [f"{i} and 8"]},
+        }
+        for i in range(n)
+    ]
+
+
+@pytest.mark.parametrize("answer", ["reward_model.ground_truth", "{reward_model.ground_truth}"])
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_rows_made_for_verl_are_named_by_what_lies_in_their_columns(
+    tmp_path: Path, answer: str, ending: str
+) -> None:
+    path = tmp_path / f"rows.{ending}"
+    if ending == "jsonl":
+        write(path, verl_rows(20))
+    else:
+        arrow = pytest.importorskip("pyarrow")
+        importlib.import_module("pyarrow.parquet").write_table(
+            arrow.Table.from_pylist(verl_rows(20)), path
+        )
+
+    by_column = Dataset(path=str(path), answer=answer)
+    by_words = Dataset(
+        path=str(path), prompt="{extra_info.level}: {extra_info.say.0}", answer=answer
+    )
+
+    items = [item for item, _ in by_column.all_rows()]
+    right = {row["prompt"][0]["content"]: row["reward_model"] for row in verl_rows(20)}
+    assert len(items) == 20
+    for item in items:
+        asked = str(item.prompt[0]["content"]).partition("\n")[0]  # type: ignore[index]
+        assert item.answer == right[asked]["ground_truth"]
+        item.step(str(item.answer))
+        assert item.score().reward == 1.0
+    said = [str(item.prompt).partition("\n")[0] for item, _ in by_words.all_rows()]
+    assert sorted(said) == sorted(f"hard: {i} and 8" for i in range(20))
+
+
+def test_a_column_with_a_point_in_its_name_comes_before_what_lies_in_another(
+    tmp_path: Path,
+) -> None:
+    rows = [{"prompt": "1+1=", "sum.text": "2", "sum": {"text": "3"}}]
+
+    dataset = Dataset(path=str(write(tmp_path / "rows.jsonl", rows)), answer="sum.text")
+
+    assert [item.answer for item, _ in dataset.all_rows()] == ["2"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (
+            {"answer": "reward_model.answer"},
+            r"got reward_model.answer; row 1 has .*reward_model.style, reward_model.ground_truth",
+        ),
+        ({"answer": "extra_info.say.1"}, r"must name columns of .*, got extra_info.say.1; row 1"),
+        ({"answer": "reward_model"}, r"must be a text or a number, .* such as reward_model.ground"),
+        ({"answer": "{reward_model}"}, r"{reward_model} of row 1 .* such as {reward_model.style}"),
+        ({"answer": "#### {extra_info.say}"}, r"{extra_info.say} of row 1 .*{extra_info.say.0}"),
+        ({"prompt": "Now: {prompt}"}, r"{prompt} of row 1 of .* must be a text or a number, got"),
+        ({"prompt": "{note}"}, r"{note} of row 1 of .* got None; write a text there"),
+        ({"prompt": "texts"}, r"texts of row 1 of .* must be a text, or messages of role and"),
+        (
+            {"prompt": "{reward_model.ground_truth}?", "answer": "reward_model.ground_truth"},
+            r"must not have the column of the answer, got {reward_model.ground_truth}",
+        ),
+    ],
+)
+def test_what_is_no_text_is_never_written_as_python_writes_it(
+    tmp_path: Path, settings: dict[str, Any], named: str
+) -> None:
+    rows = [row | {"note": None, "texts": ["1", "2"]} for row in verl_rows(1)]
+
+    with pytest.raises(SettingsError, match=named):
+        Dataset(path=str(write(tmp_path / "rows.jsonl", rows)), **settings)
+
+
+def test_tests_and_schemas_reach_a_reward_as_json(tmp_path: Path) -> None:
+    pytest.importorskip("jsonschema")
+    schema = {"type": "object", "required": ["é"], "additionalProperties": True}
+    rows = [{"prompt": "JSON, please", "answer": schema}]
+
+    dataset = Dataset(
+        path=str(write(tmp_path / "rows.jsonl", rows)), answer="answer", scorer="json_schema"
+    )
+
+    assert [json.loads(item.answer or "") for item, _ in dataset.all_rows()] == [schema]
 
 
 def test_settings_that_are_wrong_are_named(tmp_path: Path) -> None:
