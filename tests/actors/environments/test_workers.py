@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from actors.environments.base import Environment, Score, Segment, Step
-from actors.environments.calls import EnvironmentSource
+from actors.environments.calls import Call, EnvironmentSource, Lanes
 from actors.episodes.environment_workers import EnvironmentWorkers
 from actors.episodes.held_leases import HeldLease
 from actors.episodes.maker import EpisodeMaker
@@ -136,6 +136,37 @@ def test_a_thread_safe_class_is_made_once_for_as_many_threads_as_are_busy():
 
     assert all(each.finish_reason == "stop" for each in judged), judged
     assert len(Safe.made) <= 2
+
+
+@pytest.mark.parametrize(
+    ("calls", "most", "started"),
+    [(1, 4, 1), (3, 8, 3), (6, 2, 2)],
+    ids=["nothing waits", "as many as wait", "as many as may be"],
+)
+def test_a_thread_is_started_only_for_calls_that_wait_and_up_to_the_limit(
+    monkeypatch: pytest.MonkeyPatch, calls: int, most: int, started: int
+) -> None:
+    monkeypatch.setattr("actors.environments.calls.BUSY_S", 0.0)
+    release, done = threading.Event(), threading.Semaphore(0)
+    lanes = Lanes(Base, num_threads=most, is_shared=True)
+    lane = lanes.next_lane()
+
+    def wait_until_all_are_busy() -> None:
+        for thread in lane.threads:
+            while thread.call is None and not lane.calls.empty():
+                release.wait(0.001)
+
+    for _ in range(calls):
+        call = Call(lambda _: release.wait(20), lambda _: done.release(), limit_s=20.0)
+        lanes.put(call, lane)
+    for _ in range(2 * calls):
+        wait_until_all_are_busy()
+        lanes.watch()
+
+    assert len(lane.threads) == started
+    release.set()
+    assert all(done.acquire(timeout=20) for _ in range(calls))
+    lanes.close()
 
 
 def test_async_steps_wait_together_however_many_they_are():
