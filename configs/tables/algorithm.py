@@ -54,10 +54,10 @@ class AlgorithmSettings(Table):
     Change it when many groups are all right or all wrong, and sampling is cheap."""
     filter_metric: str | None = None
     """What `filter_zero_variance` compares: a part of the reward or a metric of the environment, by
-    name, such as `exact`; null = the reward that is trained, with all that shapes it.
+    name, such as `exact`; `accuracy` = `exact` where the environment's own score is trained and has
+    it, else as null; null = the reward that is trained, without the soft overlong punishment.
 
-    Change it when shaping of the reward, such as a penalty of length, hides that answers are
-    equally right."""
+    Change it when shaping of the reward hides that answers are equally right."""
     max_gen_batches: Positive = 10
     """Batches' worth of groups that are made to fill one batch; after that, groups of equal rewards
     are trained too, with a warning.

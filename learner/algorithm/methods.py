@@ -82,7 +82,8 @@ METHODS = (
     ),
     _method(
         "DAPO",
-        "GRPO with clip-higher, token mean and dynamic sampling; soft overlong punishment is "
+        "GRPO with clip-higher, token mean and dynamic sampling, by correctness where the "
+        "environment's own score is trained; soft overlong punishment is "
         "`rewards.overlong_buffer_tokens`.",
         "Yu et al. 2025, arXiv:2503.14476",
         advantage="grpo",
@@ -91,6 +92,7 @@ METHODS = (
         clip_high=0.28,
         aggregation="token",
         filter_zero_variance=True,
+        filter_metric="accuracy",
     ),
     _method(
         "GSPO",

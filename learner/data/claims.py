@@ -99,7 +99,9 @@ class Claims:
         self._lineage = ledger.lineage
         self._episodes: dict[int, list[Episode]] = {}
         """Judged units of the batch that is being filled, by group."""
-        self._filter = GroupFilter(run, buffer, algorithm, ledger=ledger, vocabulary=vocabulary)
+        self._filter = GroupFilter(
+            run, buffer, algorithm, ledger=ledger, vocabulary=vocabulary, rewards=rewards
+        )
         self._records = Records(store, run, buffer, rewards)
         self._reuse = Reuse(store, run, replay, ledger=ledger, records=self._records)
         self._recoveries = store.recoveries

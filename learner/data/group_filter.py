@@ -14,10 +14,12 @@ import structlog
 from buffer.record.episode import Episode, PolicyVersion
 from buffer.record.rules import EpisodeLimits
 from configs.errors import RecordError
-from configs.settings import AlgorithmSettings, BufferSettings, RunSettings
+from configs.settings import AlgorithmSettings, BufferSettings, RewardSettings, RunSettings
 
+from .grades import ACCURACY, EXACT
 from .ledger import Ledger
 from .policy_lag import oldest_lag
+from .records import OVERLONG
 
 # --------------------------------------------------------------------------------------------------
 # Counts of groups dropped from batches before training, by reason and by length.
@@ -71,6 +73,9 @@ log = structlog.get_logger()
 UNREADABLE, IMPOSSIBLE, STALE = "unreadable", "impossible", "stale"
 ZERO_VARIANCE = "zero_variance"
 """Reasons as the store counts them."""
+ENVIRONMENT = "environment"
+"""The part that an actor adds where reward functions judge, and not the environment."""
+DIGITS = 9  # of rewards: a punishment that is taken off again leaves its rounding
 
 
 class GroupFilter:
@@ -84,10 +89,13 @@ class GroupFilter:
         *,
         ledger: Ledger,
         vocabulary: int,
+        rewards: RewardSettings | None = None,
     ) -> None:
         self._max_policy_lag = None if buffer.on_stale == "train" else run.max_policy_lag
         self._is_filtering = algorithm.filter_zero_variance
         self._metric = algorithm.filter_metric
+        weights = {} if rewards is None else rewards.weights
+        self._trains_exact = not weights or weights.get(EXACT, 0.0) > 0
         self._max_filtered = (algorithm.max_gen_batches - 1) * run.groups_per_batch
         self._ledger = ledger
         self._limits = EpisodeLimits.of(run, vocabulary=vocabulary)
@@ -114,9 +122,14 @@ class GroupFilter:
 
     def _outcome(self, episode: Episode) -> float:
         """Return what the members of a group are compared by."""
+        parts = episode.reward_parts
+        reward = round(episode.reward - parts.get(OVERLONG, 0.0), DIGITS)
         if self._metric is None:
-            return episode.reward
-        known = episode.environment_metrics | episode.reward_parts
+            return reward
+        known = episode.environment_metrics | parts
+        if self._metric == ACCURACY and ACCURACY not in known:
+            is_exact = self._trains_exact and EXACT in parts and ENVIRONMENT not in parts
+            return parts[EXACT] if is_exact else reward
         if self._metric not in known:
             log.error(
                 "algorithm.filter_metric must be a part of the reward or a metric; the reward "
@@ -125,7 +138,7 @@ class GroupFilter:
                 known=sorted(known),
                 task_id=episode.task_id,
             )
-            return episode.reward
+            return reward
         return known[self._metric]
 
     def _is_impossible(self, step: int, episodes: Sequence[Episode]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,13 @@ import pytest
 from broker.protocol.messages import TaskSpec
 from buffer import operations
 from buffer.record.episode import Episode
+from configs.settings import AlgorithmSettings, BufferSettings, RewardSettings, RunSettings
+from learner.algorithm.methods import overrides_of
+from learner.data.group_filter import GroupFilter
+from learner.data.records import shape_reward
 from tests.learner.support.claims_bench import Bench, groups_of
-from tests.learner.support.tiny_run import answer_leases, tiny_settings
+from tests.learner.support.made_episodes import make_episode
+from tests.learner.support.tiny_run import answer_leases, new_ledger, tiny_settings
 
 
 def _no_answer(task_id: int, _spec: TaskSpec) -> Episode:
@@ -78,6 +85,65 @@ def test_a_metric_by_its_name_may_be_compared_instead(bench: Bench, tmp_path: Pa
     assert batch is not None
     assert groups_of(batch.episodes) == [2, 3]
     assert claims.dropped.units == {"zero_variance": 2}
+
+
+@pytest.mark.parametrize("metric", [None, "accuracy", "exact"])
+@pytest.mark.parametrize("right", [0.0, 1.0])
+def test_a_group_is_not_kept_for_its_lengths_alone(metric: str | None, right: float) -> None:
+    """DAPO's equation 11 counts right answers, whatever its punishment of length took off."""
+    rewards = RewardSettings(overlong_buffer_tokens=7, overlong_penalty=0.3)
+    group = [
+        shape_reward(
+            make_episode(task_id, completion=[8] * length, reward=right),
+            rewards,
+            max_completion_tokens=8,
+        )
+        for task_id, length in enumerate((1, 3, 5, 8))
+    ]
+    algorithm = AlgorithmSettings(filter_zero_variance=True, filter_metric=metric)
+    groups = _filter(algorithm, rewards)
+
+    assert len({episode.reward for episode in group}) == 4
+    assert groups.reason_to_drop(1, group) == "zero_variance"
+    other = replace(group[0], reward=1 - right, reward_parts={"exact": 1 - right})
+    assert groups.reason_to_drop(1, [*group[1:], other]) is None
+
+
+@pytest.mark.parametrize(
+    ("parts", "weights", "kept"),
+    [
+        ({}, {}, False),  # the environment's own score, which is dense and has `exact`
+        ({"environment": 0.0, "mine": 0.0}, {}, True),  # a function's reward: it is correctness
+        ({}, {"shape": 1.0}, True),  # `exact` is not trained
+    ],
+)
+def test_dapo_compares_correctness_where_it_is_trained(
+    parts: dict[str, float], weights: dict[str, float], kept: bool
+) -> None:
+    chosen = dict(each.split("=", 1) for each in overrides_of("DAPO"))
+    algorithm = AlgorithmSettings(
+        filter_zero_variance=True, filter_metric=json.loads(chosen["algorithm.filter_metric"])
+    )
+    group = [
+        replace(make_episode(n, reward=reward), reward_parts={"exact": 0.0} | parts)
+        for n, reward in enumerate((0.25, 0.5))
+    ]
+
+    reason = _filter(algorithm, RewardSettings(weights=weights)).reason_to_drop(1, group)
+
+    assert reason == (None if kept else "zero_variance")
+
+
+def _filter(algorithm: AlgorithmSettings, rewards: RewardSettings) -> GroupFilter:
+    run = RunSettings(model="-", max_prompt_tokens=8, max_completion_tokens=8, group_size=4)
+    return GroupFilter(
+        run,
+        BufferSettings(),
+        algorithm,
+        ledger=new_ledger(1),
+        vocabulary=64,
+        rewards=rewards,
+    )
 
 
 def test_a_metric_that_there_is_not_is_an_error_and_the_reward_is_compared(
