@@ -57,6 +57,10 @@ class Tokenizer(Protocol):
         """
         ...
 
+    def encode_answer(self, answer: str) -> tuple[int, ...]:
+        """Tokens of a turn that says just this, with the one that ends it."""
+        return (*self._encode(answer), self._stop_token_ids[0])
+
     def encode_observation(self, observation: Prompt, *, is_open: bool = False) -> tuple[int, ...]:
         """Tokens between a turn's end and the policy's next turn.
 

@@ -38,6 +38,8 @@ class Played:
     pieces: tuple[tuple[str, bool], ...] = ()
     """The completion in stretches of tokens, each with whether it is trained; empty without a
     model."""
+    prompt: str = ""
+    """What a model was given, the chat template around it; empty without one."""
 
 
 def follow_script(conversation: Conversation, said: Sequence[Message]) -> str:
@@ -141,7 +143,8 @@ async def finish(engine: Engine, rollouts: Sequence[Rollout]) -> None:
 def _played(rollout: Rollout, tokenizer: Tokenizer, maker: EpisodeMaker) -> Played:
     assert rollout.score is not None
     pieces = tuple(_pieces(rollout, tokenizer))
-    return Played(maker.sample(rollout), rollout.score, rollout.finish_reason, pieces)
+    prompt = tokenizer.decode(rollout.prompt_ids)
+    return Played(maker.sample(rollout), rollout.score, rollout.finish_reason, pieces, prompt)
 
 
 def _pieces(rollout: Rollout, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:

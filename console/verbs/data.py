@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from statistics import median
 from typing import Annotated, NamedTuple
@@ -17,7 +17,7 @@ from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.dataset.environment import Dataset, DatasetConversation
 from actors.environments.registry import make_dataset, naming
 from actors.rewards.functions import RewardSample
-from actors.rewards.pool import RewardPool
+from actors.rewards.pool import Parts, RewardPool
 from configs.errors import RewardError, SettingsError
 from configs.loader import load
 from configs.settings import ActorSettings, RunSettings
@@ -41,15 +41,26 @@ class Finding(NamedTuple):
     """What to do about it; empty = nothing."""
 
 
-def examine(
-    dataset: Dataset, run: RunSettings, *, tokens: Callable[[Prompt], int], rows: int
-) -> Iterator[Finding]:
+class Count(NamedTuple):
+    """How many tokens something has."""
+
+    prompt: Callable[[Prompt], int]
+    """With all that the template puts around it."""
+    answer: Callable[[str], int]
+    """With what ends the turn, and nothing else: no template is before it."""
+
+
+NOTHING = "the run would reward nothing"
+"""Begins what is said of a fault for which the exit code is 1."""
+
+
+def examine(dataset: Dataset, run: RunSettings, *, count: Count, rows: int) -> Iterator[Finding]:
     """Look at the first rows of both sides.
 
     Args:
         dataset: All of it.
         run: Its limits.
-        tokens: Counts those of a prompt, with all that the template puts around it.
+        count: Counts tokens.
         rows: How many to look at.
     """
     seen = list(islice(dataset.all_rows(), rows))
@@ -65,11 +76,13 @@ def examine(
         yield Finding("rows left out", f"{left_out:,}", "they are held out, too")
     yield Finding("columns", ", ".join(seen[0][0].columns))
     prompts = [read_prompt(conversation.prompt) for conversation, _ in seen]
-    yield _lengths("prompt", map(tokens, prompts), run.max_prompt_tokens, "run.max_prompt_tokens")
+    yield _lengths(
+        "prompt", map(count.prompt, prompts), run.max_prompt_tokens, "run.max_prompt_tokens"
+    )
     answers = [c.answer for c, _ in seen if c.answer is not None]
-    if answers:
+    if answers and not dataset.describes_answers:
         limit, name = run.max_completion_tokens, "run.max_completion_tokens"
-        yield _lengths("answer", map(tokens, answers), limit, name)
+        yield _lengths("answer", map(count.answer, answers), limit, name)
     asked = Counter(conversation.identity for conversation, _ in seen)
     again = sum(asked.values()) - len(asked)
     yield Finding("questions asked twice", f"{again:,}", "they count twice as much" * bool(again))
@@ -97,9 +110,9 @@ def _said_back(conversations: list[DatasetConversation]) -> Finding:
     found = f"{sum(right)} of {len(right)} right"
     if all(right):
         return Finding("answers, said back to the scorer", found)
-    wrong = conversations[right.index(False)].answer
+    advice = f"the first that is not: {conversations[right.index(False)].answer!r:.60}"
     return Finding(
-        "answers, said back to the scorer", found, f"the first that is not: {wrong!r:.60}"
+        "answers, said back to the scorer", found, advice if any(right) else f"{NOTHING}; {advice}"
     )
 
 
@@ -107,6 +120,8 @@ def _said_back(conversations: list[DatasetConversation]) -> Finding:
 # `nyala data`: a look at a dataset before a run is trained on it.
 
 SAMPLES = 8  # that reward functions judge
+MARKED = ("<answer>ANSWER</answer>", "\\boxed{ANSWER}", "#### ANSWER")
+"""Forms of an answer that a function may ask for; a bare one comes first."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -132,7 +147,8 @@ def check(
 ) -> None:
     """Count rows, tokens and repeated questions; score right answers and empty ones.
 
-    Starts no engine and trains nothing. Every row is read once, so a bad one is named.
+    Starts no engine and trains nothing. Every row is read once, so a bad one is named. The exit
+    code is 1 where no right answer is rewarded.
 
     Example: `nyala data check mine.yaml`
     """
@@ -153,43 +169,81 @@ def check(
         )
     if as_json:
         print_facts(Facts("", [row for facts in found for row in facts.rows]), as_json=True)
-        return
-    for facts in found:
-        print_facts(facts, as_json=False)
+    else:
+        for facts in found:
+            print_facts(facts, as_json=False)
+    if any(row["advice"].startswith(NOTHING) for facts in found for row in facts.rows):
+        raise typer.Exit(1)
 
 
 def _examine(run: RunSettings, actors: ActorSettings, rows: int) -> list[Finding]:
     """Look at the dataset of a run that has one environment."""
     dataset = make_dataset(run)
-    findings = list(examine(dataset, run, tokens=token_counter(run), rows=rows))
+    findings = list(examine(dataset, run, count=token_counter(run), rows=rows))
     return findings + (asyncio.run(_rewards(dataset, run, actors)) if run.reward else [])
 
 
-def token_counter(run: RunSettings) -> Callable[[Prompt], int]:
-    """Return what counts the tokens of a prompt, with all that the template puts around it."""
+def token_counter(run: RunSettings) -> Count:
+    """Return what counts the tokens of prompts and answers."""
     if run.model == "init":  # one character is one token
-        return lambda prompt: len(text_of(prompt))
+        return Count(lambda prompt: len(text_of(prompt)), lambda answer: len(answer) + 1)
     tokenizer = ModelTokenizer.of(run)
-    return lambda prompt: len(tokenizer.encode_prompt(prompt))
+    return Count(
+        lambda prompt: len(tokenizer.encode_prompt(prompt)),
+        lambda answer: len(tokenizer.encode_answer(answer)),
+    )
 
 
 async def _rewards(dataset: Dataset, run: RunSettings, actors: ActorSettings) -> list[Finding]:
     """Let reward functions judge right answers, where there are any, and empty ones."""
     items = [dataset.begin(index, 0, held_out=not run.is_trained) for index in range(SAMPLES)]
     pool = RewardPool(run, actors)
-    found = []
-    try:
-        await pool.try_out(items[0])
-        for what in ("right", "empty"):
-            said = [(item.answer or "") if what == "right" else "" for item in items]
-            samples = [
-                RewardSample.of(item, [Message("assistant", text)], index=index)
+
+    async def judged(form: str) -> list[Parts | RewardError]:
+        said = [form.replace("ANSWER", item.answer or "") for item in items]
+        return await pool.score(
+            [
+                _sample(run, item, text, index)
                 for index, (item, text) in enumerate(zip(items, said, strict=True))
             ]
-            found.append(_judged(what, await pool.score(samples)))
+        )
+
+    try:
+        await pool.try_out(items[0])
+        right, empty = await judged("ANSWER"), await judged("")
+        forms = [right]
+        if all(item.answer for item in items) and not _is_more(right, empty):
+            forms += [await judged(form) for form in MARKED]
     finally:
         await pool.close()
+    found = [_judged("right", right), _judged("empty", empty)]
+    if len(forms) > 1 and not any(_is_more(form, empty) for form in forms):
+        found[0] = found[0]._replace(
+            advice=f"{NOTHING}: no right answer gets more than an empty one; "
+            f"{found[0].advice or 'look at what the function gets with `nyala env test`'}"
+        )
     return found
+
+
+def _sample(run: RunSettings, item: DatasetConversation, text: str, index: int) -> RewardSample:
+    """Make what a function gets for an answer in a run."""
+    item.step(text)
+    return RewardSample.of(
+        item,
+        [Message("assistant", text)],
+        index=index,
+        environment_reward=item.score().reward,
+        data_source=run.environment,
+    )
+
+
+def _is_more(right: Sequence[Parts | RewardError], empty: Sequence[Parts | RewardError]) -> bool:
+    """Whether a right answer has a larger reward than the empty one to the same question."""
+    return any(
+        not isinstance(each, RewardError)
+        and (isinstance(other, RewardError) or sum(each.values()) > sum(other.values()))
+        for each, other in zip(right, empty, strict=True)
+    )
 
 
 def _judged(what: str, results: list[dict[str, float] | RewardError]) -> Finding:

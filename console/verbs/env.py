@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
@@ -17,10 +19,10 @@ from actors.engine.engine import Engine
 from actors.engine.tokenizer import ModelTokenizer
 from actors.engine_of_settings import make_engine
 from actors.environments.registry import make_environment, naming
-from actors.episodes.maker import EpisodeMaker
+from actors.episodes.maker import EpisodeError, EpisodeMaker
 from actors.episodes.play import Played, echo, follow_script, play, play_model
 from actors.rewards.pool import Parts, RewardPool
-from broker.protocol.messages import TaskSpec
+from broker.protocol.messages import Lease, TaskSpec
 from configs.errors import RewardError, SettingsError
 from configs.loader import load
 from configs.settings import ActorSettings, RunSettings, Settings
@@ -99,7 +101,8 @@ def show(
     """
     settings = load(one_of(config, config_option), overrides or ())
     policies = policy or list(Policy)
-    shown = asyncio.run(_play_all(settings, policies, episodes))
+    with _own_stdout():
+        shown = asyncio.run(_play_all(settings, policies, episodes))
     if as_json:
         print_facts(Facts("", [_as_json(each) for each in shown]), as_json=True)
         return
@@ -109,6 +112,11 @@ def show(
 
 
 async def _play_all(settings: Settings, policies: Sequence[Policy], n: int) -> list[Shown]:
+    if Policy.MODEL in policies:
+        _check_model(settings.run)
+        for run in settings.run.by_environment.values():
+            with naming(run):
+                await _check_prompts(run, settings.actors, n)
     async with AsyncExitStack() as stack:
         model: Model | None = None
         if Policy.MODEL in policies:
@@ -130,8 +138,7 @@ async def _play_one(
 ) -> list[tuple[Policy, Played]]:
     """Let everyone play an environment."""
     environment = make_environment(run)
-    purpose, limit_s = "train" if run.is_trained else "eval", actors.environment_timeout_s
-    specs = [TaskSpec(i, i, SEED, purpose, run.temperature) for i in range(n)]
+    specs, limit_s = _specs(run, n), actors.environment_timeout_s
     played: list[tuple[Policy, Played]] = []
     for policy, speak in ((Policy.SCRIPT, follow_script), (Policy.ECHO, echo)):
         if policy in policies:
@@ -144,16 +151,61 @@ async def _play_one(
     return played
 
 
-@asynccontextmanager
-async def _model(settings: Settings) -> AsyncIterator[Model]:
-    """Start the engine of the run's model, and end it."""
-    run = settings.run
+def _check_model(run: RunSettings) -> None:
     if run.model == "init" and not (RunFolder(run.folder).init / "config.json").exists():
         raise SettingsError(
             f"run.model must have been made to play, got init and no {run.model_path}; make it "
             f"with `nyala init-model`, or leave it out with --policy script --policy echo"
         )
-    tokenizer = ModelTokenizer.of(run)
+
+
+def _specs(run: RunSettings, n: int) -> list[TaskSpec]:
+    purpose = "train" if run.is_trained else "eval"
+    return [TaskSpec(i, i, SEED, purpose, run.temperature) for i in range(n)]
+
+
+async def _check_prompts(run: RunSettings, actors: ActorSettings, n: int) -> None:
+    """Begin the episodes that the model would play, before an engine is loaded for them.
+
+    Raises:
+        SettingsError: A prompt is too long, or there is no model.
+    """
+    tokenizer, limit_s = ModelTokenizer.of(run), actors.environment_timeout_s
+    maker, environment = (
+        EpisodeMaker(tokenizer, run, "env-test", limit_s=limit_s),
+        make_environment(run),
+    )
+    try:
+        for number, spec in enumerate(_specs(run, n)):
+            await maker.begin(Lease(number, 1, spec, 0), environment)
+    except EpisodeError as error:
+        raise SettingsError(str(error)) from None
+
+
+@contextmanager
+def _own_stdout() -> Iterator[None]:
+    """Send what engines, environments and rewards print to stderr: stdout has the result alone."""
+    try:
+        out, error = sys.stdout.fileno(), sys.stderr.fileno()
+    except (OSError, ValueError):  # a test's
+        with redirect_stdout(sys.stderr):
+            yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(out)
+    os.dup2(error, out)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, out)
+        os.close(kept)
+
+
+@asynccontextmanager
+async def _model(settings: Settings) -> AsyncIterator[Model]:
+    """Start the engine of the run's model, and end it."""
+    tokenizer = ModelTokenizer.of(settings.run)
     engine, _ = make_engine(settings)
     await engine.start()
     try:
@@ -181,7 +233,7 @@ def _print(console: Console, shown: Shown, *, of: str) -> None:
     print_line(
         console, f"{shown.policy}, item {sample.index}{of}: {reward}, ended by {played.ended}"
     )
-    lines = [("prompt", text_of(sample.prompt))]
+    lines = [("prompt", played.prompt or text_of(sample.prompt))]
     lines += [
         ("policy" if turn.role == "assistant" else "environment", turn.content)
         for turn in sample.turns
@@ -203,7 +255,7 @@ def _as_json(shown: Shown) -> dict[str, Any]:
         "environment": shown.environment,
         "policy": shown.policy,
         "item": sample.index,
-        "prompt": text_of(sample.prompt),
+        "prompt": played.prompt or text_of(sample.prompt),
         "turns": [turn._asdict() for turn in sample.turns],
         "reward": shown.reward,
         "parts": played.score.parts,

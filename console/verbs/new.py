@@ -115,7 +115,7 @@ def _values(model: str, folder: Path) -> dict[str, str]:
     run = RunSettings(
         model=model, environment="dataset", environment_settings={**data, "scorer": "numeric"}
     )
-    count = token_counter(run)
+    count = token_counter(run).prompt
     longest = max(count(read_prompt(row.prompt)) for row, _ in make_dataset(run).all_rows())
     config = model_config(run)
     assert config is not None, model

@@ -34,9 +34,9 @@ def config(tmp_path: Path) -> Path:
     return config
 
 
-def check(config: Path, *arguments: str) -> dict[str, dict[str, str]]:
+def check(config: Path, *arguments: str, code: int = 0) -> dict[str, dict[str, str]]:
     done = CliRunner().invoke(app, ["data", "check", str(config), "--json", *arguments])
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == code, done.output
     return {finding["what"]: finding for finding in json.loads(done.stdout)}
 
 
@@ -111,6 +111,62 @@ def test_reward_functions_judge_right_answers_and_empty_ones(config: Path) -> No
     assert found["reward of 8 empty answers"]["found"] == "right 0.000"
 
 
+@pytest.mark.parametrize("body", ["0.0", "-1.0", "float(completion == \"{'a': '1'}\")"])
+def test_a_reward_that_gives_nothing_for_a_right_answer_is_an_error(
+    config: Path, body: str
+) -> None:
+    rewards = config.with_name("rewards.py")
+    rewards.write_text(f"def none(completion, answer):\n    return {body}\n")
+
+    found = check(config, "--set", f"run.reward={rewards}:none", code=1)
+
+    advice = found["reward of 8 right answers"]["advice"]
+    assert advice.startswith("the run would reward nothing: no right answer gets more than an")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "float(completion == f'<answer>{answer}</answer>')",  # a form that the function asks for
+        "-abs(len(completion) - len(answer))",
+        "environment_reward",
+    ],
+)
+def test_a_reward_that_a_right_answer_can_earn_is_none(config: Path, body: str) -> None:
+    rewards = config.with_name("rewards.py")
+    rewards.write_text(f"def some(completion, answer, environment_reward):\n    return {body}\n")
+
+    found = check(config, "--set", f"run.reward={rewards}:some")
+
+    assert "nothing" not in found["reward of 8 right answers"]["advice"]
+
+
+def test_rows_made_for_verl_are_judged_as_in_a_run(config: Path) -> None:
+    rows = [
+        {
+            "data_source": "my/sums",
+            "prompt": [{"role": "user", "content": f"{i}+8="}],
+            "reward_model": {"style": "rule", "ground_truth": str(i + 8)},
+            "extra_info": {"level": i % 2},
+        }
+        for i in range(40)
+    ]
+    config.with_name("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rewards = config.with_name("rewards.py")
+    rewards.write_text(
+        "def score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    assert data_source == 'my/sums' and extra_info['level'] in (0, 1)\n"
+        "    return float(solution_str == ground_truth)\n"
+    )
+    own = {"path": str(config.with_name("sums.jsonl")), "answer": "reward_model.ground_truth"}
+    arguments = ("--set", f"run.reward={rewards}:score", "--set", "run.environment_settings=")
+
+    found = check(config, *arguments[:3], arguments[3] + json.dumps(own))
+
+    assert found["reward of 8 right answers"]["found"] == "score 1.000"
+    assert found["reward of 8 empty answers"]["found"] == "score 0.000"
+
+
 CHAT = """
 def said(prompts, completions, **kwargs):
     return [float(c[0]["content"] == p[-1]["content"][0]) for p, c in zip(prompts, completions)]
@@ -170,6 +226,24 @@ def test_the_tokens_of_a_model_in_the_home_folder_are_counted(
 
     assert found["rows to train on"]["found"].isdigit()
     assert "run.max_prompt_tokens" in found["prompt, tokens"]["found"]
+
+
+@pytest.mark.slow
+def test_an_answer_is_counted_without_the_template(config: Path) -> None:
+    model = config.with_name("model")
+    save_tiny_model(model)
+    template = (
+        "{% for m in messages %}{{ m['content'] }}~{% endfor %}"
+        "{% if add_generation_prompt %}7+7+7+7+7+7+7+7+{% endif %}"
+    )
+    (model / "chat_template.jinja").write_text(template)
+    rows = [{"question": f"{i}+1=", "answer": "15"} for i in range(9)]
+    config.with_name("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    found = check(config, "--set", f"run.model={model}")
+
+    assert found["answer, tokens"]["found"].startswith("3 to 3, median 3")
+    assert found["prompt, tokens"]["found"].split()[0] not in ("3", "4")
 
 
 def test_a_run_without_a_dataset_is_refused(config: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -98,6 +99,57 @@ def test_the_model_plays_and_its_trained_tokens_are_shown(config: Path) -> None:
 
     assert [each["policy"] for each in played] == ["model"] * 3
     assert all(each["pieces"][0]["trained"] for each in played)
+
+
+@pytest.mark.slow
+def test_a_prompt_that_is_too_long_is_refused_before_an_engine_is_made(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = config.with_name("model")
+    save_tiny_model(model)
+    monkeypatch.setattr("console.verbs.env.make_engine", None)
+    arguments = ("--set", f"run.model={model}", "--set", "run.max_prompt_tokens=1")
+
+    shown = run(config, *arguments, "--policy", "model", code=2)
+
+    assert "prompt must be at most run.max_prompt_tokens = 1, got" in shown
+
+
+@pytest.mark.slow
+def test_stdout_has_the_episodes_alone_and_the_prompt_as_the_model_sees_it(config: Path) -> None:
+    model = config.with_name("model")
+    save_tiny_model(model)
+    template = "{% for m in messages %}={{ m['content'] }}={% endfor %}"
+    (model / "chat_template.jinja").write_text(template)
+    rewards = config.with_name("rewards.py")
+    rewards.write_text("print('imported')\ndef loud(completion):\n    return 1.0\n")
+    arguments = ["--set", f"run.model={model}", "--set", f"run.reward={rewards}:loud"]
+    source = config.with_name("env.py")
+    source.write_text(
+        "import os\n"
+        "from actors.environments.calculator import Calculator\n"
+        "class Loud(Calculator):\n"
+        "    def begin(self, index, seed, *, held_out):\n"
+        "        print('printed')\n"
+        "        os.write(1, b'written')\n"
+        "        return super().begin(index, seed, held_out=held_out)\n"
+    )
+    arguments += ["--set", f"run.environment={source}:Loud", "--policy", "model", "-n", "1"]
+    command = [sys.executable, "-c", "from console.main import app; app()", "env", "test"]
+
+    done = subprocess.run(
+        [*command, str(config), *arguments, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    (played,) = json.loads(done.stdout)
+    assert played["prompt"].startswith("=")
+    assert played["prompt"].endswith("=")
+    assert "printed" in done.stderr
 
 
 def test_an_environment_in_a_python_of_its_own_is_played(config: Path) -> None:
