@@ -96,6 +96,7 @@ async def run_actor(
         gate=gate,
         prepare=lambda: prepare(settings, incarnation),
         meter=meter,
+        group_wait_s=settings.broker.progress_timeout_s / 2,
     )
     page = ActorPage(loop, engine, receiver, settings)
     beside = [asyncio.create_task(work) for work in (_stop_with(stop, loop), page.pulse.keep())]

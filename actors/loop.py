@@ -10,6 +10,7 @@ Consumes leases and the engine's tokens; produces records. Its tasks, each with 
 | pump | `engine.deltas` | tokens, or the engine's death |
 | environment | its threads or event loop | begun episodes, judged turns, within a time limit |
 | score | finished episodes | `Scoring`'s queue, within time limits |
+| groups | finished episodes | their group's others, or a time limit |
 | next turns | episodes that go on | `Scoring`'s queue |
 | deliver | the outbox | finished episodes, then the broker |
 | beat | the clock, then the broker | never waits for the engine |
@@ -79,6 +80,7 @@ async def unless(work: Coroutine[Any, Any, T], event: Coroutine[Any, Any, object
 
 GIVE_UP_S = 600.0  # a broker is restarted in seconds, its machine in minutes
 UNACKED_PER_SLOT = 2  # finished episodes for each place in the engine before leasing stops
+GROUP_WAIT_S = 60.0  # half of the time that a lease may stand still
 LEAVE_S = 2.0  # to release leases after a failure, and for BYE
 MAX_RELEASES = 1024  # leases of one message: a quarter of what the broker takes
 DIRTY_PAUSE_S = 0.02  # a swap and its probe take tens of milliseconds
@@ -130,6 +132,7 @@ class ActorLoop:
         gate: SwapGate,
         prepare: Callable[[], Awaitable[EpisodeTools]],
         meter: CacheMeter | None = None,
+        group_wait_s: float = GROUP_WAIT_S,
         give_up_s: float = GIVE_UP_S,
     ) -> None:
         """Connect the parts; nothing runs yet.
@@ -145,12 +148,15 @@ class ActorLoop:
             gate: Holds swaps back; the receiver has it too.
             prepare: Makes environment, tokenizer and reward, while the engine starts.
             meter: Of the engine's cache, where the number of episodes is to be found.
+            group_wait_s: Longest time that a finished episode waits for its group's others, where a
+                reward judges them together.
             give_up_s: Longest silence of the broker.
         """
         self.phase, self._hello = Phase.JOIN, hello
         self.room = Room(hello.capacity, group_size=run.group_size)
         self._tuner = None if meter is None else Tuner(self.room, actors, meter)
         self._drain_s, self._give_up_s = actors.drain_s, give_up_s
+        self._group_size, self._group_wait_s = run.group_size, group_wait_s
         self._broker, self._engine, self._weights = broker, engine, weights
         self._prepare, self._stop = prepare, asyncio.Event()
         self._publication: Publication | None = None
@@ -246,12 +252,23 @@ class ActorLoop:
             for environment, rewards in enumerate(tools.rewards)
             for _ in range(1 if rewards is None else rewards.num_workers)
         ]
+        gatherers = [
+            self._scoring.gather_groups(
+                environment,
+                rewards.group_size,
+                wait_s=self._group_wait_s,
+                most=lambda: UNACKED_PER_SLOT * self.room.most + self._group_size,
+            )
+            for environment, rewards in enumerate(tools.rewards)
+            if rewards is not None and rewards.group_size is not None
+        ]
         work = [
             self.sampling.pump(),
             self.sampling.begin_turns(),
             self.sampling.deliver(),
             self._environment.serve(),
             *scorers,
+            *gatherers,
         ]
         if self._tuner is not None:
             work.append(self._tuner.run(self.sampling.seen))

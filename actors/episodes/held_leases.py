@@ -1,10 +1,12 @@
 """Leases of one actor, from the grant to the acknowledgement of the record.
 
     GRANTED --begin--> ACTIVE --close--> CLOSED --end--> ENDED
-       |                  |                                ^
-       +------------------+------ released, or lost -------+
+       |                ^  |                               ^
+       |          resume|  |wait                           |
+       |               WAITING                             |
+       +-------------------+----- released, or lost -------+
 
-Heartbeats keep a lease alive in each of the first three stages, and bring the store the tokens that
+Heartbeats keep a lease alive in each stage but the last, and bring the store the tokens that
 it lacks. The store's own length, which comes with every verdict, is the only one that counts: after
 a gap or a rewind the tokens from there on are sent again. An episode that was begun again, because
 its stored tokens could not be continued, is sent whole each time: it replaces them, and cannot be
@@ -79,6 +81,8 @@ class Stage(StrEnum):
     GRANTED = "granted"
     ACTIVE = "active"
     """The environment, the engine or a reward function has its episode."""
+    WAITING = "waiting"
+    """Its episode is finished and waits for others of its group; it holds no place."""
     CLOSED = "closed"
     """Its record or failure is in the outbox, or it waits for its release."""
     ENDED = "ended"
@@ -193,6 +197,14 @@ class HeldLeases:
             self._gate.begin_evaluation(held.lease.task_id)
         self._enter(held, Stage.ACTIVE)
 
+    def wait(self, held: HeldLease) -> None:
+        """Give the place of a finished episode to another while its group is made."""
+        self._enter(held, Stage.WAITING)
+
+    def resume(self, held: HeldLease) -> None:
+        """Go on with an episode that has waited."""
+        self._enter(held, Stage.ACTIVE)
+
     def close(self, held: HeldLease) -> None:
         """Note that nothing more is made under a lease."""
         self._enter(held, Stage.CLOSED)
@@ -227,7 +239,11 @@ class HeldLeases:
         beats: list[Beat] = []
         for task_id, held in self._by_task.items():
             # The record of a finished episode is on its way; its tokens need not travel twice.
-            is_finished = held.rollout is not None and held.rollout.state is State.FINISHED
+            is_finished = (
+                held.rollout is not None
+                and held.rollout.state is State.FINISHED
+                and held.stage is not Stage.WAITING
+            )
             is_due = final or (not is_finished and now - held.stored_at >= self._snapshot_s)
             if is_due and held.has_news():
                 beats.append(_chunk(held))

@@ -122,7 +122,9 @@ class Sampling:
     def give_up(self, beat: Beat, reason: str) -> None:
         """Fail an episode whose tokens the broker refuses; nobody can go on from them."""
         held = self._leases.get(beat.task_id)
-        if held is None or held.lease.fence != beat.fence or held.stage is not Stage.ACTIVE:
+        if held is None or held.lease.fence != beat.fence:
+            return
+        if held.stage not in (Stage.ACTIVE, Stage.WAITING):
             return
         if held.request_id is not None:
             self._engine.abort([held.request_id])

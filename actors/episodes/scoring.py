@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 
 import structlog
 
@@ -35,6 +37,56 @@ MAX_BATCH = 64  # samples in one call of a reward function
 log = structlog.get_logger()
 
 
+class Gathering:
+    """Finished episodes of groups that a reward judges as a whole, until all of a group are there.
+
+    Most groups are leased to one actor. Those whose members were divided, because an actor has
+    fewer places than a group has members, or has died, are judged in parts when they have waited
+    long enough, or when too many episodes wait.
+    """
+
+    def __init__(self, size: int, *, wait_s: float, clock: Callable[[], float]) -> None:
+        self._size, self._wait_s, self._clock = size, wait_s, clock
+        self._groups: dict[int, list[HeldLease]] = {}
+        """By group, those that have waited longest first."""
+        self._since: dict[int, float] = {}
+        self.num_parts = 0
+        """Groups that were judged in parts."""
+
+    def add(self, held: HeldLease) -> None:
+        """Take a finished episode."""
+        group_id = held.lease.spec.group_id
+        self._groups.setdefault(group_id, []).append(held)
+        self._since.setdefault(group_id, self._clock())
+
+    @property
+    def left_s(self) -> float | None:
+        """Time until the group that has waited longest is judged as it is; None = none waits."""
+        oldest = next(iter(self._since.values()), None)
+        return None if oldest is None else max(0.0, oldest + self._wait_s - self._clock())
+
+    def take(self, most: int) -> list[list[HeldLease]]:
+        """Return the groups that are whole, and those that wait no longer, members in order.
+
+        Args:
+            most: Episodes that may wait.
+        """
+        for group_id, members in list(self._groups.items()):
+            self._groups[group_id] = [held for held in members if not held.has_ended]
+        waiting = sum(map(len, self._groups.values()))
+        taken = []
+        for group_id, members in list(self._groups.items()):
+            is_overdue = self._clock() - self._since[group_id] >= self._wait_s
+            if members and len(members) < self._size and not is_overdue and waiting <= most:
+                continue
+            del self._groups[group_id], self._since[group_id]
+            waiting -= len(members)
+            if members:
+                self.num_parts += len(members) < self._size
+                taken.append(sorted(members, key=attrgetter("lease.task_id")))
+        return taken
+
+
 class Scoring:
     """Judges turns and scores episodes."""
 
@@ -46,6 +98,8 @@ class Scoring:
         self._outbox = outbox
         self._finished: defaultdict[int, asyncio.Queue[HeldLease]] = defaultdict(asyncio.Queue)
         """By environment: rewards of one that take long hold up no other."""
+        self._groups: defaultdict[int, asyncio.Queue[list[HeldLease]]] = defaultdict(asyncio.Queue)
+        """By environment: finished episodes that its reward judges together."""
         self.next_turns: asyncio.Queue[HeldLease] = asyncio.Queue()
         """Episodes that go on with another turn."""
         self.num_finished = 0
@@ -80,14 +134,53 @@ class Scoring:
             rewards: The user's functions; None = the environment's own score.
         """
         most = MAX_BATCH if rewards is None else max(1, MAX_BATCH // rewards.num_workers)
-        finished = self._finished[environment]
+        finished, groups = self._finished[environment], self._groups[environment]
+        is_grouped = rewards is not None and rewards.group_size is not None
         while True:
-            batch = [held for held in await next_batch(finished, most) if not held.has_ended]
+            batch = await (groups.get() if is_grouped else next_batch(finished, most))
+            batch = [held for held in batch if not held.has_ended]
             if rewards is not None:
                 await self._apply_functions(maker, rewards, batch)
             else:
                 for held in batch:
                     self._submit(maker, held, _score(held))
+
+    async def gather_groups(
+        self, environment: int, size: int, *, wait_s: float, most: Callable[[], int]
+    ) -> None:
+        """Let finished episodes wait for the others of their group, until cancelled.
+
+        Answers to held-out questions are of no group, and each is judged alone.
+
+        Args:
+            environment: Whose episodes.
+            size: Members of a group.
+            wait_s: Longest time that a finished episode waits.
+            most: Tells how many episodes may wait.
+        """
+        finished, groups = self._finished[environment], self._groups[environment]
+        gathering = Gathering(size, wait_s=wait_s, clock=time.monotonic)
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(gathering.left_s):
+                    held = await finished.get()
+                    if held.lease.spec.purpose == "eval":
+                        groups.put_nowait([held])
+                    elif not held.has_ended:
+                        self._leases.wait(held)
+                        gathering.add(held)
+            before = gathering.num_parts
+            for group in gathering.take(most()):
+                for held in group:
+                    self._leases.resume(held)
+                groups.put_nowait(group)
+            if gathering.num_parts.bit_length() > before.bit_length():
+                log.warning(
+                    "a group is judged in parts",
+                    groups=gathering.num_parts,
+                    group_size=size,
+                    waited_s=wait_s,
+                )
 
     def _judged(self, held: HeldLease, judgement: Judgement | BaseException) -> None:
         if held.has_ended:

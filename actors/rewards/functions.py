@@ -13,9 +13,10 @@ A function gets by name what its parameters ask for, all of it with `**kwargs`; 
 above these are `answer`, and the columns of the item (`Conversation.columns`) under their own
 names, with `index`, `purpose` and `environment_reward` where no column has that name. What a column
 holds keeps its type, and the columns `reward_model` and `extra_info` arrive as verl hands them to
-its functions. With several samples each is a list; prompts
-and completions are messages where the prompt was one of messages. `None` means that the function
-does not count for a sample.
+its functions. With several samples each is a list; prompts and completions are messages where the
+prompt was one of messages. `None` means that the function does not count for a sample. A function
+of several samples with an attribute `whole_groups = True` gets all answers to one prompt in each
+call, and no others.
 
 Runs inside the reward worker; processes and time limits are in `process.py`.
 """
@@ -110,9 +111,10 @@ class RewardSample:
 
 
 class Convention(StrEnum):
-    """Call of a reward function: with all samples of a batch, or with one."""
+    """Call of a reward function: with the samples at hand, with those of one group, or with one."""
 
     BATCH = "batch"
+    GROUP = "group"
     SAMPLE = "sample"
 
 
@@ -134,11 +136,17 @@ def recognise(function: RewardFunction, reward: str) -> Convention:
     """
     parameters = inspect.signature(function).parameters
     names = set(parameters)
-    if {"prompt", "completions"} <= names:  # AReaL's: one completion, for all its plural
-        return Convention.SAMPLE
-    if names & BATCHES:
-        return Convention.BATCH
-    if names & TEXTS:
+    is_areals = {"prompt", "completions"} <= names  # one completion, for all its plural
+    ranks = getattr(function, "whole_groups", False)
+    if names & BATCHES and not is_areals:
+        return Convention.GROUP if ranks else Convention.BATCH
+    if ranks:
+        raise SettingsError(
+            f"run.reward must take all samples of a group where it has whole_groups, as "
+            f"f(prompts, completions, **kwargs) does, got {reward!r}; it has "
+            f"({', '.join(parameters)})"
+        )
+    if is_areals or names & TEXTS:
         return Convention.SAMPLE
     raise SettingsError(
         f"run.reward must be of the form {FORMS}, got {reward!r}; it has ({', '.join(parameters)})"

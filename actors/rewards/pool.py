@@ -37,6 +37,7 @@ class RewardPool:
         """Make the slots; no process starts yet."""
         self.num_workers = actors.reward_workers
         self._functions = run.reward_functions
+        self._group_size = run.group_size
         self._slots = [
             [
                 RewardProcess(
@@ -53,6 +54,11 @@ class RewardPool:
         self._free: asyncio.LifoQueue[list[RewardProcess]] = asyncio.LifoQueue()
         for slot in reversed(self._slots):
             self._free.put_nowait(slot)
+
+    @property
+    def group_size(self) -> int | None:
+        """Samples of a group that a function judges together; None = any samples will do."""
+        return self._group_size if Convention.GROUP in self._conventions else None
 
     async def score(self, samples: Sequence[RewardSample]) -> list[Parts | RewardError]:
         """Return for each sample the reward of every function, or why one gave none.

@@ -2,8 +2,8 @@
 
 The worker may hang, crash or run out of its memory. It is then killed and started again, and costs
 the sample it was called with, no other: the samples of a batch are tried again one by one, to find
-the one at fault. A sample that failed is tried again after a pause, on the new worker; only then it
-has no reward.
+the one at fault. A group that is judged as one shares its fate. A sample that failed is tried again
+after a pause, on the new worker; only then it has no reward.
 """
 
 from __future__ import annotations
@@ -113,6 +113,8 @@ class RewardProcess:
                 failed = [i for i, result in enumerate(results) if isinstance(result, RewardError)]
                 if not failed or self._gave_up:
                     break
+                if self._convention is Convention.GROUP:
+                    failed = list(range(len(samples)))
                 await asyncio.sleep(RETRY_PAUSE_S * random.uniform(0.5, 1.5))
                 again = await self._score([samples[i] for i in failed])
                 for i, result in zip(failed, again, strict=True):
@@ -137,6 +139,8 @@ class RewardProcess:
             if death is None:
                 continue
             num_hangs += death.hung
+            if self._convention is Convention.GROUP:
+                return [RewardError(death.reason)] * len(samples)
             if len(part) == 1 or self._convention is Convention.SAMPLE:
                 results.append(RewardError(death.reason))
             batch = 1 if self._convention is Convention.BATCH else batch

@@ -4,11 +4,12 @@
     end of input -> exit
 
 A batched function that raises is called again with one sample at a time, and says so, so that only
-the sample at fault fails. One that runs out of memory ends the process: what it keeps alive would
-fail every later call. Coroutines of one request run together, all in one event loop, which lives as
-long as the process and runs between requests, too: limits, clients and tasks of an `async` function
-outlive a call. Requests and replies have a socket of their own, far from the descriptors that the
-function uses and closed in what it starts. Dies with its parent.
+the sample at fault fails; one that judges whole groups fails the group. One that runs out of memory
+ends the process: what it keeps alive would fail every later call. Coroutines of one request run
+together, all in one event loop, which lives as long as the process and runs between requests, too:
+limits, clients and tasks of an `async` function outlive a call. Requests and replies have a socket
+of their own, far from the descriptors that the function uses and closed in what it starts. Dies
+with its parent.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ class Caller:
 
     def judge(self, samples: Sequence[RewardSample]) -> Iterator[list[Outcome]]:
         """Yield the outcomes of all samples, in order, as soon as they are known."""
-        if self.convention is Convention.BATCH and len(samples) > 1:
+        ranks = self.convention is Convention.GROUP
+        if ranks or (self.convention is Convention.BATCH and len(samples) > 1):
             try:
                 answer = call_batch(self._function, samples)
                 if inspect.isawaitable(answer):
@@ -115,6 +117,9 @@ class Caller:
             except MemoryError:
                 raise
             except Exception as error:  # noqa: BLE001 - foreign code; called again below, one by one
+                if ranks:
+                    yield [_reason(error, samples[0])] * len(samples)
+                    return
                 self._note_split(error, len(samples))
         waiting: list[asyncio.Task[Outcome] | Outcome] = []
         for sample in samples:

@@ -244,3 +244,25 @@ def test_the_gate_is_closed_while_an_evaluation_is_active_whatever_ends_it():
 
     asyncio.run(story(lambda leases, evaluation: leases.close(evaluation)))
     asyncio.run(story(lambda leases, _: leases.end(1, 5, "OK")))
+
+
+def test_a_finished_episode_that_waits_for_its_group_holds_no_place_and_loses_no_token():
+    clock, leases, rollout = held(snapshot_s=1.0)
+    lease = leases.get(1)
+    assert lease is not None
+    leases.begin(lease, started_at=0.0)
+    grow(rollout, 4)
+    rollout.state = State.FINISHED
+    clock.now = 1.0
+    assert not leases.due(), "its record is on its way"
+
+    leases.wait(lease)
+
+    assert leases.num_active == 0
+    (beat,) = leases.due()
+    assert beat.num_tokens == 4
+    leases.settle([beat], [Store().take(beat)])
+    clock.now = 3.0
+    assert [each.num_tokens for each in leases.due()] == [0], "it is still kept alive"
+    leases.resume(lease)
+    assert leases.num_active == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from actors.environments.calculator import Calculator, evaluate
@@ -15,6 +16,7 @@ from actors.loop import ActorLoop, EpisodeTools
 from actors.rewards.pool import RewardPool
 from broker.protocol.messages import Publication
 from buffer.record.episode import PolicyVersion
+from configs.errors import RewardError
 from configs.settings import ActorSettings, RunSettings, Settings
 from tests.actors.support.fake_engine import ALPHABET, CharacterTokenizer, FakeEngine
 from tests.broker.support.ring import FIRST, GROUP, RUN, Ring, hello
@@ -71,6 +73,7 @@ class Actor:
         kind: type[ActorLoop] = ActorLoop,
         environments: Sequence[EnvironmentSource] = (),
         give_up_s: float = 20.0,
+        group_wait_s: float = 20.0,
         **actors: Any,
     ) -> None:
         self.engine = engine or FakeEngine(solve)
@@ -101,6 +104,7 @@ class Actor:
             gate=self.gate,
             prepare=self._prepare,
             give_up_s=give_up_s,
+            group_wait_s=group_wait_s,
         )
         self.name = name
         self.environments = environments or [EnvironmentSource(Calculator, is_shared=True)]
@@ -114,6 +118,11 @@ class Actor:
             RewardPool(alone, actors) if alone.reward else None
             for alone in run.by_environment.values()
         ]
+        for pool, source in zip(rewards, self.environments, strict=True):
+            if pool is not None:  # as an actor does, which so learns how it is called
+                item = source.make().begin(0, 0, held_out=False)
+                with suppress(RewardError):
+                    await pool.try_out(item)
         return EpisodeTools(maker, self.environments, rewards)
 
     async def end(self, timeout_s: float = 10.0) -> None:
