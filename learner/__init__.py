@@ -20,6 +20,8 @@ rank_zero         Rank 0: claims, task feeder, evaluations, commits and run file
 reporting/        Metrics of batches, and the files of a run that record them
 several_machines  Ranks on several machines: node 0 starts all of them, and all again when one is
                   lost
+stopping          A stop in the middle of a batch: the state before it is saved at once, and the
+                  learner leaves
 training/         Training on one batch: preparation, optimizer steps, measurements, guards
 weights/          Publication of weights, beside training
 """

@@ -17,19 +17,22 @@ import os
 import signal
 import sys
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import structlog
 
 from broker.transport.keys import load_public
 from configs.child import die_with_parent
-from configs.errors import NyalaError, exit_code
+from configs.errors import NyalaError, StoreUnreachable, exit_code
 from configs.loader import load
 from configs.logging import configure_logging
 from configs.machine import private_files, raise_open_files, without_collection
 from configs.settings import Settings
 from configs.tracing import tracing
+from configs.worker import Worker
 
 from .launch import Nodes, check_nodes, fits_of, launch, usable_ranks
 from .several_machines import launch_node, starter
@@ -92,10 +95,51 @@ def _train(settings: Settings, arguments: list[str], chosen: argparse.Namespace)
     with without_collection():
         from .assembly import run_learner  # noqa: PLC0415 - torch
 
-    with _tracing(settings):
-        is_finished = run_learner(settings, stopping)
+    with _tracing(settings), _heard_at_once(stopping):
+        try:
+            is_finished = run_learner(settings, stopping, partial(_leave, settings))
+        except StoreUnreachable:  # gone before us, and there was nothing to save yet
+            if not stopping.is_set():
+                raise
+            is_finished = False
     log.info("finished" if is_finished else "stopped")
     return 0 if "RANK" in os.environ else _code_of_end(settings)  # of a rank its launcher decides
+
+
+@contextmanager
+def _heard_at_once(stopping: threading.Event) -> Iterator[None]:
+    """Set `stopping` at a signal while the main thread is in the middle of a long call.
+
+    A handler of Python runs between two of the main thread's steps, and one backward pass is one.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+
+    def hear() -> None:
+        while number := os.read(reading, 1):
+            if number[0] in {signal.SIGTERM, signal.SIGINT}:
+                stopping.set()
+        os.close(reading)
+
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    Worker(hear, name="signals").start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writing)
+
+
+def _leave(settings: Settings, error: Exception | None) -> None:
+    """End this process as one that was told to, or because of an error, from a thread."""
+    code = 0 if "RANK" in os.environ else _code_of_end(settings)
+    if error is None:
+        log.info("stopped")
+    else:  # whose text its thread has logged
+        code = exit_code(error) if isinstance(error, NyalaError) else 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _code_of_end(settings: Settings) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import structlog
@@ -21,6 +22,7 @@ from configs.errors import SettingsError
 from configs.secrets import redis_url
 from configs.settings import LearnerSettings, ParallelSettings, RunSettings, Settings
 from configs.validation.learner import check_heads
+from configs.worker import Worker
 from learner.checkpointing.bucket_copies import BucketCopies
 from learner.checkpointing.checkpoint import BackgroundSave, Checkpoints
 from learner.checkpointing.folders import FOLDER
@@ -54,12 +56,18 @@ from learner.weights.wire.probe import NUM_TOKENS, PolicyProbe
 from .coordinator import Components, Coordinator, Follower
 from .loop import Loop
 from .rank_zero import RankZero
+from .stopping import Leave
 
 log = structlog.get_logger()
 
+LEAVE_S = 3.0
+"""For publisher and files of a run to be closed by a process that leaves in mid-batch."""
 
-def run_learner(settings: Settings, stopping: threading.Event) -> bool:
+
+def run_learner(settings: Settings, stopping: threading.Event, leave: Leave | None = None) -> bool:
     """Run the learner; True when the run has finished, False when asked to stop before.
+
+    In mid-batch, or out of time, a stop calls `leave` in another thread, which ends the process.
 
     Raises:
         SettingsError: A person has to change something first.
@@ -74,7 +82,7 @@ def run_learner(settings: Settings, stopping: threading.Event) -> bool:
     page = LearnerPage(limit_s=settings.learner.collective_timeout_s)
     served = page.serving(settings, is_first=ranks.is_first)
     with served, Store(url, settings.run.name, admits=admits) as raw_store:
-        store = RetryingStore(raw_store)
+        store = RetryingStore(raw_store, stopping=stopping)
         log.info("starting", stage="loading the model")
         policy = load_policy(settings, ranks, is_trained=True)
         reference = load_reference(settings, ranks, vocabulary=policy.vocabulary)
@@ -83,9 +91,7 @@ def run_learner(settings: Settings, stopping: threading.Event) -> bool:
         checkpoints = make_checkpoints(settings, ranks, critic)
         log.info("starting", stage="taking the run over")
         start = _agree_on_start(settings, store, ranks, checkpoints, vocabulary=policy.vocabulary)
-        if start.checkpoint is not None:
-            log.info("starting", stage="loading the checkpoint", path=str(start.checkpoint))
-            checkpoints.load(start.checkpoint, policy, optimizer)
+        _resume(start, checkpoints, policy, optimizer)
         log.info("starting", stage="starting the publisher")
         parts, under_way = (settings, store, ranks, policy, start), checkpoints.under_way
         coordinator, publisher = (
@@ -93,6 +99,7 @@ def run_learner(settings: Settings, stopping: threading.Event) -> bool:
             if ranks.is_first
             else _follow(*parts, under_way=under_way)
         )
+
         try:
             log.info("starting", stage="waiting for episodes")
             components = Components(
@@ -109,11 +116,36 @@ def run_learner(settings: Settings, stopping: threading.Event) -> bool:
                 publisher=publisher,
                 reference=reference,
                 critic=critic,
+                stopping=stopping,
+                leave=None if leave is None else partial(_leave, publisher, coordinator, leave),
+                grace_s=settings.console.stop_timeout_s,
             )
             return Loop(components).run()
         finally:
             publisher.close()
             ranks.leave()
+
+
+def _resume(
+    start: StartState, checkpoints: Checkpoints, policy: Policy, optimizer: ScheduledOptimizer
+) -> None:
+    """Load the checkpoint to start with, if there is one."""
+    if start.checkpoint is not None:
+        log.info("starting", stage="loading the checkpoint", path=str(start.checkpoint))
+        checkpoints.load(start.checkpoint, policy, optimizer)
+
+
+def _leave(
+    publisher: WeightPublisher | FollowerPublisher,
+    coordinator: Coordinator,
+    leave: Leave,
+    error: Exception | None,
+) -> None:
+    """Free the shared memory and what else outlives a process, then end this one."""
+    ending = Worker(lambda: (publisher.close(), coordinator.close()), name="leaving")
+    with suppress(Exception):  # no error of what is closed keeps the process
+        ending.start().join(LEAVE_S)
+    leave(error)
 
 
 def _join(learner: LearnerSettings, parallel: ParallelSettings) -> Ranks:
@@ -292,7 +324,8 @@ def make_publisher(
 
     def put_pointer(publication: Publication) -> None:
         ledger.publish(publication)
-        publish_pointer(store, publication)
+        with store.may_be_gone():
+            publish_pointer(store, publication)
 
     run = settings.run
     return WeightPublisher(

@@ -6,8 +6,9 @@ Rank 0 (`rank_zero.py`) talks to the store, decides, and broadcasts; every other
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch import nn
@@ -28,6 +29,7 @@ from learner.training.optimizer import ScheduledOptimizer
 from learner.training.step import TrainedBatch
 
 from .profiling import phase
+from .stopping import Leave
 
 WAIT, STOP = b"", b"stop"
 """Broadcast in place of a plan: no batch yet, and no batch any more; in place of the decision to
@@ -202,3 +204,9 @@ class Components:
     """The frozen policy that a KL is taken to."""
     critic: Critic | None = None
     """Values the policy's states, where `algorithm.advantage` needs it."""
+    stopping: threading.Event = field(default_factory=threading.Event)
+    """Set when the learner is asked to stop."""
+    leave: Leave | None = None
+    """Ends the process once a stop has saved the state before a batch; None = the loop ends."""
+    grace_s: float = 30.0
+    """After which a learner that is asked to stop is killed."""

@@ -37,6 +37,7 @@ from learner.weights.background_publish import BackgroundPublisher
 
 from .coordinator import Components
 from .profiling import RECORDER, phase, stated_peak, take, traced, utilization
+from .stopping import BatchHold, LeftBatch, write_left_batch
 
 # --------------------------------------------------------------------------------------------------
 # Tokens of a microbatch, halved from the batch on in which a rank ran out of memory.
@@ -139,6 +140,7 @@ class Loop:
         # Of the slowest card, so that all ranks agree whether there is one.
         least = -components.ranks.maximum(torch.tensor(-peak, dtype=torch.float64))
         self._peak_tflops = float(least) or None
+        self._hold = BatchHold(components.stopping, components.leave, grace_s=components.grace_s)
 
     def run(self) -> bool:
         """Train until the run is done; False if asked to stop before.
@@ -161,10 +163,13 @@ class Loop:
                     self._coordinator.stopped()
                     return False
             return self._finish()
+        except LeftBatch:
+            return False
         finally:
             self._background.close()
             self._components.checkpoints.under_way.close()
             self._coordinator.close()
+            self._hold.close()  # the last: until then a stop has its deadline
 
     def _trace(self, step: int) -> AbstractContextManager[None]:
         """Write a trace of a batch, if the settings name it."""
@@ -184,7 +189,9 @@ class Loop:
                 microbatches = self._pack(*batch)
             with phase("gather"):
                 self._background.wait()
+        self._hold_state()
         trained = self._train(step, microbatches)
+        self._hold.end()
         self._step = step
         alerts = self._watch(trained)
         times = self._times(microbatches)
@@ -227,6 +234,7 @@ class Loop:
                 ranks=components.ranks,
                 reference=components.reference,
                 critic=components.critic,
+                before_step=self._hold.before_step,
             )
         except RuntimeError as error:
             if is_out_of_memory(error):
@@ -309,6 +317,30 @@ class Loop:
                 then=lambda: self._coordinator.commit(step),
             )
         self._checkpointed = step
+
+    def _hold_state(self) -> None:
+        """Have a stop in the coming batch save the state of now."""
+        components, step = self._components, self._step
+        if components.ranks.size > 1:
+            return
+        algorithm = components.algorithm
+        kept = components.checkpoints.keep(
+            step,
+            components.policy,
+            components.optimizer,
+            copied=algorithm.num_epochs * algorithm.num_minibatches > 1,
+        )
+        guards = self._guard.state_to_save()
+
+        def save(deadline: float) -> None:
+            write_left_batch(self._run.folder, step + 1)
+            components.checkpoints.under_way.wait()
+            if step and self._checkpointed != step:
+                state = self._coordinator.begin_checkpoint(step, guards)
+                components.checkpoints.save_kept(state, kept, deadline=deadline)
+                self._coordinator.commit(step)
+
+        self._hold.begin(save, is_copied=kept.is_copied)
 
     def _finish(self) -> bool:
         """End the run: model, last evaluation, CANCEL, summary; False if asked to stop before."""

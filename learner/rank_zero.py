@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 import structlog
 
 from buffer import operations
+from buffer.operations.values import Stats
 from buffer.record.episode import Episode
 from configs.settings import Settings
 from learner.checkpointing.checkpoint import BackgroundSave
@@ -127,17 +128,18 @@ class RankZero:
         self._feeder.start()
         self._samples.start()
         self._batch_log.start()
-        self._evaluate(step)
+        with self._store.may_be_gone():
+            self._evaluate(step)
 
     def next_batch(
         self, step: int, microbatch_tokens: int
     ) -> tuple[BatchPlan, list[Episode]] | None:
         """Wait for batch `step`, plan it, and broadcast the plan; None when asked to stop."""
         while (batch := self._wait(step)) is None:
-            self._alarm.look((step, self._claims.num_ready))
             if self._must_stop():
                 self._ranks.broadcast(STOP)
                 return None
+            self._alarm.look((step, self._claims.num_ready))
             self._ranks.broadcast(WAIT)
         self._alarm.look((step, None))
         plan = plan_batch(
@@ -158,7 +160,8 @@ class RankZero:
     def advance(self, step: int) -> None:
         """Advance ledger and store: batch `step` is trained."""
         self._ledger.advance(step)
-        self._store.run(operations.advance(self._ledger.lineage, step))
+        with self._store.may_be_gone():
+            self._store.run(operations.advance(self._ledger.lineage, step))
 
     def record(self, trained: TrainedBatch, times: StepTimes, alerts: Sequence[Alert]) -> None:
         """Count the trained batch and log its figures."""
@@ -188,11 +191,13 @@ class RankZero:
         committed. Or Redis lost writes since the last one: it may lack records of batches that
         recovery declared trained, so that a later learner could not train them again.
         """
-        is_crowded = self._pressure.is_crowded(step)
-        if is_crowded and self._under_way.is_under_way:
-            self._ranks.broadcast(WAIT)
-            self._under_way.wait()
+        is_crowded = False
+        with self._store.may_be_gone():
             is_crowded = self._pressure.is_crowded(step)
+            if is_crowded and self._under_way.is_under_way:
+                self._ranks.broadcast(WAIT)
+                self._under_way.wait()
+                is_crowded = self._pressure.is_crowded(step)
         was_rewound = self._store.recoveries != self._recoveries
         minutes = (time.monotonic() - self._checkpoint_began) / 60
         is_late = minutes >= self._minutes and not is_shaken
@@ -215,33 +220,40 @@ class RankZero:
     def commit(self, step: int) -> None:
         """COMMIT the batches up to `step`, and delete their records; in the checkpoint's thread."""
         self._ledger.checkpoint(step)
-        committed = self._store.run(operations.commit(self._ledger.lineage, step))
-        self._pressure.committed(step)
-        self._records.sweep()
+        committed = None
+        with self._store.may_be_gone():
+            committed = self._store.run(operations.commit(self._ledger.lineage, step))
+            self._pressure.committed(step)
+            self._records.sweep()
         took_s = round(time.monotonic() - self._checkpoint_began, 3)
         log.info("checkpoint", step=step, committed_tasks=committed, took_s=took_s)
 
     def after_step(self, step: int) -> None:
         """Check the feeder, evaluate the policy after `step` if it is due, and collect answers."""
         self._page.pulse.beat()
-        self._feeder.check()
-        self._evaluate(step)
-        self._evaluations.note_sampling()
-        self._evaluations.collect()
-        self._show()
+        with self._store.may_be_gone():
+            self._feeder.check()
+            self._evaluate(step)
+            self._evaluations.note_sampling()
+            self._evaluations.collect()
+            self._show()
 
     def finish(self, guards: GuardState) -> bool:
         """Wait for the last evaluation, CANCEL what is left, and write the summary."""
         run, lineage = self._run, self._ledger.lineage
         self._feeder.stop()
-        self._evaluations.finish(until=self._is_stopping)
-        if self._stopping.is_set() and not self._is_evaluated(run.steps):
+        stats: Stats | None = None
+        with self._store.may_be_gone():
+            self._evaluations.finish(until=self._is_stopping)
+            if self._stopping.is_set() and not self._is_evaluated(run.steps):
+                return False
+            self._show()
+            cancelled = self._store.run(operations.cancel(lineage))
+            self._store.run(operations.clear_replay(lineage))
+            self._records.sweep(older_than_s=0.0)
+            stats = self._store.run(operations.stats())
+        if stats is None:
             return False
-        self._show()
-        cancelled = self._store.run(operations.cancel(lineage))
-        self._store.run(operations.clear_replay(lineage))
-        self._records.sweep(older_than_s=0.0)
-        stats = self._store.run(operations.stats())
         self._samples.close()
         self._batch_log.end()
         evaluations = self._journal.lines("eval")
@@ -287,7 +299,9 @@ class RankZero:
             self._evaluations.collect()
             return self._must_stop() or time.monotonic() > deadline
 
-        return self._claims.wait(step, until=is_over)
+        with self._store.may_be_gone():
+            return self._claims.wait(step, until=is_over)
+        return None
 
     def _must_stop(self) -> bool:
         return self._stopping.is_set() or self._batch_log.is_budget_spent

@@ -15,6 +15,7 @@ from configs.settings import Settings
 from console.command_line import Run
 from console.display.display import print_line
 from console.run.run_folder import RunFolder, run_folder_of
+from learner.stopping import read_left_batch
 
 PAUSE_S = 0.1
 STOPS = 4  # of processes one after the other, each within console.stop_timeout_s
@@ -38,8 +39,21 @@ def stop(run: Run) -> None:
     print_line(console, f"stopping process {folder.holder}: actors drain, the learner saves")
     stop_run(folder)
     kept = folder.newest_checkpoint() or "no checkpoint, so the run begins again at batch 1"
-    print_line(console, f"kept: {kept}")
+    print_line(console, f"kept: {kept}{_replayed(folder)}")
     print_line(console, f"stopped; to go on: nyala up {folder.path}")
+
+
+def _replayed(folder: RunFolder) -> str:
+    """Name the batches that the next start trains again."""
+    left, newest = read_left_batch(folder.path), folder.newest_checkpoint()
+    if left is None:
+        return ""
+    first = 1 if newest is None else int(newest.removeprefix("step-")) + 1
+    if left <= first:
+        return f"; batch {left}, which was under way, is trained again"
+    return (
+        f"; batches {first} to {left} are trained again: their state could not be written in time"
+    )
 
 
 def stop_limit_s(settings: Settings) -> float:

@@ -25,10 +25,13 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -70,6 +73,7 @@ from .tensors import (
     SUFFIX,
     HostCopies,
     Part,
+    Piece,
     Shards,
     encode_shards,
     make_moments,
@@ -217,6 +221,17 @@ SIGN_OF_LIFE_S = 5.0
 """Between broadcasts to ranks that wait while rank 0 reads a copy from elsewhere."""
 
 
+class Kept(NamedTuple):
+    """Where the state after a batch lies. Producer and consumer: `Checkpoints`."""
+
+    found: Mapping[str, Tensor]
+    is_copied: bool
+    """Optimizer steps do not change it."""
+    random: bytes
+    """States of the random number generators."""
+    adapter: Adapter | None
+
+
 class Checkpoints:
     """The checkpoints of one run; every rank calls the same methods in the same order.
 
@@ -254,6 +269,10 @@ class Checkpoints:
         self._ranks = ranks
         self._critic = critic
         self._copies = HostCopies()
+        self._copied_step = 0
+        """Batch after which the copies are the state."""
+        self._bytes_per_s = math.inf
+        """With which this rank wrote its last files; infinite before the first."""
         self.under_way = BackgroundSave()
         """What `begin` began."""
 
@@ -290,6 +309,7 @@ class Checkpoints:
         """
         assert not self.under_way.is_under_way
         files = self._files(policy, optimizer, copied=True)
+        self._copied_step = state.step
         encoded = replace(state, adapter=policy.adapter).encode()
 
         def write() -> None:
@@ -297,6 +317,55 @@ class Checkpoints:
             then()
 
         self.under_way.start(write)
+
+    def keep(
+        self, step: int, policy: Policy, optimizer: ScheduledOptimizer, *, copied: bool
+    ) -> Kept:
+        """Note where the present state lies, which is whole until the next optimizer step.
+
+        Called between batches: in the middle of a pass a model shows gathered parameters.
+
+        Args:
+            step: Batch after which it is the state.
+            policy: At rest.
+            optimizer: At rest.
+            copied: Copy it, so that it outlasts optimizer steps, unless the checkpoint under way
+                still needs the copies of an earlier batch, or this one has been copied for it.
+        """
+        parts = parts_of(policy, optimizer, self._critic)
+        found = self._copies.find(parts, is_first=self._ranks.is_first)
+        copied = copied and (step == self._copied_step or not self.under_way.is_under_way)
+        if copied and step > 0:  # before the first batch there is nothing to save
+            found = self._copies.copies_of(found, anew=step != self._copied_step)
+            self._copied_step = step
+        return Kept(found, copied, random_state(self._ranks.device), policy.adapter)
+
+    def save_kept(self, state: LearnerState, kept: Kept, *, deadline: float = math.inf) -> Path:
+        """Write a checkpoint of what `keep` noted; it is durable when this returns.
+
+        The save before has been waited for. For a run of one rank, in any thread.
+
+        Args:
+            state: Beside tensors.
+            kept: By `keep`.
+            deadline: Moment by which it has to be durable, of the monotonic clock.
+
+        Raises:
+            DeadlineError: It would not be, at the speed of the last checkpoint; nothing is written.
+            LostLineage: As `save`.
+            OSError: As `save`.
+        """
+        num_bytes = sum(tensor.nbytes for tensor in kept.found.values())
+        needed_s, left_s = num_bytes / self._bytes_per_s, deadline - time.monotonic()
+        if needed_s > left_s:
+            raise DeadlineError(
+                f"a checkpoint of {num_bytes / 1e9:.1f} GB must be written within {left_s:.1f} s, "
+                f"and the last one took {needed_s:.1f} s; raise console.stop_timeout_s, or take a "
+                "faster disk"
+            )
+        state = replace(state, adapter=kept.adapter)
+        files = self._encode(self._copies.on_host(kept.found), kept.random)
+        return self._write(state.encode(), state, files, self._ranks)
 
     def newest(self, before: int | None = None) -> tuple[Path, LearnerState] | None:
         """Find the newest checkpoint that can be trusted; None if there is none at all. Collective.
@@ -361,12 +430,17 @@ class Checkpoints:
 
     def _files(self, policy: Policy, optimizer: ScheduledOptimizer, *, copied: bool) -> Files:
         """Collect what this rank writes."""
-        rank = self._ranks.rank
         parts = parts_of(policy, optimizer, self._critic)
-        pieces = self._copies.pieces(parts, is_first=self._ranks.is_first, copied=copied)
+        found = self._copies.find(parts, is_first=self._ranks.is_first)
+        pieces = self._copies.on_host(found, copied=copied)
+        return self._encode(pieces, random_state(self._ranks.device))
+
+    def _encode(self, pieces: Mapping[str, Piece], random: bytes) -> Files:
+        """Encode this rank's pieces and the states of its random number generators as files."""
+        rank = self._ranks.rank
         return {
             f"{PREFIX}{rank}{SUFFIX}": encode_shards(pieces),
-            f"random-{rank}.bin": [random_state(self._ranks.device)],
+            f"random-{rank}.bin": [random],
         }
 
     def _write(self, encoded: str, state: LearnerState, files: Files, ranks: Ranks) -> Path:
@@ -381,7 +455,10 @@ class Checkpoints:
         ranks.barrier()
         is_first = ranks.is_first
         with durable.removed_if_unwritten(unfinished) if is_first else contextlib.nullcontext():
+            began = time.monotonic()
             digests = write_files(unfinished, files, ranks)
+            num_bytes = sum((unfinished / name).stat().st_size for name in files)
+            self._bytes_per_s = num_bytes / max(1e-3, time.monotonic() - began)
             if is_first:
                 digests[STATE] = write_hashed(unfinished / STATE, [encoded.encode()])
                 manifest = encode_manifest(digests, run_key(self._folder.parent))

@@ -237,13 +237,12 @@ class HostCopies:
         self._buffers: dict[str, Tensor] = {}
         self._boxes: dict[str, Box] = {}
 
-    def pieces(self, parts: list[Part], *, is_first: bool, copied: bool) -> dict[str, Piece]:
-        """Collect the pieces that this rank writes.
+    def find(self, parts: list[Part], *, is_first: bool) -> dict[str, Tensor]:
+        """Find the tensors that this rank writes its pieces of, where they lie.
 
         Args:
             parts: Models and optimizers.
             is_first: What all ranks have alike, rank 0 writes.
-            copied: Copy them: training may then go on. Otherwise those on a GPU are copied alone.
         """
         found: dict[str, Tensor] = {}
         for part in parts:
@@ -253,6 +252,19 @@ class HostCopies:
                 found[name] = local_of(tensor)
                 if name not in self._boxes:
                     self._boxes[name] = box_of(tensor)
+        return found
+
+    def copies_of(self, found: Mapping[str, Tensor], *, anew: bool) -> dict[str, Tensor]:
+        """Return copies of what `find` found, made `anew` or those of the last time."""
+        return self._copy(found) if anew else {name: self._buffers[name] for name in found}
+
+    def on_host(self, found: Mapping[str, Tensor], *, copied: bool = False) -> dict[str, Piece]:
+        """Return the pieces that `find` found, in host memory.
+
+        Args:
+            found: By `find`.
+            copied: Copy them: training may then go on. Otherwise those on a GPU are copied alone.
+        """
         if copied or any(tensor.is_cuda for tensor in found.values()):
             found = self._copy(found)
         return {name: Piece(local, self._boxes[name]) for name, local in found.items()}

@@ -29,6 +29,7 @@ from configs.settings import (
 )
 from configs.traces import trace_dropped
 from learner.profiling import phase
+from learner.stopping import take_left_batch
 
 from .group_filter import IMPOSSIBLE, STALE, UNREADABLE, DropCounts, GroupFilter
 from .ledger import Ledger
@@ -106,6 +107,8 @@ class Claims:
         self._reuse = Reuse(store, run, replay, ledger=ledger, records=self._records)
         self._recoveries = store.recoveries
         self._started: int | None = None
+        self._left = take_left_batch(run.folder)
+        """Batch that a stop of the last life left."""
         self._replays = True
         """True until the first batch that no earlier life of the learner has sealed."""
         self._wait = _Wait(step=0, began=0.0, reported=0.0)
@@ -202,7 +205,12 @@ class Claims:
         known = len(self._episodes)
         claim = self._store.run(
             operations.claim(
-                self._lineage, step, units, start=starts_now, known=known, in_order=self._in_order
+                self._lineage,
+                step,
+                units,
+                start=starts_now and step != self._left,
+                known=known,
+                in_order=self._in_order,
             )
         )
         self._started = step

@@ -7,6 +7,7 @@ threads then repeat the operation that failed; the rest of the learner only sees
 
     away --pause--> away --answers, the same server process--> done
                          --answers, restarted or rewound--> recover, once for all threads --> done
+         --the learner is told to stop--> gone: the end of the run, and no outage
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 import structlog
@@ -35,11 +36,24 @@ Recover = Callable[[Store, str], None]
 
 
 class RetryingStore:
-    """Runs operations, and retries while the store cannot be reached, up to a deadline."""
+    """Runs operations, and retries while the store cannot be reached, up to a deadline.
 
-    def __init__(self, store: Store, *, patience_s: float = PATIENCE_S) -> None:
+    Args:
+        store: Of the run.
+        patience_s: Longest time for which a store that is away is asked again.
+        stopping: Set when the learner is asked to stop; a store that is away then is gone.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        patience_s: float = PATIENCE_S,
+        stopping: threading.Event | None = None,
+    ) -> None:
         self._store = store
         self._patience_s = patience_s
+        self._stopping = threading.Event() if stopping is None else stopping
         self._recover: Recover | None = None
         self.lock: AbstractContextManager[object] = threading.RLock()
         """Held by recovery; hold it briefly, and run no operation under it."""
@@ -65,6 +79,20 @@ class RetryingStore:
         """
         return self._patiently(lambda: self._attempt(operation))
 
+    @contextmanager
+    def may_be_gone(self) -> Iterator[None]:
+        """Go on without a store that is away while the learner stops.
+
+        When all processes of a run are told to end at once, the store may be the first to go. What
+        it was to be told is in the files of the run, and the next start puts it right.
+        """
+        try:
+            yield
+        except StoreUnreachable as error:
+            if not self._stopping.is_set():
+                raise
+            log.warning("the store is gone: the next start tells it the rest", reason=str(error))
+
     def _patiently(self, attempt: Callable[[], T]) -> T:
         deadline = time.monotonic() + self._patience_s
         pause_s = FIRST_PAUSE_S
@@ -74,12 +102,14 @@ class RetryingStore:
             except StoreUnreachable as error:
                 if isinstance(error, StoreRestarted) and self._recover is None:
                     raise  # waiting would not help: the learner has to start again
+                if self._stopping.is_set():
+                    raise
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
                 jittered_s = random.uniform(0.5, 1.0) * pause_s
                 if time.monotonic() + jittered_s > deadline:
                     raise
                 log.warning("the store is away", reason=str(error), retry_in_s=round(jittered_s, 2))
-                time.sleep(jittered_s)
+                self._stopping.wait(jittered_s)
 
     def _attempt(self, operation: Operation[T]) -> T:
         recoveries = self.recoveries

@@ -15,7 +15,7 @@ store lie elsewhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from configs.errors import DivergedError
 from configs.settings import AlgorithmSettings, GuardSettings
@@ -116,6 +116,12 @@ class Guard:
         """Record a new checkpoint; one of a shaken run is none to roll back to."""
         if not self.is_shaken:
             self.state.restored_step = None
+
+    def state_to_save(self) -> GuardState:
+        """Return the state that a checkpoint of now would hold; the guard goes on as it is."""
+        return replace(
+            self.state, restored_step=self.state.restored_step if self.is_shaken else None
+        )
 
     def _count_skipped(self, outcome: BatchOutcome) -> list[Alert]:
         state, bounds = self.state, self._bounds

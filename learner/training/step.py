@@ -18,7 +18,7 @@ Owns the arithmetic of one batch on all ranks; store, files and other batches li
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -70,8 +70,12 @@ def train_batch(
     ranks: Ranks,
     reference: Policy | None = None,
     critic: Critic | None = None,
+    before_step: Callable[[], None] = lambda: None,
 ) -> TrainedBatch:
-    """Train batch `step` on this rank's microbatches; every rank must call it."""
+    """Train batch `step` on this rank's microbatches; every rank must call it.
+
+    `before_step` is called before parameters or moments change.
+    """
     with phase("prepare"):
         prepared = prepare(
             policy, microbatches, settings=settings, ranks=ranks, reference=reference, critic=critic
@@ -90,6 +94,7 @@ def train_batch(
                 policy, share, meter, settings, critic, reduces_once=reduces_once
             )
             losses.append(float(ranks.sum(loss)))
+            before_step()
             if critic is not None:
                 critic.step(step)
             is_held = critic is not None and critic.is_warming_up(step)

@@ -23,24 +23,30 @@ from configs.errors import CheckpointError, LostLineage, OutOfMemory
 from configs.settings import Settings
 from learner import loop, rank_zero
 from learner.checkpointing.checkpoint import Checkpoints
+from learner.checkpointing.folders import complete_checkpoints
+from learner.checkpointing.tensors import Shards
 from learner.data import batch
 from learner.data.curriculum import Feeder
 from learner.model.ranks import Ranks
+from learner.model.saved_model import local_of
 from learner.phase_names import PHASES
 from learner.reporting.samples import read_samples
+from learner.stopping import LEFT_BATCH_FILE
 from learner.training import step
+from learner.weights.wire.layout import unwrapped_name
 from tests.learner.support.ring_in_process import ActorThread, LifeEnded, RingInProcess
 from tests.learner.support.tiny_run import tiny_settings
+from tests.waiting import wait_until
 
 SLOW_S = 0.3
 
 
-def _settings(folder: Path, **run: object) -> Settings:
+def _settings(folder: Path, *, num_minibatches: int = 1, **run: object) -> Settings:
     return tiny_settings(
         folder,
         run={"groups_per_batch": 4, "group_size": 4, "steps": 6, **run},
         learner={"lr": 1e-2, "checkpoint_every": 2, "adam_beta2": 0.95},
-        algorithm={"entropy_bonus": 0.01},
+        algorithm={"entropy_bonus": 0.01, "num_minibatches": num_minibatches},
     )
 
 
@@ -345,6 +351,80 @@ def test_a_learner_asked_to_stop_checkpoints_commits_and_goes_on_later(
     ring.shelf.on_publish = lambda _: None
     assert ring.live()
     assert [line["step"] for line in _lines(folder, "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("stop_at", [(1, 1), (3, 1), (3, 2), (4, 2)])
+def test_a_stop_in_the_middle_of_a_batch_saves_the_state_before_it_and_the_batch_is_replayed(
+    redis_url: str,
+    tmp_path: Path,
+    ranks: Ranks,
+    monkeypatch: pytest.MonkeyPatch,
+    stop_at: tuple[int, int],
+) -> None:
+    """Passes go on for as long as the thread saves, and no optimizer step follows them."""
+    cut, minibatches = stop_at
+    accumulate, parameters, minibatch = step.accumulate, {}, 0
+    ring = RingInProcess(_settings(tmp_path, num_minibatches=minibatches), redis_url, ranks)
+    left = ring.settings.run.folder / LEFT_BATCH_FILE
+
+    def slowly(policy: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal minibatch
+        if ring.shelf.version.step == cut - 1 and not left.exists():
+            minibatch += 1
+            for name, tensor in policy.named_parameters():
+                parameters.setdefault(unwrapped_name(name), local_of(tensor).detach().clone())
+            if minibatch == minibatches:
+                ring.stopping.set()
+                wait_until(left.exists, "the batch is left while its microbatch is under way")
+        return accumulate(policy, *args, **kwargs)
+
+    monkeypatch.setattr(step, "accumulate", slowly)
+    assert not ring.live()
+
+    folder = ring.settings.run.folder
+    saved = [path.name for path in complete_checkpoints(folder / "checkpoints")]
+    assert saved == ([f"step-{cut - 1:06d}"] if cut > 1 else [])
+    assert _stats(redis_url).committed_step == cut - 1
+    sealed = next(claim for claim in _stats(redis_url).claims if claim.k == cut)
+    assert (sealed.sealed, sealed.starts) == (True, 1)
+    if saved:
+        shards = Shards(folder / "checkpoints" / saved[0])
+        assert all(
+            torch.equal(shards.read_whole(f"model.{name}"), tensor)
+            for name, tensor in parameters.items()
+        )
+
+    monkeypatch.undo()
+    ring.stopping.clear()
+    assert ring.live()
+    metrics = _lines(folder, "metrics.jsonl")
+    assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in metrics if line["is_replay"]] == [cut]
+    assert not left.exists()
+    assert _is_conserved(_stats(redis_url))
+
+
+def test_stops_in_one_batch_do_not_count_as_its_failures(
+    redis_url: str, tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch is given up after `learner.max_claim_attempts` starts, three by default."""
+    accumulate = step.accumulate
+    ring = RingInProcess(_settings(tmp_path, steps=2), redis_url, ranks)
+    left = ring.settings.run.folder / LEFT_BATCH_FILE
+
+    def stop(*args: Any, **kwargs: Any) -> Any:
+        ring.stopping.set()
+        wait_until(left.exists, "the batch is left")
+        return accumulate(*args, **kwargs)
+
+    for _time in range(5):
+        with monkeypatch.context() as patched:
+            patched.setattr(step, "accumulate", stop)
+            assert not ring.live()
+        ring.stopping.clear()
+
+    assert ring.live()
+    assert _stats(redis_url).dead == 0
 
 
 def test_a_finished_run_lives_again_without_training(

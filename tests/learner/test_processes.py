@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,8 +21,10 @@ from buffer.store import Store
 from configs.errors import StoreError
 from configs.loader import save
 from configs.settings import Settings
+from learner.stopping import read_left_batch
 from tests.learner.support.listening import family, listening
 from tests.learner.support.made_episodes import answers_at
+from tests.learner.support.rewinding_redis import RewindingRedis
 from tests.learner.support.tiny_policy import save_tiny_model
 from tests.learner.support.tiny_run import answer_leases, tiny_settings
 from tests.waiting import wait_until
@@ -46,7 +48,9 @@ class Run:
         """The run folder."""
         return self.settings.run.folder
 
-    def start(self, *overrides: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, *overrides: str, program: Sequence[str] = ("-m", "learner")
+    ) -> subprocess.Popen[bytes]:
         """Start a learner."""
         arguments = [argument for override in overrides for argument in ("--set", override)]
         environment = {
@@ -57,7 +61,7 @@ class Run:
         }
         with (self.folder / f"log-{len(self.processes)}").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "learner", "--config", "config.yaml", *arguments],
+                [sys.executable, *program, "--config", "config.yaml", *arguments],
                 cwd=self.folder,
                 env=environment,
                 stderr=log,
@@ -77,11 +81,13 @@ class Run:
             except StoreError:
                 return None
 
-    def act_until(self, step: int) -> None:
-        """Answer tasks at random until batch `step` is trained."""
+    def act_until(self, step: int, *, file: Path | None = None) -> None:
+        """Answer tasks at random until batch `step` is trained, or this file is there."""
 
         def has_trained() -> bool:
             stats = self.stats()
+            if file is not None and file.exists():
+                return True
             if stats is not None and stats.version >= step:
                 return True
             publication = store.run(operations.publication()) if stats else None
@@ -93,6 +99,22 @@ class Run:
 
         with Store(self.url, self.settings.run.name) as store:
             wait_until(has_trained, self.log, timeout_s=PATIENCE_S, every_s=0.05)
+
+
+SLOW = """
+import hashlib, pathlib, sys
+from learner.training import step
+accumulate = step.accumulate
+def slowly(*args):
+    if pathlib.Path("slow").exists():
+        pathlib.Path("under-way").touch()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # half an hour without a line of Python
+    return accumulate(*args)
+step.accumulate = slowly
+from learner.__main__ import main
+sys.exit(main())
+"""
+"""A learner whose passes take as long as those of a large model, from a moment on."""
 
 
 @pytest.fixture
@@ -164,3 +186,67 @@ def test_a_learner_that_lost_its_lineage_ends_with_code_3(run: Run) -> None:
 
     assert learner.wait(PATIENCE_S) == 3
     assert "LostLineage" in run.log()
+
+
+@pytest.mark.parametrize("is_store_gone", [False, True])
+def test_a_learner_told_to_stop_in_a_long_batch_saves_and_leaves_without_waiting_for_it(
+    run: Run, tmp_path: Path, is_store_gone: bool
+) -> None:
+    """With the store gone it is as when all processes of a machine are told to end at once."""
+    server = RewindingRedis(tmp_path / "redis")
+    server.start()
+    run.url = server.url
+    try:
+        learner = run.start("learner.checkpoint_every=3", program=("-c", SLOW))
+        run.act_until(1)
+        (run.folder / "slow").touch()
+        run.act_until(4, file=run.folder / "under-way")
+        shared = {Path(path).parent for path in _mapped(learner.pid) if "/nyala-" in path}
+        assert shared
+        stats = run.stats()
+        assert stats is not None
+        if is_store_gone:
+            server.kill()
+
+        learner.send_signal(signal.SIGTERM)
+
+        assert learner.wait(PATIENCE_S) == 0, run.log()
+        assert (run.folder / "checkpoints" / f"step-{stats.version:06d}").is_dir()
+        assert read_left_batch(run.folder) == stats.version + 1
+        assert not any(folder.exists() for folder in shared)
+        (run.folder / "slow").unlink()
+        if is_store_gone:
+            server.start()
+        again = run.start()
+        run.act_until(4)
+        assert again.wait(PATIENCE_S) == 0, run.log()
+        lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
+        assert [line["step"] for line in lines] == [1, 2, 3, 4]
+        assert [line["step"] for line in lines if line["is_replay"]] == [stats.version + 1]
+    finally:
+        server.kill()
+
+
+def test_a_learner_that_waits_for_episodes_takes_a_store_that_is_gone_as_the_end(
+    run: Run, tmp_path: Path
+) -> None:
+    server = RewindingRedis(tmp_path / "redis")
+    server.start()
+    run.url = server.url
+    try:
+        learner = run.start("learner.checkpoint_every=3")
+        run.act_until(1)
+        server.kill()
+
+        learner.send_signal(signal.SIGTERM)
+
+        assert learner.wait(PATIENCE_S) == 0, run.log()
+        assert list((run.folder / "checkpoints").glob("step-*")), run.log()
+    finally:
+        server.kill()
+
+
+def _mapped(pid: int) -> list[str]:
+    """Files that a process has mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return [line.split(maxsplit=5)[5] for line in lines if "/" in line]

@@ -11,6 +11,7 @@ from configs.loader import save
 from configs.settings import RunSettings, Settings
 from console.main import app
 from console.run.run_folder import RunFolder
+from learner.stopping import write_left_batch
 
 HOLDER = """
 import pathlib, signal, sys, time
@@ -30,6 +31,7 @@ def test_the_process_of_a_run_is_stopped_and_waited_for(tmp_path):
     folder = settings.run.folder
     save(settings, folder / "config.yaml")
     RunFolder(folder).checkpoints.joinpath("step-000012").mkdir(parents=True)
+    write_left_batch(folder, 13)
     command = [sys.executable, "-c", HOLDER, str(folder)]
     with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as holder:
         assert holder.stdout is not None
@@ -41,7 +43,7 @@ def test_the_process_of_a_run_is_stopped_and_waited_for(tmp_path):
         assert answer.exit_code == 0, answer.output
         assert RunFolder(folder).holder is None
         assert f"stopping process {holder.pid}: actors drain" in answer.output
-        assert "kept: step-000012" in answer.output
+        assert "kept: step-000012; batch 13, which was under way, is trained again" in answer.output
         assert "stopped; to go on: " in answer.output
         assert holder.stderr.read() == f"got {int(signal.SIGTERM)}\n"
     again = CliRunner().invoke(app, ["stop", str(folder)])

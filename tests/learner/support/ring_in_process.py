@@ -205,6 +205,7 @@ class RingInProcess:
                 checkpoints=checkpoints,
                 publisher=self.shelf,
                 reference=load_reference(settings, ranks, vocabulary=policy.vocabulary),
+                stopping=self.stopping,
             )
             self.shelf.version = NOTHING_YET
             bears_outages = self.patience_s > 0

@@ -1,0 +1,177 @@
+"""A stop in the middle of a batch: the state before it is saved at once, and the learner leaves.
+
+    begin (a batch) ──▶ held ──before_step──▶ let go: the batch is finished, then the learner stops
+                          │ told to stop
+                          └──▶ saved by a thread ──▶ left: the batch stays sealed, and is replayed
+
+Parameters and moments change in optimizer steps alone, so until the first of a batch they are what
+they were after the batch before, while a microbatch may be in the middle of its passes. A thread
+writes them from where they lie, and ends the process without waiting for the microbatch, whose
+passes hold the main thread for as long as they take. Where a batch has several optimizer steps, a
+copy is held, until the last of them.
+
+With several ranks the batch is finished: they would first have to agree on one batch, and their
+main threads are in the middle of collectives.
+
+Whoever told the learner to stop kills it after `console.stop_timeout_s`. What is not on the disk
+somewhat before is not written any more, whatever the loop is doing: the learner leaves, and the
+last whole checkpoint counts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from configs import durable
+from configs.errors import DeadlineError
+from configs.worker import Worker
+
+log = structlog.get_logger()
+
+LEFT_BATCH_FILE = "left_batch.json"
+LOOK_EVERY_S = 1.0
+"""How soon the thread sees that the loop has ended; it sees a stop, and a batch, at once."""
+SHARE_TO_SAVE = 0.8
+"""Of `console.stop_timeout_s`, for what is written; the rest is for the end of the process."""
+
+Save = Callable[[float], object]
+"""Makes the state durable, by a moment of the monotonic clock."""
+Leave = Callable[[Exception | None], None]
+"""Ends the process, as told to or because of an error."""
+
+
+class LeftBatch(Exception):
+    """The batch under way is left, and the loop is to end without it."""
+
+
+class BatchHold:
+    """Holds the state before a batch for a stop.
+
+    Args:
+        stopping: Set when the learner is asked to stop.
+        leave: Ends the process; None = the main thread ends, before the batch's optimizer step.
+        grace_s: After which a learner that is asked to stop is killed.
+    """
+
+    def __init__(self, stopping: threading.Event, leave: Leave | None, *, grace_s: float) -> None:
+        self._stopping, self._leave = stopping, leave
+        self._to_save_s = SHARE_TO_SAVE * grace_s
+        self._changed = threading.Condition(threading.RLock())
+        self._save: Save | None = None
+        self._is_copied = self._has_left = self._is_closed = False
+        self._worker = Worker(self._watch, name="stop").start()
+
+    def begin(self, save: Save, *, is_copied: bool) -> None:
+        """Hold the state from now on.
+
+        Args:
+            save: Called in another thread.
+            is_copied: What it saves outlasts optimizer steps.
+        """
+        with self._changed:
+            self._save, self._is_copied = save, is_copied
+            self._changed.notify_all()
+
+    def before_step(self) -> None:
+        """Let the state go if it is about to change.
+
+        Raises:
+            LeftBatch: A stop has saved it.
+            Exception: What ended the save.
+        """
+        self._let_go(unless=self._is_copied)
+
+    def end(self) -> None:
+        """Let the state go: the batch is trained.
+
+        Raises:
+            Exception: As `before_step`.
+        """
+        self._let_go(unless=False)
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._is_closed = True
+            self._save = None
+            self._changed.notify_all()
+
+    def _let_go(self, *, unless: bool) -> None:
+        with self._changed:  # waits for a save under way
+            self._worker.check()
+            if self._has_left:
+                raise LeftBatch
+            if not unless:
+                self._save = None
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(LOOK_EVERY_S):
+            if self._is_closed:
+                return
+        deadline = time.monotonic() + self._to_save_s
+        error: Exception | None = None
+        with self._changed:
+            while self._save is None and not self._is_closed and time.monotonic() < deadline:
+                self._changed.wait(min(LOOK_EVERY_S, max(0.0, deadline - time.monotonic())))
+            if self._is_closed:
+                return
+            try:
+                self._save_by(deadline)
+            except DeadlineError as late:
+                log.warning("leaving, and the last whole checkpoint counts", reason=str(late))
+            except Exception as why:  # noqa: BLE001 - whatever it is, the process leaves with it
+                error = why
+            self._has_left = True
+            if self._leave is not None:
+                self._leave(error)
+        if error is not None:
+            raise error
+
+    def _save_by(self, deadline: float) -> None:
+        """Save what is held.
+
+        Raises:
+            DeadlineError: It is not saved in time, or nothing is held.
+            Exception: What ended the save.
+        """
+        save = self._save
+        if save is not None:
+            saving = Worker(lambda: save(deadline), name="stop-save").start()
+            saving.join(max(0.0, deadline - time.monotonic()))
+            if not saving.is_alive:
+                return
+        raise DeadlineError(
+            f"a learner that is told to stop must be done within {self._to_save_s:g} s, and is "
+            "not; raise console.stop_timeout_s"
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# The batch that a stop left, in a file of the run's folder. The next life begins it again, and that
+# is no start that counts towards `learner.max_claim_attempts`: nothing was wrong with the batch.
+
+
+def write_left_batch(run_folder: Path, step: int) -> None:
+    """Note that batch `step` was left."""
+    durable.replace_file(run_folder / LEFT_BATCH_FILE, msgspec.json.encode(step))
+
+
+def read_left_batch(run_folder: Path) -> int | None:
+    """Return the batch that the last life left; None if it left none."""
+    try:
+        return msgspec.json.decode((run_folder / LEFT_BATCH_FILE).read_bytes(), type=int)
+    except (FileNotFoundError, msgspec.MsgspecError):  # at worst a start is counted
+        return None
+
+
+def take_left_batch(run_folder: Path) -> int | None:
+    """Return the batch that the last life left, and forget it."""
+    step = read_left_batch(run_folder)
+    (run_folder / LEFT_BATCH_FILE).unlink(missing_ok=True)
+    return step

@@ -1,0 +1,95 @@
+"""A learner that is told to stop leaves in time, whatever becomes of its state."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import Queue
+
+import pytest
+
+from configs.errors import DeadlineError
+from learner.stopping import BatchHold, LeftBatch
+
+FOR_EVER_S, AT_ONCE_S = 3600.0, 0.01
+PATIENCE_S = 30.0
+
+
+def _told_to_stop(
+    save: Callable[[float], object] | None, *, grace_s: float
+) -> tuple[BatchHold, Exception | None]:
+    """Stop in a batch whose state is held, or in one where none is; return why the process ends."""
+    stopping, ends = threading.Event(), Queue[Exception | None]()
+    hold = BatchHold(stopping, ends.put, grace_s=grace_s)
+    if save is not None:
+        hold.begin(save, is_copied=False)
+    stopping.set()
+    return hold, ends.get(timeout=PATIENCE_S)
+
+
+def test_what_is_held_is_saved_and_the_process_ends() -> None:
+    saved = threading.Event()
+
+    hold, error = _told_to_stop(lambda _: saved.set(), grace_s=FOR_EVER_S)
+
+    assert error is None
+    assert saved.is_set()
+    with pytest.raises(LeftBatch):
+        hold.before_step()
+
+
+def test_a_save_that_fails_ends_the_process_with_its_error_at_once() -> None:
+    def fail(_: float) -> None:
+        raise OSError("No space left on device")
+
+    _, error = _told_to_stop(fail, grace_s=FOR_EVER_S)
+
+    assert isinstance(error, OSError)
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_process_ends_by_itself_before_it_is_killed(is_held: bool) -> None:
+    """Be it that the disk hangs, or that a batch of several ranks goes on."""
+    never = threading.Event()
+
+    _, error = _told_to_stop(never.wait if is_held else None, grace_s=AT_ONCE_S)
+
+    assert error is None
+
+
+def test_a_state_that_takes_too_long_to_write_is_left() -> None:
+    def refuse(_: float) -> None:
+        raise DeadlineError("a checkpoint of 4.0 GB must be written within 8 s")
+
+    _, error = _told_to_stop(refuse, grace_s=FOR_EVER_S)
+
+    assert error is None
+
+
+def test_a_state_that_has_changed_is_not_saved() -> None:
+    saved = threading.Event()
+    stopping, ends = threading.Event(), Queue[Exception | None]()
+    hold = BatchHold(stopping, ends.put, grace_s=AT_ONCE_S)
+    hold.begin(lambda _: saved.set(), is_copied=False)
+
+    hold.before_step()
+    stopping.set()
+
+    assert ends.get(timeout=PATIENCE_S) is None
+    assert not saved.is_set()
+
+
+def test_a_copy_is_saved_after_an_optimizer_step_and_no_longer_after_the_batch() -> None:
+    for is_over, grace_s in ((False, FOR_EVER_S), (True, AT_ONCE_S)):
+        saved = threading.Event()
+        stopping, ends = threading.Event(), Queue[Exception | None]()
+        hold = BatchHold(stopping, ends.put, grace_s=grace_s)
+        hold.begin(lambda _, saved=saved: saved.set(), is_copied=True)
+
+        hold.before_step()
+        if is_over:
+            hold.end()
+        stopping.set()
+
+        assert ends.get(timeout=PATIENCE_S) is None
+        assert saved.is_set() is not is_over
