@@ -48,7 +48,7 @@ class SharedFolder:
         self.path = base / f"{PREFIX}{label}-{secrets.token_hex(8)}"
         try:
             base.mkdir(parents=True, exist_ok=True)
-            _sweep(base)
+            sweep(base)
             self.path.mkdir(mode=0o700)
         except OSError as error:
             raise WeightsError(
@@ -108,9 +108,9 @@ def _hold(folder: Path) -> int:
     return lock
 
 
-def _sweep(base: Path) -> None:
-    """Remove folders of this user whose owner is dead."""
-    for folder in base.glob(f"{PREFIX}*"):
+def sweep(base: Path | None = None) -> None:
+    """Remove folders of this user whose owner is dead; by default those in shared memory."""
+    for folder in (base or SHARED_MEMORY).glob(f"{PREFIX}*"):
         try:
             lock = os.open(folder / "alive", os.O_RDWR | os.O_CLOEXEC)
         except OSError:  # another user's, being made, or just removed

@@ -2,8 +2,9 @@
 
 Run as `python -m console.run.process_guard SECONDS`, it reads `+group` and `-group` lines on stdin.
 When stdin ends, `nyala up` is gone: every group that is left gets SIGTERM, and SIGKILL after
-SECONDS. A process with a pipe rather than a parent-death signal: the end of a pipe is seen however
-`nyala up` dies, and what ignores SIGTERM, or was started by what we started, goes too.
+SECONDS. What killed ones leave in shared memory is removed. A process with a pipe rather than a
+parent-death signal: the end of a pipe is seen however `nyala up` dies, and what ignores SIGTERM, or
+was started by what we started, goes too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ import sys
 import time
 from collections.abc import Iterable
 
+from broker.weights.shared_memory import sweep
+
 POLL_S = 0.05
+KILLED_S = 5.0  # in which a killed process has let go of what it held
 
 
 class ProcessGuard:
@@ -72,6 +76,9 @@ def end_all(groups: set[int], *, grace_s: float) -> None:
     for group in groups:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
+    while any(map(_lives, groups)) and time.monotonic() < deadline + KILLED_S:
+        time.sleep(POLL_S)
+    sweep()
 
 
 def _lives(group: int) -> bool:

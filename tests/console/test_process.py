@@ -5,13 +5,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from configs.json_lines import JsonLines
 from console.run import process as process_log
 from console.run.process import Command, Process
-from console.run.process_guard import follow
+from console.run.process_guard import ProcessGuard, follow
 from console.run.supervisor import sigterm_as_interrupt
 from tests.console.support.recorded_groups import Groups
 from tests.waiting import is_alive, read_pid, wait_until
@@ -161,6 +162,31 @@ def test_killing_a_process_kills_its_children(start, tmp_path):
 
 def test_the_guard_follows_what_began_and_ended():
     assert follow(["+10\n", "+11\n", "-10\n", "+12\n"]) == {11, 12}
+
+
+@pytest.mark.slow
+def test_the_guard_removes_what_killed_processes_leave_in_shared_memory(tmp_path):
+    program = STUBBORN + textwrap.dedent(
+        """
+        import pathlib, sys
+        from broker.weights.shared_memory import SharedFolder
+        folder = SharedFolder("victim", num_bytes=1, fallback=pathlib.Path(sys.argv[1]))
+        print(folder.path, flush=True)
+        signal.pause()
+        """
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    guard = ProcessGuard(grace_s=0.1)
+    with subprocess.Popen(command, stdout=-1, text=True, start_new_session=True) as owner:
+        assert owner.stdout is not None
+        folder = Path(owner.stdout.readline().strip())
+        assert folder.is_dir()
+        guard.add(owner.pid)
+
+        guard.close()
+
+        assert owner.wait() == -signal.SIGKILL
+    assert not folder.exists()
 
 
 @pytest.mark.slow
