@@ -131,18 +131,26 @@ def affordable_actors(fleet: FleetSettings) -> int | None:
     return int(fleet.max_per_hour / fleet.price_per_actor_hour + 1e-9)
 
 
-def _bounded(actors: int, why: str, settings: AllTables) -> Wanted:
-    """Keep a number within all bounds; the reason names the one that it met."""
+def bounds_on_actors(settings: AllTables) -> list[tuple[int, str]]:
+    """Return the most actors that a run can use or have, each with the setting that says so."""
     fleet, run = settings.fleet, settings.run
+    limit = "broker.max_actors" if fleet.max_actors is None else "fleet.max_actors"
     most = fleet.max_actors or settings.broker.max_actors
     tasks = max_units_in_flight(run, settings.buffer) * run.group_size
     bounds = [
         (tasks, f"run.max_policy_lag {run.max_policy_lag} admits {tasks} episodes at a time"),
-        (most, f"fleet.max_actors {most}"),
-        (affordable_actors(fleet), f"fleet.max_per_hour {fleet.max_per_hour}"),
+        (most, f"{limit} {most}"),
     ]
-    for bound, name in bounds:
-        if bound is not None and actors > bound:
+    if (affordable := affordable_actors(fleet)) is not None:
+        bounds.append((affordable, f"fleet.max_per_hour {fleet.max_per_hour}"))
+    return bounds
+
+
+def _bounded(actors: int, why: str, settings: AllTables) -> Wanted:
+    """Keep a number within all bounds; the reason names the one that it met."""
+    fleet = settings.fleet
+    for bound, name in bounds_on_actors(settings):
+        if actors > bound:
             actors, why = bound, f"{why}; {actors} but for {name}"
     if actors < fleet.min_actors:
         actors, why = fleet.min_actors, f"{why}; {actors} but for fleet.min_actors"

@@ -6,6 +6,7 @@ advice that a line of metrics has is that of the batches judged by then, most of
 
 from __future__ import annotations
 
+import os
 import queue
 import time
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import structlog
+import torch
 
 from buffer import operations
 from buffer.operations.values import ActorSeen
@@ -120,6 +122,9 @@ class AdvisorThread:
         """How many actors the run wants."""
         self._vocabulary = vocabulary
         self._counts, self._asked_at = StoreFigures(), -ASK_EVERY_S
+        self._looks, self._workless = 0, 0
+        """Since the last batch, as in `Evidence`."""
+        self._cards = 0 if settings.learner.device == "cpu" else torch.cuda.device_count()
         self._dropped: Mapping[str, int] = {}
         self._queue: queue.Queue[Seen | None] = queue.Queue(MOST_WAITING)
         self._worker = Worker(self._work, name="advice")
@@ -176,13 +181,16 @@ class AdvisorThread:
             raise
 
     def _advise(self) -> None:
+        # The store is asked on a clock of its own: at the end of a batch, when the learner has just
+        # taken what there was, actors are most often without work.
         while True:
+            wait_s = self._asked_at + ASK_EVERY_S - time.monotonic()
+            if wait_s <= 0:
+                self._look()
+                continue
             try:
-                seen = self._queue.get(timeout=ASK_EVERY_S)
+                seen = self._queue.get(timeout=wait_s)
             except queue.Empty:
-                # No batch comes; if nothing is leased, none will.
-                self._counts = replace(self._counts, paused=self._ask_why_paused())
-                self._take(self._advisor.look(self._counts))
                 continue
             if seen is None:
                 return
@@ -190,6 +198,13 @@ class AdvisorThread:
             self._take(self._advisor.consider(self._evidence(seen)))
             self._batches += 1
             self._cpu_s = time.thread_time()
+
+    def _look(self) -> None:
+        self._asked_at = time.monotonic()
+        self._counts = counts = self._ask_store()
+        self._looks += counts.actors > 0
+        self._workless += counts.actors > 0 and not counts.leased
+        self._take(self._advisor.look(counts))  # if nothing is leased, no batch may come
 
     def _take(self, advice: tuple[Advice, ...]) -> None:
         before = {each.rule for each in self.advice}
@@ -202,8 +217,8 @@ class AdvisorThread:
         batch, divergence = seen.batch, seen.trained.divergence
         dropped = {why: n - self._dropped.get(why, 0) for why, n in seen.dropped.items()}
         self._dropped = seen.dropped
-        if time.monotonic() - self._asked_at >= ASK_EVERY_S:
-            self._counts, self._asked_at = self._ask_store(), time.monotonic()
+        looks, workless = self._looks, self._workless
+        self._looks, self._workless = 0, 0
         self.fleet.batch(time.monotonic(), wait_s=seen.wait_s, span_s=seen.span_s)
         return replace(
             evidence_of(batch.step, batch.episodes, seen.figures, self._vocabulary),
@@ -218,6 +233,10 @@ class AdvisorThread:
             span_s=seen.span_s,
             dropped={why: n for why, n in dropped.items() if n},
             store=self._counts,
+            looks=looks,
+            workless=workless,
+            cards=self._cards,
+            cores=0 if self._cards else len(os.sched_getaffinity(0)),
         )
 
     def _ask_store(self) -> StoreFigures:
@@ -234,8 +253,5 @@ class AdvisorThread:
             death=death,
             data_failures=stats.data_failures,
             data_failure=stats.data_failure,
-            paused=self._ask_why_paused(),
+            paused=self._store.run(operations.closed()).paused,
         )
-
-    def _ask_why_paused(self) -> str:
-        return self._store.run(operations.closed()).paused

@@ -107,6 +107,14 @@ class Evidence:
     dropped: dict[str, int] = field(default_factory=dict)
     """Reason -> groups dropped since the batch before."""
     store: StoreFigures = StoreFigures()
+    looks: int = 0
+    """Times since the batch before that the store was asked while actors were there."""
+    workless: int = 0
+    """Those of them at which no actor held a task."""
+    cards: int = 0
+    """GPUs of the learner's machine that it may use; 0 = it computes on a CPU."""
+    cores: int = 0
+    """Of the learner's machine, where it computes on a CPU."""
 
 
 # --------------------------------------------------------------------------------------------------

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from statistics import median
 
-from configs.fleet import actors_to_feed
+from configs.fleet import actors_to_feed, bounds_on_actors
 from configs.settings import Settings
 
-from .evidence import StoreFigures, Window, total
+from .evidence import Evidence, Window, total
 
 IDLE, IDLE_NO_MORE = 0.25, 0.15
 WORKLESS, WORKLESS_NO_MORE = 0.9, 0.7
-FEW_LOOKS = 5  # ten seconds at least, and no more than that in fifty batches of 0.2 s
+FEW_LOOKS, LOOKS = 5, 30  # ten seconds are in fifty batches of 0.2 s; a minute is enough
 DROPPED, DROPPED_NO_MORE = 0.02, 0.01
 # Where actors work in step, whatever holds one up drops all of its groups at once: sixteen at a
 # time on the demo, in one batch of twelve. Answers that take too long drop some in nearly every.
@@ -88,38 +88,53 @@ def learner_waits(window: Window, settings: Settings, holds: bool) -> str | None
         return None
     actors = max(1, recent[-1].store.actors)
     wanted = actors_to_feed(actors, span_s=span_s, least_s=(1 - share) * span_s)
+    most, bound = min(bounds_on_actors(settings))
+    # More would have no work, or would be refused.
+    limit = f", of which no more than {most} can work, as {bound}" if wanted > most else ""
     return (
         f"the learner waited {share:.0%} of the time for episodes: {wanted} actors instead of "
-        f"{actors} would feed it, where they have cores or cards of their own (actors.count, now "
-        f"{settings.actors.count}), or fewer tokens: run.max_completion_tokens (now "
-        f"{settings.run.max_completion_tokens})"
+        f"{actors} would feed it{limit}, where they have cores or cards of their own "
+        f"(actors.count, now {settings.actors.count}), or fewer tokens: run.max_completion_tokens "
+        f"(now {settings.run.max_completion_tokens})"
     )
 
 
 def actors_wait(window: Window, settings: Settings, holds: bool) -> str | None:
     """Find actors that have nothing to do: as much as may lag is there already."""
-    recent = [each for each in _looks(window)[-30:] if each.actors]
-    if len(recent) < FEW_LOOKS:
+    looks = workless = 0
+    for each in reversed(list(window)):
+        looks, workless = looks + each.looks, workless + each.workless
+        if looks >= LOOKS:
+            break
+    share = workless / max(1, looks)
+    actors = window.newest.store.actors
+    if looks < FEW_LOOKS or not actors or share <= (WORKLESS_NO_MORE if holds else WORKLESS):
         return None
-    share = sum(not each.leased for each in recent) / len(recent)
-    if share <= (WORKLESS_NO_MORE if holds else WORKLESS):
-        return None
-    actors = recent[-1].actors
     return (
-        f"no actor had work at {share:.0%} of the last {len(recent)} looks: the learner is what "
-        f"{actors} actors wait for; give it more ranks (learner.ranks, now "
-        f"{settings.learner.ranks}), or run fewer actors (actors.count, now "
-        f"{settings.actors.count})"
+        f"no actor had work at {share:.0%} of the last {looks} looks, which do not wait for "
+        f"batches: {'1 actor waits' if actors == 1 else f'{actors} actors wait'} for the learner; "
+        f"{_quicker_learner(window.newest, settings, actors)}"
     )
 
 
-def _looks(window: Window) -> list[StoreFigures]:
-    """Return what the store said, once for all batches that were trained between two looks."""
-    looks: list[StoreFigures] = []
-    for each in window:
-        if not looks or each.store is not looks[-1]:
-            looks.append(each.store)
-    return looks
+def _quicker_learner(newest: Evidence, settings: Settings, actors: int) -> str:
+    """Write what can be done here about a learner that is slower than its actors."""
+    learner, ways = settings.learner, []
+    if newest.cards > learner.ranks:
+        ways.append(
+            f"give it more ranks (learner.ranks, now {learner.ranks}, of {newest.cards} cards)"
+        )
+    if newest.cores > learner.ranks * learner.threads:
+        ways.append(
+            f"let it compute on more cores (learner.threads, now {learner.threads}, of "
+            f"{newest.cores} cores)"
+        )
+    if actors > 1:
+        ways.append(f"run fewer actors (actors.count, now {settings.actors.count})")
+    tokens = (
+        f"train fewer tokens (run.max_completion_tokens, now {settings.run.max_completion_tokens})"
+    )
+    return ", or ".join(ways or [tokens])
 
 
 def actor_slow(window: Window, settings: Settings, holds: bool) -> str | None:
@@ -133,11 +148,13 @@ def actor_slow(window: Window, settings: Settings, holds: bool) -> str | None:
     if not found:
         return None
     ratio, name = max(found)
+    way, at_a_time = "end it", settings.actors.max_concurrent_episodes
+    if at_a_time != 1:
+        now = at_a_time or "null"
+        way = f"give it fewer episodes at a time: actors.max_concurrent_episodes (now {now})"
     return (
         f"{name} takes {ratio:.1f} times as long per token as the other actors; everybody waits "
-        f"for its longest episodes: see what else its machine does, or give it fewer episodes "
-        f"at a time with actors.max_concurrent_episodes (now "
-        f"{settings.actors.max_concurrent_episodes or 'null'})"
+        f"for its longest episodes: see what else its machine does, or {way}"
     )
 
 

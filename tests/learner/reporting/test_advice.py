@@ -209,8 +209,8 @@ CASES = [
     ),
     Case(
         "actors_wait",
-        lambda e: store(e, actors=3, leased=0),
-        r"100% .*3 actors wait for.*learner\.ranks, now 1",
+        lambda e: {"workless": 1, "cards": 2, **store(e, actors=3)},
+        r"100% .*3 actors wait for.*learner\.ranks, now 1, of 2 cards\), or run fewer",
     ),
 ]
 
@@ -252,18 +252,63 @@ def test_a_rule_concludes_nothing_on_the_demo(rule):
     assert set(concluded) == {None}
 
 
-def test_quick_batches_that_share_a_look_at_the_store_count_as_one():
-    rule = next(rule for rule in RULES if rule.name == "actors_wait")
-    settings, window = demo_settings(), Window()
-    looks = [StoreFigures(actors=2, leased=0) for _ in range(5)]
+def concluded(rule: str, evidence: Evidence, batches: int = 50, **overrides: object) -> str:
+    """What a rule concludes after so many batches with the same evidence."""
+    window = Window()
+    for _ in range(batches):
+        window.add(evidence)
+    found = next(each for each in RULES if each.name == rule)
+    return found.conclude(window, demo_settings(**overrides), False) or ""
 
-    concluded = []
-    for index, evidence in enumerate(demo()[:50]):
-        window.add(replace(evidence, store=looks[index // 10]))
-        concluded.append(rule.conclude(window, settings, False) or "")
 
-    assert set(concluded[:40]) == {""}
-    assert "last 5 looks" in concluded[-1]
+def test_looks_are_counted_however_many_batches_fall_between_them():
+    quick, slow = replace(demo()[0], looks=0), replace(demo()[0], looks=40, workless=38)
+
+    assert not concluded("actors_wait", replace(quick, looks=1, workless=1), batches=4)
+    assert "100% of the last 5 looks" in concluded(
+        "actors_wait", replace(quick, looks=1, workless=1), 5
+    )
+    assert not concluded("actors_wait", quick)
+    assert "95% of the last 40 looks" in concluded("actors_wait", slow, batches=2)
+    assert not concluded("actors_wait", replace(slow, workless=30), batches=2)
+
+
+@pytest.mark.parametrize(
+    ("actors", "machine", "settings", "ways"),
+    [
+        # An actor less would be none, and the learner has all cores already.
+        (1, {"cores": 2}, {"learner__threads": 2}, "train fewer tokens"),
+        (1, {"cores": 2}, {}, "let it compute on more cores (learner.threads, now 1, of 2 cores)"),
+        (1, {"cards": 1}, {}, "train fewer tokens"),
+        (2, {"cards": 1}, {}, "run fewer actors (actors.count, now 2)"),
+    ],
+)
+def test_actors_that_wait_lead_to_what_can_be_done_here(actors, machine, settings, ways):
+    evidence = replace(demo()[0], looks=9, workless=9, store=StoreFigures(actors=actors), **machine)
+
+    text = concluded("actors_wait", evidence, actors__count=actors, **settings)
+
+    assert text.partition("; ")[2].startswith(ways), text
+    assert "ranks" not in text
+    assert ("fewer actors" in text) == (actors > 1)
+
+
+def test_no_more_actors_are_advised_than_a_run_can_have():
+    evidence = replace(demo()[0], wait_s=0.9, span_s=1.0, store=StoreFigures(actors=4))
+
+    text = concluded("learner_waits", evidence, fleet__max_actors=6)
+
+    assert "no more than 6 can work, as fleet.max_actors 6" in text
+    assert "no more" not in concluded(
+        "learner_waits", replace(evidence, wait_s=0.3), fleet__max_actors=60
+    )
+
+
+def test_a_slow_actor_with_one_episode_at_a_time_is_not_told_to_have_fewer():
+    evidence = replace(demo()[0], **two_actors({"s_per_token": 0.2}))
+
+    assert "episodes at a time" in concluded("actor_slow", evidence)
+    assert "or end it" in concluded("actor_slow", evidence, actors__max_concurrent_episodes=1)
 
 
 def test_groups_that_are_dropped_in_bursts_are_no_fault_and_in_most_batches_are_one():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import structlog
 
 from buffer import operations
 from buffer.operations.operation import Operation
+from buffer.operations.values import Stats
 from buffer.store import Store
 from configs.errors import StoreError
 from learner.data.retrying_store import RetryingStore
@@ -21,10 +23,12 @@ from learner.reporting.advice import advisor_thread
 from learner.reporting.advice.advisor_thread import AdvisorThread
 from learner.reporting.advice.evidence import Advice
 from learner.reporting.advice.gathering import NO_VOCABULARY
+from learner.reporting.metrics import batch_figures
+from learner.training.divergence import Divergence
 from tests.learner.support import ring_in_process
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.ring_in_process import RingInProcess
-from tests.learner.support.tiny_run import tiny_settings
+from tests.learner.support.tiny_run import begin_run, tiny_settings
 from tests.waiting import wait_until
 
 WHERE = "reward raised KeyError: 'answer', at /a/grading.py:3"
@@ -70,6 +74,48 @@ def test_advice_ends_with_its_thread_and_training_does_not(tmp_path: Path) -> No
     advisor.close()
 
     assert advisor.advice == ()
+
+
+class LeasedInBetween(RetryingStore):
+    """A store whose first look after each batch finds no task leased, as when a batch has ended."""
+
+    looks = 0
+
+    def run(self, operation: Operation[Any]) -> Any:
+        answer = super().run(operation)
+        if isinstance(answer, Stats):
+            self.looks += 1
+            return replace(answer, leased=0 if self.looks == 1 else 8)
+        return answer
+
+
+def test_actors_are_looked_at_between_batches_and_not_as_one_ends(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advisor_thread, "ASK_EVERY_S", 0.01)
+    settings = tiny_settings(tmp_path)
+    no_divergence = Divergence(*[0.0] * len(fields(Divergence)))  # type: ignore[arg-type]
+    trained: Any = SimpleNamespace(divergence=no_divergence)
+    with (
+        Store(redis_url, run=settings.run.name) as store,
+        structlog.testing.capture_logs() as logs,
+    ):
+        begin_run(store, settings.run)
+        store.run(operations.actor_seen({"a": {"version": "1.0"}}))
+        watched = LeasedInBetween(store)
+        advisor = AdvisorThread(settings, watched, NO_VOCABULARY)
+        advisor.start()
+        for step in range(1, 13):
+            wait_until(lambda: watched.looks >= 5)
+            batch: Any = SimpleNamespace(step=step, episodes=[make_episode()], filtered_groups=0)
+            figures = batch_figures(batch.episodes, step=step, lineage=1, lineages={1: 0}, uses={})
+            advisor.see(batch, trained, figures, seconds={"wait": 0.0, "all": 1.0}, dropped={})
+            watched.looks = 0
+        advisor.close()
+
+    assert advisor.fleet.present == 1
+    assert {line["batches"] for line in logs if line["event"] == "advice"} == {12}
+    assert not [line for line in logs if line.get("rule") == "actors_wait"]
 
 
 def test_a_pause_is_advised_although_no_batch_comes(

@@ -50,5 +50,5 @@ def considered(settings: Settings, batches: list[Evidence]) -> list[tuple[Advice
 def _read(fields: dict[str, Any]) -> Evidence:
     fields["varying_parts"] = tuple(fields["varying_parts"])
     fields["actors"] = {name: ActorShare(**share) for name, share in fields["actors"].items()}
-    fields["store"] = StoreFigures(**fields["store"])
-    return Evidence(**fields)
+    fields["store"] = store = StoreFigures(**fields["store"])
+    return Evidence(**fields, looks=1, workless=not store.leased)
