@@ -195,6 +195,7 @@ class ActorLoop:
             NyalaError: The first failure of any task; leases are released where that is possible.
         """
         tools: EpisodeTools | None = None
+        has_failed = True
         try:
             async with asyncio.TaskGroup() as tasks:
                 services: list[asyncio.Task[None]] = []
@@ -205,10 +206,11 @@ class ActorLoop:
                     await self._drain()
                 for service in services:
                     service.cancel()
+            has_failed = False
         except BaseExceptionGroup as group:
             raise first_error(group) from group
         finally:
-            await self._leave(tools)
+            await self._leave(tools, has_failed=has_failed)
 
     async def _start_up(
         self, tasks: asyncio.TaskGroup, services: list[asyncio.Task[None]]
@@ -333,14 +335,18 @@ class ActorLoop:
         for task_id, fence in leases:
             self._leases.end(task_id, fence, "released")
 
-    async def _leave(self, tools: EpisodeTools | None) -> None:
-        """Release what is left, send BYE, and end the engine and the rewards' processes."""
+    async def _leave(self, tools: EpisodeTools | None, *, has_failed: bool) -> None:
+        """Release what is left, send BYE, and end the engine and the rewards' processes.
+
+        An actor that failed sends none: who takes no leave has died, to everybody who looks.
+        """
         self.phase = Phase.BYE
         with suppress(TimeoutError, NyalaError):
             async with asyncio.timeout(LEAVE_S):
                 if len(self._leases):
                     await self._release()
-                await self._broker.bye(deadline_s=LEAVE_S)
+                if not has_failed:
+                    await self._broker.bye(deadline_s=LEAVE_S)
         for rewards in set(tools.rewards) if tools is not None else ():
             if rewards is not None:
                 await rewards.close()

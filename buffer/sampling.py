@@ -44,10 +44,10 @@ def why_nobody_samples(
         return f"the run is {stats.state} and gives no work; its learner's log says why"
     if closed.paused:
         return closed_lines(closed, folder)[0]
-    silences = [actor.silent_s for actor in actors]
-    present = sum(silent_s <= heartbeat_timeout_s for silent_s in silences)
+    seen = list(actors)
+    present = sum(actor.is_present(heartbeat_timeout_s) for actor in seen)
     if not present:
-        return _nobody_heard(silences, folder, num_processes)
+        return _nobody_heard(seen, folder, num_processes)
     if stats.leased:
         return None
     if memory.share >= pause_at_memory:
@@ -74,15 +74,19 @@ def why_nobody_samples(
     )
 
 
-def _nobody_heard(silences: Sequence[float], folder: object, num_processes: int) -> str:
-    heard = f"for {min(silences):.0f} s" if silences else "at all"
+def _nobody_heard(actors: Sequence[ActorSeen], folder: object, num_processes: int) -> str:
+    last = min(actors, key=lambda actor: actor.silent_s, default=None)
+    heard = "at all" if last is None else f"for {last.silent_s:.0f} s"
     if num_processes:
         return (
             f"no actor was heard {heard}, and {num_processes} run: they start, or cannot reach "
             f"the broker, or it cannot write to Redis; the logs in {folder} say which"
         )
+    end = ""
+    if last is not None:
+        end = ", and the last one left" if last.has_left else ", as if it died"
     return (
-        f"no actor was heard {heard}; start one: nyala actor {folder} (the log of one that "
+        f"no actor was heard {heard}{end}; start one: nyala actor {folder} (the log of one that "
         "ended says why)"
     )
 

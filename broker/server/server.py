@@ -208,7 +208,7 @@ class Broker:
     async def _keep_house(self) -> None:
         peers, audit = self.parts.peers, self.parts.audit
         for incarnation in peers.expire():
-            log.info("actor forgotten after long silence", actor=incarnation)
+            audit.record("actor lost", actor=incarnation, actors=len(peers))
         audit.flush()
         await self.parts.service.report()
         suspect = sum(map(peers.is_suspect, peers))
@@ -223,7 +223,7 @@ class Broker:
             return frozenset()
         limit_s = self._settings.heartbeat_timeout_s
         seen = await self._store.run(operations.actors())
-        return frozenset(actor.incarnation for actor in seen if actor.silent_s <= limit_s)
+        return frozenset(actor.incarnation for actor in seen if actor.is_present(limit_s))
 
 
 async def _every(

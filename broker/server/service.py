@@ -42,7 +42,14 @@ from broker.protocol.messages import (
 from buffer import operations
 from buffer.operations.keys import EVAL_BASE
 from buffer.operations.operation import SLICE, Operation
-from buffer.operations.values import BeatLine, BeatVerdict, SubmitLine, actor_name, holder_of
+from buffer.operations.values import (
+    LEFT,
+    BeatLine,
+    BeatVerdict,
+    SubmitLine,
+    actor_name,
+    holder_of,
+)
 from buffer.record.object_store import ObjectStore
 from buffer.record.rules import EpisodeLimits
 from buffer.store import AsyncStore
@@ -231,7 +238,10 @@ class Service:
         peer = self._peers.observe(envelope.inc, key, route)
         if isinstance(message, Bye) and (peer or self._peers.get(envelope.inc, key) is None):
             self._peers.leave(envelope.inc, key)
-            self._audit.record("actor left", actor=envelope.inc, actors=len(self._peers))
+            if peer is not None:
+                self._audit.record("actor left", actor=envelope.inc, actors=len(self._peers))
+                left = {actor_name(envelope.inc, tag): peer.figures() | {LEFT: "1"}}
+                await self._store.run(operations.actor_seen(left))
             return message
         if peer is None:
             return Refusal("hello", "this broker does not know the incarnation; say HELLO first")

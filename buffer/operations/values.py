@@ -179,12 +179,25 @@ class Closed(NamedTuple):
         return tag in self.keys or holder_of(tag) in self.keys
 
 
+LEFT = "left"
+"""Field of an actor that has drained and said so; one that is silent without it has died."""
+
+
 class ActorSeen(NamedTuple):
     """An actor's last sign of life."""
 
     incarnation: str
     silent_s: float
     fields: dict[str, str]
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it took its leave."""
+        return LEFT in self.fields
+
+    def is_present(self, limit_s: float) -> bool:
+        """Whether it gave a sign of life within so many seconds, and has not left since."""
+        return self.silent_s <= limit_s and not self.has_left
 
 
 class TaskSeen(NamedTuple):

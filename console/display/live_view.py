@@ -18,6 +18,7 @@ from learner.data.grades import ACCURACY, HeldOut
 from learner.reporting.bulletin import sparkline
 
 from .snapshot import (
+    GONE_SHOWN_S,
     Fill,
     View,
     duration,
@@ -109,12 +110,20 @@ INDENT = 2
 
 
 def actor_lines(view: View, width: int, height: int) -> list[Text]:
-    """Write the actors as at most `height` lines; those that fell silent come last."""
-    gone = sum(_is_silent(view, actor) for actor in view.actors)
-    title = f"actors    {wanted_actors(view)}" + (f", {gone} gone" if gone else "")
-    if not view.actors or height < 3:
+    """Write the actors as at most `height` lines; those that ended come last."""
+    gone = [actor for actor in view.actors if _is_gone(view, actor)]
+    left = sum(actor.has_left for actor in gone)
+    counts = {"died": len(gone) - left, "left": left}
+    ends = "".join(f", {count} {how}" for how, count in counts.items() if count)
+    title = f"actors    {wanted_actors(view)}{ends}"
+    listed = [
+        actor
+        for actor in view.actors
+        if not _is_gone(view, actor) or actor.silent_s <= max(GONE_SHOWN_S, view.silent_after_s)
+    ]
+    if not listed or height < 3:
         return [Text(cut(title, width))][: max(0, height)]
-    in_order = sorted(view.actors, key=lambda each: (_is_silent(view, each), each.incarnation))
+    in_order = sorted(listed, key=lambda each: (_is_gone(view, each), each.incarnation))
     shown = in_order if len(in_order) < height else in_order[: height - 2]
     rows = [_row(view, actor) for actor in shown]
     names = [_name(actor) for actor in shown]
@@ -155,8 +164,9 @@ def _line(
 def _row(view: View, actor: ActorSeen) -> dict[str, str]:
     capacity, in_flight = figure_of(actor, "capacity"), figure_of(actor, "in_flight")
     heard = f"{duration(actor.silent_s)} ago"
-    if _is_silent(view, actor):
-        return dict.fromkeys(COLUMNS, "-") | {"tokens/s": "silent", "heard": heard}
+    if _is_gone(view, actor):
+        end = "left" if actor.has_left else "silent"
+        return dict.fromkeys(COLUMNS, "-") | {"tokens/s": end, "heard": heard}
     return {
         "weights": printable(actor.fields.get("version", "none")),
         "tokens/s": f"{figure_of(actor, 'tokens_per_s'):,.0f}",
@@ -171,8 +181,8 @@ def _name(actor: ActorSeen) -> str:
     return printable(actor.incarnation + (f" on {host}" if host else ""))
 
 
-def _is_silent(view: View, actor: ActorSeen) -> bool:
-    return actor.silent_s > view.silent_after_s
+def _is_gone(view: View, actor: ActorSeen) -> bool:
+    return not actor.is_present(view.silent_after_s)
 
 
 # --------------------------------------------------------------------------------------------------

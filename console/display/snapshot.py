@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from buffer.operations.values import ActorSeen
 from learner.reporting.samples import SampleLine
 
 from .progress import Progress
+
+GONE_SHOWN_S = 120.0
+"""An actor that ended is listed for so long, then counted alone: a crash loop buries the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,11 @@ def wanted_actors(view: View) -> str:
     """Write how many actors there are, and how many the run wants where that differs."""
     alive, wanted = view.actors_alive, view.progress.actors_wanted
     return str(alive) if wanted in {None, alive} else f"{alive} ({wanted} wanted)"
+
+
+def end_of(actor: ActorSeen) -> str:
+    """Name the end of an actor that is not there any more."""
+    return "drained and left" if actor.has_left else "died or fell silent"
 
 
 def duration(seconds: float) -> str:

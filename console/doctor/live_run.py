@@ -233,7 +233,7 @@ def check_brokers(store: Store, limit_s: float) -> str | Doubt:
 def check_actors(store: Store, limit_s: float) -> str | Doubt:
     """Actors sample; each that has joined has the run's hashes, else the broker refuses it."""
     seen = store.run(operations.actors())
-    alive = [actor for actor in seen if actor.silent_s <= limit_s]
+    alive = [actor for actor in seen if actor.is_present(limit_s)]
     if not alive:
         return Doubt(
             f"an actor should have been heard of within {limit_s:g} s, got {len(seen)} within the "

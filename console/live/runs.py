@@ -65,7 +65,7 @@ def describe(url: str, run: str) -> dict[str, Any]:
         "state": stats.state,
         "version": stats.version,
         "lineage": stats.lineage,
-        "actors": sum(silent_s <= SILENT_S for silent_s in silences),
+        "actors": sum(actor.is_present(SILENT_S) for actor in seen),
         "bytes": memory.run_bytes,
         "last_seen_s": min(silences, default=None),
     }

@@ -213,6 +213,7 @@ class RemoteRun:
         reply, at = self._newest
         bulletin = Bulletin.decode(reply.bulletin) if reply.bulletin else Bulletin()
         progress = progress_of(bulletin, steps=reply.steps)
+        seen = tuple(ActorSeen(a.incarnation, a.silent_s, a.fields) for a in reply.seen)
         silent_s = time.monotonic() - at
         alarm = self._idle.alarm(reply.idle or None, reply.version)
         if silent_s > DEADLINE_S:
@@ -220,10 +221,10 @@ class RemoteRun:
         return View(
             progress,
             {"broker": f"the run is {reply.state}", "learner": "no batch yet"},
-            sum(actor.silent_s <= reply.silent_after_s for actor in reply.seen),
+            sum(actor.is_present(reply.silent_after_s) for actor in seen),
             is_training=progress.step > 0,
             alarm=alarm,
-            actors=tuple(ActorSeen(a.incarnation, a.silent_s, a.fields) for a in reply.seen),
+            actors=seen,
             silent_after_s=reply.silent_after_s,
             fill=Fill(**reply.groups, memory=reply.memory) if reply.groups else None,
             closed=reply.closed,

@@ -38,7 +38,8 @@ from .curves import (
 # where that file has been trimmed or belongs to a broker of another machine.
 #
 #     joined -> left       it drained and took its leave
-#     joined -> died       another took its place, or no batch had an episode of it any more
+#     joined -> died       another took its place, it was silent for long, or no batch had an
+#                          episode of it any more
 #     joined -> (open)     it sampled until the end
 
 GONE_AFTER = 5  # batches without an episode of it, beyond the policy lag: it no longer samples
@@ -114,7 +115,7 @@ def _events(path: Path) -> Iterator[tuple[str, str, float]]:
                     event, actor = str(row["event"]), str(row["actor"])
                 except (ValueError, KeyError, TypeError, RecursionError):
                     continue  # of another kind, or half a line
-                if event in {"actor joined", "actor left", "actor replaced"}:
+                if event in {"actor joined", "actor left", "actor lost", "actor replaced"}:
                     yield event, actor, time
 
 

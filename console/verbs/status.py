@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from rich.console import Console
 
 from buffer.operations import actors, closed, memory, stats
 from buffer.operations.run import brokers
-from buffer.operations.values import ActorSeen, Closed, Memory, Stats
+from buffer.operations.values import LEFT, ActorSeen, Closed, Memory, Stats
 from buffer.sampling import closed_lines
 from buffer.store import Store
 from configs.errors import NyalaError, printable
@@ -28,7 +29,13 @@ from console.command_line import AsJson, Run
 from console.display.display import print_line
 from console.display.progress import Progress, RunProgress
 from console.display.result import print_result
-from console.display.snapshot import View, duration, figures
+from console.display.snapshot import (
+    GONE_SHOWN_S,
+    View,
+    duration,
+    end_of,
+    figures,
+)
 from console.run.actor_watch import idle_reason
 from console.run.run_folder import RunFolder, RunState, run_folder_of
 
@@ -112,7 +119,7 @@ def print_status(path: Path, console: Console) -> None:
         print_line(console, _state_without_store(folder, settings, error))
         return
     limit_s = settings.broker.heartbeat_timeout_s
-    alive = sum(actor.silent_s <= limit_s for actor in seen)
+    alive = sum(actor.is_present(limit_s) for actor in seen)
     values = figures(View(progress, {}, alive))
     idle = idle_reason(settings, counts, seen, used, shut)
     waited_s = time.time() - _fed_at(folder)
@@ -124,7 +131,7 @@ def print_status(path: Path, console: Console) -> None:
     lines = [line, *_wanted_lines(progress, alive), _tasks_line(counts), *shut_lines]
     lines += [_quota_line(settings, used, alive)]
     lines += [_broker_line(endpoint, numbers) for endpoint, numbers in sorted(serving.items())]
-    lines += [_actor_line(actor) for actor in seen]
+    lines += _actor_lines(seen, limit_s)
     lines += [f"metrics of {name}: {url}" for name, url in folder.metrics_pages().items()]
     for each in lines:
         print_line(console, printable(each))
@@ -192,9 +199,23 @@ def _broker_line(endpoint: str, figures: Mapping[str, float]) -> str:
     return ", ".join([first, served, *([f"refused: {counts}"] if counts else [])])
 
 
+def _actor_lines(seen: list[ActorSeen], limit_s: float) -> list[str]:
+    """Write the actors that are there, and those that ended of late; the others are counted."""
+    present = [actor for actor in seen if actor.is_present(limit_s)]
+    gone = [actor for actor in seen if not actor.is_present(limit_s)]
+    recent = [actor for actor in gone if actor.silent_s <= GONE_SHOWN_S]
+    lines = [_actor_line(actor) for actor in present]
+    lines += [f"{_actor_line(actor)}: {end_of(actor)}" for actor in recent]
+    ends = Counter(map(end_of, gone))
+    counts = ", ".join(f"{count} {how}" for how, count in sorted(ends.items()))
+    return lines + (
+        [f"actors that ended within the hour: {counts}"] if len(recent) < len(gone) else []
+    )
+
+
 def _actor_line(actor: ActorSeen) -> str:
     """Write the age of an actor's last sign of life, its host, and its figures other than zero."""
-    fields = dict(actor.fields)
+    fields = {name: value for name, value in actor.fields.items() if name != LEFT}
     host, version = fields.pop("host", "?"), fields.pop("version", "none yet")
     numbers = [
         f"{name} {_rounded(value)}" for name, value in fields.items() if value not in {"0", "0.0"}

@@ -206,6 +206,9 @@ def test_actors_are_shown_with_their_figures_until_bye(redis_url: str, keys: Pat
             assert fields["version"] == "1.0"
 
             await actor.bye()
+            (left,) = await here.store.run(operations.actors())
+            assert (left.has_left, left.is_present(60.0)) == (True, False)
+            assert left.fields["tokens_per_s"] == "2.0"
             with pytest.raises(RefusedError, match="capacity must be between"):
                 await actor.hello(hello("actor-1", capacity=0))
 

@@ -20,7 +20,7 @@ from console.report.model_card import write_card
 from console.run.run_folder import RunFolder
 from console.sweep.grid import Point, outcome_of
 from console.verbs.compare import compare
-from console.verbs.status import _actor_line
+from console.verbs.status import _actor_line, _actor_lines
 from learner.checkpointing.folders import best_of
 from learner.reporting.bulletin import Bulletin
 from learner.reporting.journal import Journal, _held_out
@@ -149,6 +149,24 @@ def test_runs_are_compared_by_the_reward_and_only_by_the_same(tmp_path: Path) ->
             compare(a, unlike)
     assert compare(a, plain, metric="number").overall.second == 0.75
     assert compare(a, plain, metric="exact").overall.second == 0.0
+
+
+def test_status_says_how_actors_ended_and_counts_those_of_long_ago() -> None:
+    seen = [
+        ActorSeen("here", 1.0, {"host": "h"}),
+        ActorSeen("left", 1.0, {"host": "h", "left": "1"}),
+        ActorSeen("dead", 60.0, {"host": "h"}),
+    ]
+
+    present, left, dead = _actor_lines(seen, 6.0)
+    assert present == "here on h, heard of 1 s ago, version none yet"
+    assert left == "left on h, heard of 1 s ago, version none yet: drained and left"
+    assert dead.endswith("heard of 1:00 min ago, version none yet: died or fell silent")
+    old = [ActorSeen(f"old-{n}", 1800.0, {}) for n in range(7)]
+    lines = _actor_lines([*seen, *old], 6.0)
+    assert lines[3:] == [
+        "actors that ended within the hour: 8 died or fell silent, 1 drained and left"
+    ]
 
 
 def test_figures_of_an_actor_are_rounded() -> None:

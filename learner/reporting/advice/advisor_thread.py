@@ -54,7 +54,7 @@ class FleetWatch:
     def look(self, now_s: float, actors: Iterable[ActorSeen]) -> None:
         """Take the actors of one moment."""
         limit_s = self._settings.broker.heartbeat_timeout_s
-        heard = [actor for actor in actors if actor.silent_s <= limit_s]
+        heard = [actor for actor in actors if actor.is_present(limit_s)]
         self.present = len(heard)
         serving = {each.incarnation: each.fields for each in heard if "version" in each.fields}
         self._meter.look(

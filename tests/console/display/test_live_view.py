@@ -10,7 +10,7 @@ from rich.console import Console
 from buffer.operations.values import ActorSeen
 from console.display.live_view import live_view
 from console.display.progress import Progress
-from console.display.snapshot import Fill, View
+from console.display.snapshot import GONE_SHOWN_S, Fill, View
 from learner.phase_names import PHASES
 from tests.console.support.recorded_run import recorded_view, rows
 
@@ -140,13 +140,27 @@ def test_actors_without_room_are_counted_and_silent_ones_come_last():
 
     shown = lines_of(recorded_view(actors=fleet, actors_alive=40, sample=None), 80, 24)
 
-    assert "actors    40, 1 gone" in "\n".join(shown)
+    assert "actors    40, 1 died" in "\n".join(shown)
     named = sum("actor-" in line for line in shown)
     assert shown[-1] == f"  and {41 - named} more, {100 * (40 - named):,} tokens/s"
     all_of_them = lines_of(recorded_view(actors=fleet, actors_alive=40, sample=None), 80, 60)
     assert "a-gone" in all_of_them[-1]
     assert "silent" in all_of_them[-1]
     assert "1:30 min ago" in all_of_them[-1]
+
+
+def test_ended_actors_are_named_by_their_end_and_leave_the_list_after_a_while():
+    died, left = actor("a-dead", silent_s=90.0), actor("a-left", silent_s=2.0, left="1")
+    long_ago = [actor(f"a-old-{n}", silent_s=GONE_SHOWN_S + 1) for n in range(6)]
+    view = recorded_view(actors=(actor("a-here"), died, left, *long_ago), actors_alive=1)
+
+    shown = text_of(replace(view, sample=None), 80, 60)
+
+    assert "actors    1, 7 died, 1 left" in shown
+    rows = {line.split()[0]: line for line in shown.splitlines() if line.startswith("  a-")}
+    assert {*rows} == {"a-here", "a-dead", "a-left"}
+    assert "silent" in rows["a-dead"]
+    assert " left " in rows["a-left"]
 
 
 def test_warnings_stand_in_words_and_stay_where_there_is_little_room():

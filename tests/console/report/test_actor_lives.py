@@ -52,6 +52,22 @@ def test_joins_and_deaths_are_those_of_the_broker(tmp_path):
     assert (lives["a"].ended, lives["a"].episodes) == (at(30), 60)
 
 
+def test_an_actor_that_fell_silent_or_took_no_leave_is_said_to_have_died(tmp_path):
+    folder = made_run(tmp_path / "r", steps=30, metrics=by_actor)
+    events = [event("joined", name, 0) for name in "abc"]
+    events += [event("lost", "b", 25), event("replaced", "c", 21)]
+    write_lines(folder / "logs" / "audit.jsonl", events)
+
+    lives = lives_of(folder)
+
+    assert {name: lives[name].end for name in "abc"} == {
+        "a": End.OPEN,
+        "b": End.DIED,
+        "c": End.DIED,
+    }
+    assert (lives["b"].ended, lives["c"].ended) == (at(10), at(20))
+
+
 def test_without_an_audit_the_batches_tell(tmp_path):
     folder = made_run(tmp_path / "r", steps=30, metrics=by_actor)
 

@@ -39,6 +39,7 @@ def store(redis_url: str, settings: Settings) -> Iterator[Store]:
 def test_each_cause_names_what_helps(store: Store) -> None:
     stats = store.run(operations.stats())
     here, gone = ActorSeen("a", 1.0, {}), ActorSeen("b", 75.0, {})
+    left = ActorSeen("c", 1.0, {"left": "1"})
 
     def why(
         *actors: ActorSeen,
@@ -64,10 +65,11 @@ def test_each_cause_names_what_helps(store: Store) -> None:
 
     start = "start one: nyala actor runs/x (the log of one that ended says why)"
     assert why() == f"no actor was heard at all; {start}"
-    assert why(gone, leased=4) == f"no actor was heard for 75 s; {start}"
+    assert why(gone, leased=4) == f"no actor was heard for 75 s, as if it died; {start}"
     of_one = str(why(gone, num_processes=1))
     assert of_one.startswith("no actor was heard for 75 s, and 1 run: they start, or cannot reach")
     assert "start one" not in of_one
+    assert why(gone, left) == f"no actor was heard for 1 s, and the last one left; {start}"
     assert why(here, gone, leased=4, used=90) is None
     assert "Redis is 90% full" in str(why(here, used=90))
     assert "has 50 bytes in Redis, so no work is given out above buffer.max_run_bytes = 50" in str(
