@@ -52,6 +52,8 @@ def cause_in(row: Row) -> str:
 # --------------------------------------------------------------------------------------------------
 # Stages of each process while it starts with their seconds, and its newest error, from its log.
 
+LASTING = {"listening", "sampling"}
+"""Stages of a process that has started: they last as long as it does."""
 TAIL_BYTES = 64 * 1024  # of a log: stages are logged while there is little else
 
 
@@ -108,7 +110,10 @@ class Stages:
         lines = [f"first batch after {now - self._began:.1f} s"]
         for name, stages in begun.items():
             spans = pairwise([*stages, ("", now)])
-            spent = [f"{stage} {max(0.0, end - start):.1f} s" for (stage, start), (_, end) in spans]
+            spent = [
+                stage if stage in LASTING else f"{stage} {max(0.0, end - start):.1f} s"
+                for (stage, start), (_, end) in spans
+            ]
             lines.append(f"{name}: {', '.join(spent)}")
         return lines
 

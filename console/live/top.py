@@ -26,7 +26,7 @@ from configs.errors import DeadlineError, SettingsError
 from configs.loader import load
 from configs.settings import Settings
 from configs.worker import Worker
-from console.display.display import IdleTime, make_display, print_line
+from console.display.display import IdleTime, PlainDisplay, make_display, print_line
 from console.display.progress import NewestSample, RunProgress, newest_stage, progress_of
 from console.display.result import print_result
 from console.display.snapshot import Fill, View
@@ -56,6 +56,7 @@ def with_store(view: View, look: StoreLook | None, settings: Settings) -> View:
 # A run of this machine as its files and its store show it, whoever has started it.
 
 LEARNER = "learner"
+STOPPED_AFTER_S = 10.0  # a look at the store takes some, and `nyala up` may be about to begin
 
 
 class LocalRun:
@@ -75,11 +76,20 @@ class LocalRun:
         self._sample = NewestSample(folder.samples)
         self._url = ""
         self._watch: ActorWatch | None = None
+        self._up_at = time.monotonic()
 
     @property
     def is_over(self) -> bool:
         """Whether the run has finished."""
         return self._folder.state is RunState.FINISHED
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether nobody has kept it up, and no store has answered, for a while."""
+        now = time.monotonic()
+        if self._folder.is_held or (self._watch is not None and self._watch.newest is not None):
+            self._up_at = now
+        return now - self._up_at >= STOPPED_AFTER_S
 
     def look(self) -> View:
         """Read what is new."""
@@ -131,6 +141,7 @@ class LocalRun:
 
 LOOK_EVERY_S = 1.0
 DEADLINE_S = 10.0  # of one look; the next one begins at once
+GIVEN_UP_AFTER_S = 600.0  # of silence: a broker that restarts, or its network, is back by then
 ALARM_S = 60.0  # as `console.alarm_s`, which is on the other machine
 ENDED = "ENDED"
 
@@ -189,6 +200,7 @@ class RemoteRun:
         self._keys = load_pair(key.parent, key.stem)
         self._server_key = load_public(key.parent, "broker")
         self._newest: tuple[StatusReply, float] | None = None
+        self._began_at = time.monotonic()
         self._away = "nobody has answered yet"
         self._stop = threading.Event()
         self._worker = Worker(lambda: asyncio.run(self._ask()), name="observer")
@@ -199,6 +211,12 @@ class RemoteRun:
     def is_over(self) -> bool:
         """Whether the run has finished."""
         return self._newest is not None and self._newest[0].state == ENDED
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether its broker has not answered for a while."""
+        heard_at = self._began_at if self._newest is None else self._newest[1]
+        return time.monotonic() - heard_at >= GIVEN_UP_AFTER_S
 
     def look(self) -> View:
         """Describe the run as it was when the broker last answered.
@@ -284,7 +302,8 @@ def top(
     """Watch a run.
 
     As the terminal of its `nyala up` shows it, until it has finished; Ctrl-C ends the watching,
-    never the run. A run on other machines is seen through its broker, with an observer's key.
+    never the run; lines (--plain, or no terminal) end with a run that is stopped, too. A run on
+    other machines is seen through its broker, with an observer's key.
 
     Example: `nyala top runs/demo`
     """
@@ -294,6 +313,8 @@ def top(
         with _without_logs(), make_display(console, name=source.name, plain=plain) as display:
             display.show(source.look())
             while not source.is_over:
+                if isinstance(display, PlainDisplay) and source.has_stopped:
+                    return  # it has said so, and nobody sits there to press Ctrl-C
                 time.sleep(LOOK_EVERY_S)
                 display.show(source.look())
     except KeyboardInterrupt:

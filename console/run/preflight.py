@@ -34,7 +34,7 @@ from .checks.model import (
     check_template,
     small_engine_warning,
 )
-from .checks.reward import REWARD_TIMEOUT_S, check_reward, check_stop, weights_warning
+from .checks.reward import REWARD_TIMEOUT_S, check_reward, check_stop, parts_warning
 from .checks.store import GROUP, REACHED, check_redis, store_checks
 from .fork_server import CHECKS
 from .plan import environment_of, shared_card_warning
@@ -84,7 +84,7 @@ def checks_of_doubt(settings: Settings, redis_url: str | None) -> list[Check]:
         Check(
             "data",
             "weights",
-            lambda: _doubt(weights_warning(settings), "parts of the reward"),
+            lambda: _doubt(parts_warning(settings), "parts of the reward"),
             "reward",
             limit_s=environments_s,
         ),

@@ -182,7 +182,10 @@ def samples(
     n: Count = 3,
     every: Annotated[bool, typer.Option("--all", help="All that fit, in their order.")] = False,
     step: Step = "newest",
-    kind: Annotated[Kind | None, typer.Option(help="Of batches, or of evaluations.")] = None,
+    kind: Annotated[
+        Kind | None,
+        typer.Option(help="Of batches, or of evaluations. Of --best and --worst: of batches."),
+    ] = None,
     part: Part = None,
     finish: Finish = None,
     actor: Actor = None,
@@ -239,5 +242,8 @@ def _summary(found: Found, query: Query, *, is_followed: bool) -> str:
     if len(found.samples) == found.fitting:
         return f"all {found.fitting:,} samples that fit"
     by = "" if query.part is None else f" by {query.part}"
-    chosen = "at random" if query.pick is Pick.RANDOM else f"the {query.pick}{by}"
-    return f"{shown} samples that fit, {chosen}"
+    if not query.is_ranked:
+        return f"{shown} samples that fit, at random"
+    kinds = {line.kind for line in found.samples}
+    of = " of evaluations" if kinds == {Kind.EVAL} else ""
+    return f"{shown} samples{of} that fit, the {query.pick}{by}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import nlargest
 from random import Random
@@ -21,6 +21,8 @@ Lines = Callable[[], Iterable[SampleLine]]
 SPARE = 256  # lines held beyond those that are shown, before the rest is let go of
 NAMED = 8  # of each kind in an error
 ANY = "any"
+TRAIN = "train"
+"""Kind of the samples of batches."""
 
 
 class Pick(StrEnum):
@@ -65,6 +67,11 @@ class Query:
             and (self.environment is None or line.environment == self.environment)
         )
 
+    @property
+    def is_ranked(self) -> bool:
+        """Whether the best or the worst are asked for."""
+        return self.pick is not Pick.RANDOM
+
     def score(self, line: SampleLine) -> float:
         """Return the figure that ranks a sample."""
         return line.reward if self.part is None else line.parts[self.part]
@@ -103,7 +110,7 @@ def parse_steps(text: str | None) -> Steps | None:
 
 
 def choose(lines: Lines, query: Query, *, n: int | None, random: Random) -> Found:
-    """Choose among the samples that fit.
+    """Choose among the samples that fit; the best and the worst among those that were trained.
 
     Args:
         lines: Of the run.
@@ -117,7 +124,11 @@ def choose(lines: Lines, query: Query, *, n: int | None, random: Random) -> Foun
     rank = _rank(query, random)
     held: list[tuple[float, SampleLine]] = []
     fitting, newest = 0, -1
-    for line in filter(query.fits, lines()):
+    for line in filter(lambda line: query.fits(line), lines()):
+        if query.is_ranked and query.kind is None and line.kind == TRAIN:
+            # Greedy answers are not ranked among sampled ones: most of the best would be greedy.
+            query, fitting, newest = replace(query, kind=TRAIN), 0, -1
+            held.clear()
         if query.steps is None and line.step != newest:
             if line.step < newest:
                 continue
@@ -184,7 +195,7 @@ def _spread(steps: list[int], n: int | None) -> Iterator[int]:
 
 def _rank(query: Query, random: Random) -> Callable[[SampleLine], float]:
     """Return what is largest for the sample to show first."""
-    if query.pick is Pick.RANDOM:
+    if not query.is_ranked:
         return lambda _: random.random()
     sign = 1 if query.pick is Pick.BEST else -1
     return lambda line: sign * query.score(line)

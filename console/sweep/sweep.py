@@ -21,6 +21,7 @@ from console.display.display import print_line
 from console.live.stop import stop_limit_s
 from console.run.own_files import resolve
 from console.run.run_folder import RunFolder, RunState, changes_of_result, settings_of
+from console.verbs.compare import judge_of
 from console.verbs.tables import Facts, print_facts
 
 from .grid import Axis, Point, grid, outcome_of, parse_axis, ranked
@@ -205,6 +206,22 @@ class Sweep:
             stop_s=stop_limit_s(settings),
         )
 
+    def _unlike(self, points: Sequence[Point]) -> str | None:
+        """Say where runs are ranked by figures that are not the same; None where they are."""
+        judges: dict[str, set[str]] = {}
+        all_settings = [self.prepare(point)[0] for point in points]
+        for settings in all_settings:
+            for name in settings.run.by_environment:
+                judges.setdefault(name, set()).add(judge_of(settings, name))
+        questions = {tuple(settings.run.by_environment) for settings in all_settings}
+        if len(questions) <= 1 and all(len(each) == 1 for each in judges.values()):
+            return None
+        found = ", ".join(f"{judge} on {n}" for n, own in judges.items() for judge in sorted(own))
+        return (
+            f"the runs of a sweep should be judged alike to be ranked, got {found}; set "
+            f"run.eval_metric to a part of the reward that all have, such as exact"
+        )
+
     def _score(self, point: Point) -> float | None:
         score = outcome_of(point, self.folder / point.name).figure
         return score if math.isfinite(score) else None
@@ -214,6 +231,8 @@ class Sweep:
         outcomes = [outcome_of(point, self.folder / point.name) for point in source.made()]
         rows = [each.short_row() for each in ranked(outcomes)]
         print_facts(Facts("The best first:", rows), as_json=False, console=console)
+        if doubt := self._unlike(source.made()):
+            print_line(console, f"warning: {doubt}")
         page = write_sweep(self.folder / "sweep.html", self.folder.name, self.axes, outcomes)
         print_line(console, f"{page}  table and curves, for a browser")
 

@@ -160,7 +160,7 @@ def metrics_to_compare(
     if chosen is not None:
         return {name: Metric(chosen, chosen) for each in metrics for name in each}
     for name in metrics[0].keys() & metrics[1].keys():
-        judges = [_judge(each, name) for each in (first, second)]
+        judges = [judge_of(each, name) for each in (first, second)]
         if judges[0] != judges[1]:
             raise SettingsError(
                 f"two runs must be judged alike to be compared, got {judges[0]} for {names[0]} and "
@@ -169,7 +169,7 @@ def metrics_to_compare(
     return metrics[0] | metrics[1]
 
 
-def _judge(settings: Settings, name: str) -> str:
+def judge_of(settings: Settings, name: str) -> str:
     """Write what answers are judged by; a reward is that of the same functions and weights."""
     metric = metrics_of(settings.run, settings.rewards)[name]
     if metric.part != REWARD:

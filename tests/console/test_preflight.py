@@ -285,10 +285,15 @@ def test_a_weight_of_a_part_that_no_example_has_is_warned_of(tmp_path):
     for good in ({"exact": 1.0, "used_tool": 0.5}, {"score": 1.0}, {"environment": 1.0}):
         given = settings("rewards", weights=good)
         run = given.run.model_copy(update={"reward": reward})
-        assert reward_checks.weights_warning(given.model_copy(update={"run": run})) is None
-    warning = reward_checks.weights_warning(settings("rewards", weights={"exakt": 1.0}))
+        assert reward_checks.parts_warning(given.model_copy(update={"run": run})) is None
+    warning = reward_checks.parts_warning(settings("rewards", weights={"exakt": 1.0}))
     assert warning is not None
     assert "none of exakt, only exact, used_tool;" in warning
+    for good_metric in ("exact", "reward", "used_tool"):
+        assert reward_checks.parts_warning(settings(eval_metric=good_metric)) is None
+    unknown = str(reward_checks.parts_warning(settings(eval_metric="accuracy")))
+    assert "run.eval_metric must name parts of the reward" in unknown
+    assert "none of accuracy, only exact, used_tool; a name that is never seen is rep" in unknown
 
 
 class TwoTurns:
@@ -316,7 +321,7 @@ class TwoTurns:
 def test_an_item_of_several_turns_is_judged_at_its_end_alone(monkeypatch):
     monkeypatch.setattr(registry, "make_environment", lambda _run: TwoTurns())
 
-    assert reward_checks.weights_warning(settings("rewards", weights={"tool": 1.0})) is None
+    assert reward_checks.parts_warning(settings("rewards", weights={"tool": 1.0})) is None
 
 
 def test_echoes_are_refused_for_an_environment_of_several_turns(monkeypatch):

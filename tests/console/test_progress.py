@@ -180,12 +180,14 @@ def test_an_error_is_told_with_its_cause(tmp_path, line, cause):
 
 def test_the_first_batch_reports_the_seconds_of_each_stage_once(tmp_path):
     log, now = tmp_path / "learner.log", [1000.0]
-    stages = Stages({"learner": log, "broker": tmp_path / "broker.log"}, clock=lambda: now[0])
+    logs = {name: tmp_path / f"{name}.log" for name in ("learner", "broker", "actor-0")}
+    stages = Stages(logs, clock=lambda: now[0])
     lines = [
         {"stage": "importing torch", "timestamp": "1970-01-01T00:16:40.500000Z"},
         {"stage": "waiting for episodes", "timestamp": "1970-01-01T00:16:43.600000Z"},
     ]
     write(log, *lines)
+    write(logs["broker"], {"stage": "listening", "timestamp": "1970-01-01T00:16:41.400000Z"})
 
     stages.look()
     now[0] = 1009.0
@@ -193,7 +195,8 @@ def test_the_first_batch_reports_the_seconds_of_each_stage_once(tmp_path):
     assert stages.report() == [
         "first batch after 9.0 s",
         "learner: starting 0.5 s, importing torch 3.1 s, waiting for episodes 5.4 s",
-        "broker: starting 9.0 s",
+        "broker: starting 1.4 s, listening",
+        "actor-0: starting 9.0 s",
     ]
     assert stages.report() == []
     with log.open("a") as file:

@@ -20,11 +20,17 @@ from actors.rewards.pool import Parts, score_answers
 from actors.rewards.pool import check_reward as try_reward
 from configs.errors import NyalaError, RewardError, SettingsError
 from configs.settings import ActorSettings, LearnerSettings, RunSettings, Settings
+from learner.data.grades import REWARD
 
 from .check import Doubt
 from .model import is_at_hand
 
 REWARD_TIMEOUT_S = 60.0
+NEVER_SEEN = {
+    "rewards.weights": "weighs nothing",
+    "run.eval_metric": "is replaced by the reward in evaluations",
+}
+"""What becomes of a part that no answer has, by the setting that names it."""
 
 
 def check_reward(settings: Settings) -> str:
@@ -158,23 +164,29 @@ def _check_echo(learner: LearnerSettings, run: RunSettings, sample: Conversation
         )
 
 
-def weights_warning(settings: Settings) -> str | None:
-    """Name the weights without a part in examples; it may appear in others, after a tool's use."""
-    weights, run = settings.rewards.weights, settings.run
-    if not weights:
+def parts_warning(settings: Settings) -> str | None:
+    """Name the weights, and what is evaluated by, without a part in examples.
+
+    It may appear in others, after a tool's use.
+    """
+    run = settings.run
+    metric = [run.eval_metric] if run.eval_metric not in (None, REWARD) else []
+    named = {"rewards.weights": [*settings.rewards.weights], "run.eval_metric": metric}
+    if not any(named.values()):
         return None
+    asked = " and ".join(name for name, parts in named.items() if parts)
     try:
         scores = chain(*for_each(run, example_scores, limit_s=REWARD_TIMEOUT_S))
         known = set().union(*(score.parts for score in scores if score is not None))
     except NyalaError as error:
-        return f"the names in rewards.weights were not checked: {error}"
+        return f"the names in {asked} were not checked: {error}"
     for alone in run.by_environment.values():
         known |= {*alone.reward_functions, *(["environment"] if alone.reward else [])}
-    missing = [name for name in weights if name not in known]
-    if not missing:
-        return None
-    return (
-        f"rewards.weights must name parts of the reward, and examples have none of "
-        f"{', '.join(missing)}, only {', '.join(sorted(known)) or 'none'}; a name that is never "
-        f"seen weighs nothing"
-    )
+    there = ", ".join(sorted(known)) or "none"
+    found = [
+        f"{name} must name parts of the reward, and examples have none of {', '.join(missing)}, "
+        f"only {there}; a name that is never seen {NEVER_SEEN[name]}"
+        for name, parts in named.items()
+        if (missing := [part for part in parts if part not in known])
+    ]
+    return "; ".join(found) or None

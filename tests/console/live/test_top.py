@@ -18,6 +18,7 @@ from buffer.store import Store
 from configs.loader import save
 from configs.settings import Settings
 from console.display.progress import TAIL_BYTES, newest_stage
+from console.live import top
 from console.live.top import LocalRun
 from console.main import app
 from console.run.run_folder import RunFolder
@@ -144,6 +145,31 @@ def test_a_finished_run_is_shown_with_its_result(folder: RunFolder) -> None:
     assert "batch 47/" in answer.output
     assert "has finished" in answer.output
     assert "batches  47" in answer.output
+
+
+def test_lines_are_printed_without_a_terminal_and_end_with_a_run_that_is_stopped(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(top, "STOPPED_AFTER_S", 0.1)
+    monkeypatch.setattr(top, "LOOK_EVERY_S", 0.01)
+
+    answer = CliRunner().invoke(app, ["top", "--plain", os.fspath(folder.path)])
+
+    assert answer.exit_code == 0, answer.output
+    assert "batch 47/" in answer.output
+    assert f"ALARM not running; to go on: nyala up {folder.path}" in answer.output
+    assert "has finished" not in answer.output
+
+
+def test_a_run_that_is_kept_up_has_not_stopped(
+    folder: RunFolder, run: LocalRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(top, "STOPPED_AFTER_S", 0.5)
+    with folder.locked():
+        assert not run.has_stopped
+    wait_until(lambda: run.has_stopped)
+    with folder.locked():
+        assert not run.has_stopped
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -58,6 +58,16 @@ def test_the_best_and_the_worst_of_the_newest_step_are_chosen():
     assert chosen(pick=Pick.WORST) == ([(20, 0), (20, 1)], 6)
 
 
+def test_greedy_answers_are_not_ranked_among_sampled_ones():
+    greedy = [sample(20, task, kind="eval", sample=0, reward=99.0) for task in (7, 8)]
+    lines, everything = [*HISTORY, *greedy], Steps(0, 99)
+
+    assert chosen(lines=lines, pick=Pick.BEST, steps=everything) == ([(20, 5), (10, 5)], 18)
+    assert chosen(lines=lines, pick=Pick.BEST, kind="eval") == ([(20, 7), (20, 8)], 2)
+    assert chosen(lines=greedy, pick=Pick.WORST) == ([(20, 7), (20, 8)], 2)
+    assert chosen(None, lines, steps=everything)[1] == 20
+
+
 def test_a_part_of_the_reward_ranks_in_its_place():
     assert chosen(pick=Pick.BEST, part="exact") == ([(20, 0), (20, 1)], 6)
     assert chosen(lines=[*HISTORY, sample(99, parts={})], part="exact")[1] == 6

@@ -15,6 +15,7 @@ from console.run.run_folder import RunFolder
 from console.sweep.grid import grid as grid_of
 from console.sweep.grid import outcome_of, parse_axis, ranked
 from console.sweep.page import write_sweep
+from console.sweep.sweep import Sweep
 from tests.console.support.made_run import answers, made_run
 from tests.console.support.stand_in_up import MODULE
 from tests.waiting import wait_until
@@ -75,6 +76,25 @@ def test_runs_are_made_once_and_more_values_make_more_runs(config, tmp_path):
     assert other.exit_code == 2
     assert "the runs of a sweep must keep the settings they were begun with" in other.stderr
     assert "$.run.group_size was 8, got 4" in other.stderr
+
+
+def test_runs_that_are_judged_unlike_are_not_ranked_without_a_word(config, tmp_path):
+    for name in ("short", "long"):
+        (tmp_path / f"{name}.py").write_text("def score(completion): return 1.0")
+    rewards = [str(tmp_path / f"{name}.py:score") for name in ("short", "long")]
+
+    def doubt(*points, overrides=()):
+        axes = [parse_axis(each) for each in points]
+        found = Sweep(config, overrides, axes, tmp_path / "s")
+        return found._unlike(grid_of(axes, base="r"))
+
+    by_reward = f"run.reward={','.join(rewards)}"
+    assert doubt("learner.lr=1e-6,3e-6") is None
+    assert doubt(by_reward, overrides=["run.eval_metric=exact"]) is None
+    assert "judged alike to be ranked, got the reward (" in doubt(by_reward)
+    assert "1 x exact" in doubt("rewards.weights={exact: 1.0},{exact: 1.0, used_tool: 0.5}")
+    assert "on sorting" in doubt("run.environment=calculator,sorting")
+    assert "exact on calculator, the reward" in doubt("run.eval_metric=exact,reward")
 
 
 @pytest.mark.live
