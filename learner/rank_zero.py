@@ -330,3 +330,4 @@ class RankZero:
         log_result(evaluation)
         self._journal.append("eval", asdict(evaluation))
         self._page.evaluated(evaluation)
+        self._batch_log.evaluated(evaluation.reward)

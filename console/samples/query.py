@@ -124,7 +124,9 @@ def choose(lines: Lines, query: Query, *, n: int | None, random: Random) -> Foun
     rank = _rank(query, random)
     held: list[tuple[float, SampleLine]] = []
     fitting, newest = 0, -1
-    for line in filter(lambda line: query.fits(line), lines()):
+    for line in lines():
+        if not query.fits(line):
+            continue
         if query.is_ranked and query.kind is None and line.kind == TRAIN:
             # Greedy answers are not ranked among sampled ones: most of the best would be greedy.
             query, fitting, newest = replace(query, kind=TRAIN), 0, -1

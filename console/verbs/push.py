@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +28,15 @@ WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
 LOGIN = "set HF_TOKEN to one, or run `hf auth login`"
 
 
-def upload(model: Path, name: str, *, private: bool, revision: str | None, message: str) -> str:
+def upload(
+    model: Path,
+    name: str,
+    *,
+    private: bool,
+    revision: str | None,
+    message: str,
+    is_dry: bool = False,
+) -> str:
     """Upload a model; nobody sees half of it.
 
     Weights of an earlier upload are removed in the same commit.
@@ -39,9 +47,10 @@ def upload(model: Path, name: str, *, private: bool, revision: str | None, messa
         private: Make it so that nobody else sees it.
         revision: A branch, made if it is not there yet; None = main.
         message: Of the commit.
+        is_dry: Change nothing, and describe what would be done.
 
     Returns:
-        Where it is.
+        Where it is, or the description.
 
     Raises:
         SettingsError: It cannot be uploaded.
@@ -60,9 +69,10 @@ def upload(model: Path, name: str, *, private: bool, revision: str | None, messa
     api = HfApi(library_name="nyala")
     files = _files(model)
     with _errors_of(api, name):
+        if is_dry:
+            return _plan(api, name, files, private=private, revision=revision)
         _make(api, name, private=private, revision=revision)
-        there = api.list_repo_files(name, revision=revision)
-        old = [path for path in there if path.endswith(WEIGHTS) and path not in files]
+        old = _left_over(api.list_repo_files(name, revision=revision), files)
         commit = api.create_commit(
             name,
             [
@@ -73,6 +83,34 @@ def upload(model: Path, name: str, *, private: bool, revision: str | None, messa
             revision=revision,
         )
     return str(commit.commit_url)
+
+
+def _left_over(there: Iterable[str], files: Mapping[str, Path]) -> list[str]:
+    """List the weights on the hub that a model of fewer files would leave behind."""
+    return [path for path in there if path.endswith(WEIGHTS) and path not in files]
+
+
+def _plan(
+    api: HfApi, name: str, files: Mapping[str, Path], *, private: bool, revision: str | None
+) -> str:
+    """Describe an upload; the hub is asked who we are and what is there, and nothing is changed."""
+    from huggingface_hub.errors import RevisionNotFoundError  # noqa: PLC0415 - half a second
+
+    who = api.whoami()
+    if name.partition("/")[0] not in {who["name"], *(each["name"] for each in who["orgs"])}:
+        raise _refusal(name, 403, SettingsError())
+    is_there = api.repo_exists(name)
+    old: list[str] = []
+    if is_there:
+        _check_private(api, name, private=private)
+        with suppress(RevisionNotFoundError):
+            old = _left_over(api.list_repo_files(name, revision=revision), files)
+    seen = "" if is_there else f", made as a {'private' if private else 'public'} model"
+    lines = [f"{name}{seen}, branch {revision or 'main'}, as {who['name']}; nothing was uploaded"]
+    sizes = {path: file.stat().st_size / 2**20 for path, file in files.items()}
+    lines += [f"  {size:10.2f} MiB  {path}" for path, size in sizes.items()]
+    lines += [f"  {'removed':>14}  {path}" for path in old]
+    return "\n".join([*lines, f"  {sum(sizes.values()):10.2f} MiB  in {len(sizes)} files"])
 
 
 def _files(model: Path) -> dict[str, Path]:
@@ -92,13 +130,18 @@ def _make(api: HfApi, name: str, *, private: bool, revision: str | None) -> None
         SettingsError: It is public, and a private one was asked for.
     """
     api.create_repo(name, private=True if private else None, exist_ok=True)
+    _check_private(api, name, private=private)
+    if revision is not None:
+        api.create_branch(name, branch=revision, exist_ok=True)
+
+
+def _check_private(api: HfApi, name: str, *, private: bool) -> None:
+    """Refuse a public repository where a private one was asked for."""
     if private and not api.model_info(name).private:
         raise SettingsError(
             f"{name} must be private with --private, got one that everybody sees; make it private "
             f"on {api.endpoint}/{name}/settings, or choose another name"
         )
-    if revision is not None:
-        api.create_branch(name, branch=revision, exist_ok=True)
 
 
 @contextmanager
@@ -165,6 +208,10 @@ def push(
     revision: Annotated[
         str | None, typer.Option("--revision", metavar="BRANCH", help="A branch; else main.")
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show what would be uploaded where, and change nothing."),
+    ] = False,
 ) -> None:
     """Upload the trained model of a run to the Hugging Face hub.
 
@@ -188,7 +235,11 @@ def push(
             private=private,
             revision=revision,
             message=f"{settings.run.name}: {model.name}",
+            is_dry=dry_run,
         )
+    if dry_run:
+        print(f"{model.name} of {settings.run.name} would go to {where}")
+        return
     print(f"{model.name} of {settings.run.name} is at {where}")
 
 

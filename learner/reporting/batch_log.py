@@ -153,6 +153,10 @@ class BatchLog:
         self._tracking.wake()
         return line
 
+    def evaluated(self, reward: float) -> None:
+        """Take the mean reward of the greedy answers of an evaluation."""
+        self._advisor.evaluated(reward)
+
     @property
     def advice(self) -> list[dict[str, str]]:
         """The advice that holds now: `rule` and `text` of each."""

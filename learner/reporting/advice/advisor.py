@@ -63,6 +63,12 @@ RULES: tuple[Rule, ...] = (
         explains=SYMPTOMS | {"entropy_gone", "learning_rate_high", "lag_high"},
     ),
     Rule(
+        "temperature_high",
+        answer_rules.temperature_high,
+        batches=3,
+        explains=SYMPTOMS,
+    ),
+    Rule(
         "learning_rate_high",
         training_rules.learning_rate_high,
         batches=3,

@@ -122,6 +122,7 @@ class AdvisorThread:
         """How many actors the run wants."""
         self._vocabulary = vocabulary
         self._counts, self._asked_at = StoreFigures(), -ASK_EVERY_S
+        self._greedy_reward: float | None = None
         self._looks, self._workless = 0, 0
         """Since the last batch, as in `Evidence`."""
         self._cards = 0 if settings.learner.device == "cpu" else torch.cuda.device_count()
@@ -132,6 +133,11 @@ class AdvisorThread:
         self._step, self._batches, self._cpu_s = 0, 0, 0.0
         self.advice: tuple[Advice, ...] = ()
         """What holds now."""
+
+    def evaluated(self, reward: float) -> None:
+        """Take the mean reward of the greedy answers of an evaluation; the first one counts."""
+        if self._greedy_reward is None:
+            self._greedy_reward = reward
 
     def start(self) -> None:
         """Begin to advise."""
@@ -233,6 +239,7 @@ class AdvisorThread:
             span_s=seen.span_s,
             dropped={why: n for why, n in dropped.items() if n},
             store=self._counts,
+            greedy_reward=self._greedy_reward,
             looks=looks,
             workless=workless,
             cards=self._cards,

@@ -16,6 +16,8 @@ CUT, CUT_NO_MORE = 0.5, 0.35
 COLD = 0.3  # below it, one token has nearly all of the probability whatever the model has learnt
 SURE = 0.05  # nats per token
 ALIKE = 0.5
+WARM = 0.3  # a temperature that is not to be lowered any more
+HOT, HOT_NO_MORE = 1.0, 0.5  # standard deviations of sampled rewards below greedy ones
 
 
 def prompt_left_open(window: Window, settings: Settings, holds: bool) -> str | None:
@@ -83,6 +85,30 @@ def temperature_low(window: Window, settings: Settings, holds: bool) -> str | No
         f"at run.temperature {temperature:g} the policy has {entropy:.2g} nats of entropy per "
         f"token and {alike:.0%} of the last {groups:.0f} groups had equal rewards: answers to a "
         f"prompt hardly differ, and none is better than another; set run.temperature to 1.0"
+    )
+
+
+def temperature_high(window: Window, settings: Settings, holds: bool) -> str | None:
+    """Find a temperature at which sampled answers are far worse than the model's likeliest ones."""
+    first = window.first
+    greedy = window.newest.greedy_reward
+    temperature = settings.run.temperature
+    if greedy is None or temperature <= WARM:
+        return None
+    episodes = total(first, lambda each: each.episodes)
+    sampled = total(first, lambda each: each.reward_mean * each.episodes) / episodes
+    recent = window.last(5)
+    newest = middle(recent, lambda each: each.reward_mean)
+    apart = (HOT_NO_MORE if holds else HOT) * middle(first, lambda each: each.reward_std)
+    # What training has made up for needs no other temperature.
+    if apart <= 0 or greedy - sampled <= apart or greedy - newest <= apart:
+        return None
+    return (
+        f"greedy answers had a mean reward of {greedy:.2g} at the first evaluation, those sampled "
+        f"in the first {len(first)} batches {sampled:.2g}, with "
+        f"{middle(first, lambda each: each.entropy):.2g} nats of entropy per token: the policy "
+        f"knows more than it samples, and few groups tell right from wrong; lower run.temperature "
+        f"(now {temperature:g})"
     )
 
 

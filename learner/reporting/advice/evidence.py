@@ -107,6 +107,8 @@ class Evidence:
     dropped: dict[str, int] = field(default_factory=dict)
     """Reason -> groups dropped since the batch before."""
     store: StoreFigures = StoreFigures()
+    greedy_reward: float | None = None
+    """Mean reward of the greedy answers of the first evaluation of this life; None before it."""
     looks: int = 0
     """Times since the batch before that the store was asked while actors were there."""
     workless: int = 0
@@ -160,6 +162,11 @@ class Window:
     def newest(self) -> Evidence:
         """The last batch."""
         return self._batches[-1]
+
+    @property
+    def first(self) -> Sequence[Evidence]:
+        """The first batches of this life, at most `FIRST_BATCHES`."""
+        return self._first
 
     @property
     def first_entropy(self) -> float:

@@ -99,6 +99,33 @@ def test_weights_of_an_earlier_upload_in_more_files_are_removed(
 
 
 @pytest.mark.slow
+def test_a_dry_run_says_what_would_be_done_and_changes_nothing(
+    tmp_path: Path, ranks: Ranks
+) -> None:
+    run = trained_run(tmp_path, ranks)
+    left = {"model-00001-of-00002.safetensors": b"1", "notes.md": b"mine"}
+    with ModelHub().serving() as hub:
+        hub.repositories["me/open"] = Repository(branches={"main": dict(left)})
+        asked = [["me/new", "--private", "--dry-run"], ["me/open", "--dry-run"]]
+        asked += [["me/open", "--private", "--dry-run"], ["them/theirs", "--dry-run"]]
+        answers = _push(run, asked, hub.url, tmp_path)
+        answers += _push(run, [["me/new", "--dry-run"]], hub.url, tmp_path, token="hf_wrong")
+
+    codes, texts = zip(*answers, strict=True)
+    assert codes == (0, 0, 2, 2, 2), texts
+    assert "step-000004 of r would go to me/new, made as a private model, branch main" in texts[0]
+    assert "MiB  model.safetensors" in texts[0]
+    assert "in 7 files" in texts[0]
+    assert "removed  model-00001-of-00002.safetensors" in texts[1]
+    assert "notes.md" not in texts[1]
+    assert "me/open must be private with --private" in texts[2]
+    assert "them/theirs must be yours to write to, got 403" in texts[3]
+    assert "the hub must know your token, got 401" in texts[4]
+    assert {*hub.repositories} == {"me/open"}
+    assert hub.repositories["me/open"].branches == {"main": left}
+
+
+@pytest.mark.slow
 def test_a_hub_that_cannot_be_reached_is_one_sentence(tmp_path: Path, ranks: Ranks) -> None:
     run = trained_run(tmp_path, ranks)
     with ModelHub().serving() as hub:

@@ -122,6 +122,9 @@ class _Answers(BaseHTTPRequestHandler):
         if path == "/api/validate-yaml":
             assert json.loads(body)["content"].startswith("---\n")
             return {"errors": [], "warnings": []}
+        if path == "/api/whoami-v2":
+            self._authenticated()
+            return {"name": OWNER, "orgs": [{"name": "ours"}]}
         if path == "/api/repos/create":
             return self._create(json.loads(body))
         if path.endswith(".git/info/lfs/objects/batch"):

@@ -60,6 +60,8 @@ class Case:
     text: str
     """A part of what it is to conclude, as a pattern."""
     settings: Mapping[str, object] = field(default_factory=dict)
+    begin: int = 20
+    """First batch with the fault."""
 
 
 CASES = [
@@ -208,6 +210,12 @@ CASES = [
         r"45% of the time .*8 actors instead of 4",
     ),
     Case(
+        "temperature_high",
+        lambda _: {"greedy_reward": 0.36, "reward_mean": 0.05, "reward_std": 0.22},
+        r"reward of 0\.36 at the first evaluation, .* first 3 batches 0\.05.*run\.temperature",
+        begin=0,
+    ),
+    Case(
         "actors_wait",
         lambda e: {"workless": 1, "cards": 2, **store(e, actors=3)},
         r"100% .*3 actors wait for.*learner\.ranks, now 1, of 2 cards\), or run fewer",
@@ -219,7 +227,7 @@ CASES = [
 def test_a_rule_concludes_on_its_fault_and_is_shown_first(case):
     rule = next(rule for rule in RULES if rule.name == case.rule)
 
-    advice = considered(demo_settings(**case.settings), broken(case.fault))[-1]
+    advice = considered(demo_settings(**case.settings), broken(case.fault, begin=case.begin))[-1]
 
     assert advice[0].rule == rule.name
     assert re.search(case.text, advice[0].text), advice[0].text
@@ -293,6 +301,36 @@ def test_actors_that_wait_lead_to_what_can_be_done_here(actors, machine, setting
     assert ("fewer actors" in text) == (actors > 1)
 
 
+@pytest.mark.parametrize(
+    ("changes", "settings", "is_hot"),
+    [
+        ({}, {}, True),
+        ({"greedy_reward": None}, {}, False),
+        ({"greedy_reward": 0.2}, {}, False),  # within a standard deviation
+        ({}, {"run__temperature": 0.3}, False),
+        ({"reward_std": 0.0}, {}, False),  # a constant reward has another cause
+    ],
+)
+def test_sampled_answers_far_below_greedy_ones_ask_for_a_lower_temperature(
+    changes, settings, is_hot
+):
+    hot = {"greedy_reward": 0.36, "reward_mean": 0.05, "reward_std": 0.22, **changes}
+
+    text = concluded("temperature_high", replace(demo()[0], **hot), batches=3, **settings)
+
+    assert bool(text) == is_hot
+
+
+def test_a_policy_that_has_caught_up_needs_no_other_temperature():
+    hot = replace(demo()[0], greedy_reward=0.36, reward_mean=0.05, reward_std=0.22)
+    rule = next(rule for rule in RULES if rule.name == "temperature_high")
+    window = Window()
+    for each in [hot] * 5 + [replace(hot, reward_mean=0.4)] * 5:
+        window.add(each)
+
+    assert rule.conclude(window, demo_settings(), False) is None
+
+
 def test_no_more_actors_are_advised_than_a_run_can_have():
     evidence = replace(demo()[0], wait_s=0.9, span_s=1.0, store=StoreFigures(actors=4))
 
@@ -324,7 +362,8 @@ def test_groups_that_are_dropped_in_bursts_are_no_fault_and_in_most_batches_are_
 
 def test_a_text_names_a_setting_with_its_value():
     for case in CASES:
-        advice = considered(demo_settings(**case.settings), broken(case.fault))[-1]
+        batches = broken(case.fault, begin=case.begin)
+        advice = considered(demo_settings(**case.settings), batches)[-1]
         named = re.findall(
             r"(?:run|algorithm|learner|actors|broker|buffer|rewards)\.\w+", advice[0].text
         )
