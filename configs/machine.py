@@ -1,4 +1,4 @@
-"""Facts about the machine of a process: cards, arithmetic, files, imports of large libraries."""
+"""Facts about the machine of a process: cards, arithmetic, memory, files, libraries."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
@@ -161,6 +163,59 @@ def memory_of_machine() -> int:
     except OSError:  # no container, or cgroups of the first version
         return whole
     return min(whole, int(limit)) if limit.isdecimal() else whole
+
+
+# --------------------------------------------------------------------------------------------------
+# Memory and processor time of this process and all that it started: its process group.
+
+PROCESSES = Path("/proc")
+LOOK_EVERY_S = 10.0  # a look reads a file of each process of the machine
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process group uses."""
+
+    memory_bytes: int
+    """Resident; what its processes share counts in each of them."""
+    cores: float
+    """Processor seconds in each second since the look before."""
+
+
+class UsageMeter:
+    """Looks at this process's group, and not more often than figures are read."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looked_at = clock()
+        self._bytes, self._cpu_s = _used_by_group(os.getpgrp())
+        self._cores = 0.0
+
+    def look(self) -> Usage:
+        """Return the newest figures."""
+        passed_s = self._clock() - self._looked_at
+        if passed_s >= LOOK_EVERY_S:
+            before_s = self._cpu_s
+            self._bytes, self._cpu_s = _used_by_group(os.getpgrp())
+            # A process that ended takes its seconds along where nobody waited for it.
+            self._cores = max(0.0, self._cpu_s - before_s) / passed_s
+            self._looked_at = self._clock()
+        return Usage(self._bytes, self._cores)
+
+
+def _used_by_group(group: int) -> tuple[int, float]:
+    """Return bytes and processor seconds, those of children that were waited for included."""
+    pages = ticks = 0
+    for path in PROCESSES.glob("[0-9]*/stat"):
+        try:
+            # The name of a program may have spaces and brackets of its own.
+            fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        if len(fields) > 21 and int(fields[2]) == group:
+            ticks += sum(map(int, fields[11:15]))
+            pages += int(fields[21])
+    return pages * os.sysconf("SC_PAGE_SIZE"), ticks / os.sysconf("SC_CLK_TCK")
 
 
 # --------------------------------------------------------------------------------------------------

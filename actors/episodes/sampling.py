@@ -20,6 +20,7 @@ from msgspec import structs
 from actors.capacity import Room, Seen, Work
 from actors.engine.engine import Delta, Engine
 from broker.protocol.messages import Beat, Figures, Lease, Verdict
+from configs.machine import UsageMeter
 from configs.metrics import BusyTime
 from configs.own_code import explain
 from configs.traces import Phase
@@ -67,6 +68,7 @@ class Sampling:
         """Sampled tokens."""
         self.busy = BusyTime()
         """Time in which the engine had episodes."""
+        self._usage = UsageMeter()
 
     def hold(self, leases: Iterable[Lease]) -> None:
         """Keep new leases alive from now on; each takes the place of an older one of its task."""
@@ -164,7 +166,13 @@ class Sampling:
             is_full=self._leases.num_active >= self._room.full_from,
         )
         self._reported_at, self._reported_tokens = now, self.num_tokens
-        return structs.replace(self.totals(), tokens_per_s=rate)
+        used = self._usage.look()
+        return structs.replace(
+            self.totals(),
+            tokens_per_s=rate,
+            memory_bytes=float(used.memory_bytes),
+            cores=used.cores,
+        )
 
     def totals(self) -> Figures:
         """Return the same figures without the rate; from any thread."""

@@ -151,6 +151,9 @@ class Figures(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     weight_transfer_s: Real = 0.0
     weight_pause_s: Real = 0.0
     """Of the last version: from its announcement to checked bytes, and paused for its swap."""
+    memory_bytes: Real = 0.0
+    cores: Real = 0.0
+    """Resident memory of its process group, and processor seconds in each second of late."""
 
 
 class BeatRequest(Message, frozen=True, tag="beat"):

@@ -101,11 +101,11 @@ def beside(left: Sequence[Text], right: Sequence[Text], *, at: int) -> list[Text
 
 
 # --------------------------------------------------------------------------------------------------
-# A line for each actor of a run: weights, speed, use, and when it was last heard.
+# A line for each actor of a run: weights, speed, cores, memory, and when it was last heard.
 
-COLUMNS = ("weights", "tokens/s", "in flight", "use", "heard")
-FIRST_TO_GO = ("in flight", "weights", "use")  # where there is no room
-NAME = 18  # columns that a name should have
+COLUMNS = ("weights", "tokens/s", "in flight", "cores", "GiB", "heard")
+FIRST_TO_GO = ("GiB", "weights", "in flight", "cores")  # where there is no room
+NAME = 24  # columns that a name should have
 INDENT = 2
 
 
@@ -171,7 +171,8 @@ def _row(view: View, actor: ActorSeen) -> dict[str, str]:
         "weights": printable(actor.fields.get("version", "none")),
         "tokens/s": f"{figure_of(actor, 'tokens_per_s'):,.0f}",
         "in flight": f"{in_flight:.0f} of {capacity:.0f}",
-        "use": f"{in_flight / capacity:.0%}" if capacity else "-",
+        "cores": f"{_figure(actor, 'cores'):.1f}",
+        "GiB": f"{_figure(actor, 'memory_bytes') / 2**30:.1f}",
         "heard": heard,
     }
 

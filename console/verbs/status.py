@@ -217,6 +217,9 @@ def _actor_line(actor: ActorSeen) -> str:
     """Write the age of an actor's last sign of life, its host, and its figures other than zero."""
     fields = {name: value for name, value in actor.fields.items() if name != LEFT}
     host, version = fields.pop("host", "?"), fields.pop("version", "none yet")
+    memory = fields.pop("memory_bytes", "0")
+    if memory.replace(".", "", 1).isdecimal() and float(memory):
+        fields["memory_gib"] = str(float(memory) / 2**30)
     numbers = [
         f"{name} {_rounded(value)}" for name, value in fields.items() if value not in {"0", "0.0"}
     ]

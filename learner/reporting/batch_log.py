@@ -16,6 +16,7 @@ import structlog
 from buffer.record.episode import Episode
 from configs.errors import BudgetSpent
 from configs.fleet import cost, overspent
+from configs.machine import UsageMeter
 from configs.settings import FleetSettings
 from configs.traces import trace_batch
 from learner.data.claims import ClaimedBatch
@@ -92,6 +93,7 @@ class BatchLog:
         self._began = time.monotonic()
         self._alerts: set[str] = set()
         self._overspent: str | None = None
+        self._usage = UsageMeter()
 
     def record(
         self,
@@ -237,12 +239,17 @@ class BatchLog:
 
     def _fleet_figures(self) -> dict[str, object]:
         fleet, wanted = self._advisor.fleet, self._advisor.fleet.wanted
+        used = self._usage.look()
         return {
             "actors": fleet.present,
             "actors_wanted": wanted.actors,
             "actors_wanted_why": wanted.reason,
             "actor_hours": round(self.totals.actor_s / 3600, 4),
             "cost": cost(self._fleet, self.totals.actor_s),
+            "learner_memory_gib": round(used.memory_bytes / 2**30, 3),
+            "learner_cores": round(used.cores, 3),
+            "actor_memory_gib": round(fleet.largest_bytes / 2**30, 3),
+            "actor_cores": round(fleet.cores, 3),
         }
 
     def _log_alerts(self, step: int, alerts: Sequence[Alert]) -> None:

@@ -68,6 +68,11 @@ OFF_POLICY = (
 SPEED = (
     TOKENS := Plot("Tokens per second",
         "Generated tokens that reached the learner, by wall time.", least=0.0, is_noisy=True),
+    MEMORY := Plot("Memory",
+        "GiB of the learner with all its processes, and of the largest actor with its own.",
+        least=0.0),
+    CORES := Plot("Processor cores", "In use by the learner, and by all actors together.",
+        least=0.0),
 )  # fmt: skip
 TIME = Plot("The learner's time", "Shares in per cent; while it waits for episodes it is idle.")
 """Drawn as areas over each other; lines of one label are added up."""
@@ -253,6 +258,20 @@ FIGURES = (
     Figure("peak_tflops", "10^12 operations/s", "The peak of one card that it is a share of.",
         "speed"),
     Figure("peak_gib", "GiB by phase", "Most GPU memory allocated; null on a CPU.", "speed"),
+    Figure("learner_memory_gib", "GiB", "Resident memory of the learner and the processes that it "
+        "started; what these share counts in each.", "speed",
+        Metric("nyala_learner_memory_gib", "gauge", "GiB",
+            "Resident memory of the learner's processes."),
+        Line(MEMORY, "learner", is_optional=True), live="newest"),
+    Figure("learner_cores", "cores", "Processor seconds of these in each second of late.", "speed",
+        Metric("nyala_learner_cores", "gauge", "cores",
+            "Processor seconds of the learner's processes in each second."),
+        Line(CORES, "learner", is_optional=True), live="newest"),
+    Figure("actor_memory_gib", "GiB", "Resident memory of the largest actor with the processes "
+        "that it started; `nyala status` has each.", "actors",
+        chart=Line(MEMORY, "largest actor", is_optional=True), live="newest"),
+    Figure("actor_cores", "cores", "Processor seconds of all actors in each second of late.",
+        "actors", chart=Line(CORES, "actors", is_optional=True), live="newest"),
     Figure("idle_fraction", "0 to 1", "Share of the run's time spent waiting for batches.",
         "speed"),
     Figure("wait_s", "s", "Waiting for the batch: the learner is idle.", "time",

@@ -170,12 +170,17 @@ def test_status_says_how_actors_ended_and_counts_those_of_long_ago() -> None:
 
 
 def test_figures_of_an_actor_are_rounded() -> None:
-    fields = {"busy_s": "343.6846315036764", "span_s": "12345.678", "probe_max": "2.57492e-05"}
+    fields = {
+        "busy_s": "343.6846315036764",
+        "memory_bytes": "7194070220.0",
+        "span_s": "12345.678",
+        "probe_max": "2.57492e-05",
+    }
     line = _actor_line(
         ActorSeen("a", 1.0, {"host": "h", "tokens": "123456", "name": "x", **fields})
     )
 
     assert line == (
-        "a on h, heard of 1 s ago, version none yet, busy_s 344, name x, probe_max 2.57e-05, "
-        "span_s 12346, tokens 123456"
+        "a on h, heard of 1 s ago, version none yet, busy_s 344, memory_gib 6.7, name x, "
+        "probe_max 2.57e-05, span_s 12346, tokens 123456"
     )

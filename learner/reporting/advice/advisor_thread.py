@@ -50,12 +50,16 @@ class FleetWatch:
         """The newest number."""
         self.present = 0
         """Actors that were heard of lately, with weights or not."""
+        self.cores = self.largest_bytes = 0.0
+        """Processor seconds in each second of all of them, and the memory of the largest."""
 
     def look(self, now_s: float, actors: Iterable[ActorSeen]) -> None:
         """Take the actors of one moment."""
         limit_s = self._settings.broker.heartbeat_timeout_s
         heard = [actor for actor in actors if actor.is_present(limit_s)]
         self.present = len(heard)
+        self.cores = sum(_figure(each.fields, "cores") for each in heard)
+        self.largest_bytes = max((_figure(e.fields, "memory_bytes") for e in heard), default=0.0)
         serving = {each.incarnation: each.fields for each in heard if "version" in each.fields}
         self._meter.look(
             now_s,

@@ -74,12 +74,17 @@ def test_the_learners_time_is_shared_out_among_its_phases():
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_each_actor_has_a_line_with_its_speed_use_and_last_sign_of_life(width):
-    shown = lines_of(recorded_view(), width)
+def test_each_actor_has_a_line_with_its_speed_cores_memory_and_last_sign_of_life(width):
+    view = recorded_view()
+    used = {"cores": "0.83", "memory_bytes": str(6.7 * 2**30)}
+    view = replace(view, actors=tuple(a._replace(fields=a.fields | used) for a in view.actors))
+
+    shown = lines_of(view, width)
 
     first = next(line for line in shown if "actor-0-8fd5b395" in line)
     assert "453" in first
-    assert f"{172 / 272:.0%}" in first
+    assert "0.8" in first.split()
+    assert ("6.7" in first.split()) == (width == 80)  # from 128 columns on the text is beside it
     assert first.endswith("1 s ago")
     assert ("172 of 272" in first) == (width >= 80)
 
@@ -154,7 +159,7 @@ def test_ended_actors_are_named_by_their_end_and_leave_the_list_after_a_while():
     long_ago = [actor(f"a-old-{n}", silent_s=GONE_SHOWN_S + 1) for n in range(6)]
     view = recorded_view(actors=(actor("a-here"), died, left, *long_ago), actors_alive=1)
 
-    shown = text_of(replace(view, sample=None), 80, 60)
+    shown = text_of(replace(view, sample=None), 110, 60)
 
     assert "actors    1, 7 died, 1 left" in shown
     rows = {line.split()[0]: line for line in shown.splitlines() if line.startswith("  a-")}
