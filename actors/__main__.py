@@ -23,10 +23,11 @@ from actors.environments.calls import call, drive, finish, needs_loop
 from actors.environments.registry import call_within, make_environment
 from broker.transport.keys import load_public
 from configs import durable
+from configs.durable import private_files
 from configs.errors import NyalaError, SettingsError, exit_code
 from configs.loader import load
 from configs.logging import configure_logging
-from configs.machine import private_files, raise_open_files
+from configs.machine import raise_open_files
 from configs.settings import RunSettings, Settings
 from configs.tracing import tracing
 

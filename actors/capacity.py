@@ -229,7 +229,7 @@ class Room:
 
     def __init__(self, most: int, *, group_size: int) -> None:
         self.most = most
-        self._group_size = group_size
+        self.group_size = group_size
         self._changed = asyncio.Event()
 
     @property
@@ -238,7 +238,7 @@ class Room:
 
         Whole groups come together where they fit, and share their prompt in the prefix cache.
         """
-        return self.most - max(1, min(self._group_size, self.most // 4)) + 1
+        return self.most - max(1, min(self.group_size, self.most // 4)) + 1
 
     def resize(self, most: int) -> None:
         """Change the bound; those that are beyond it go on."""

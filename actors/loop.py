@@ -109,6 +109,15 @@ class EpisodeTools:
     """Of each environment, which may share them; None = the environment's own score."""
 
 
+def _no_leases(gate: SwapGate, actors: ActorSettings) -> HeldLeases:
+    return HeldLeases(
+        gate,
+        heartbeat_s=PUNCTUALITY * actors.heartbeat_s,
+        snapshot_s=PUNCTUALITY * actors.snapshot_s,
+        clock=time.monotonic,
+    )
+
+
 class ActorLoop:
     """One incarnation of an actor.
 
@@ -141,33 +150,25 @@ class ActorLoop:
             hello: Identity and settings of this incarnation, for the broker.
             run: Settings of the run.
             actors: Settings of the actors.
-            max_message_bytes: Of the broker.
+            max_message_bytes: Of `broker`.
             broker: Client of the run's broker.
             engine: Not started yet.
             weights: Keeps the engine current.
             gate: Holds swaps back; the receiver has it too.
             prepare: Makes environment, tokenizer and reward, while the engine starts.
             meter: Of the engine's cache, where the number of episodes is to be found.
-            group_wait_s: Longest time that a finished episode waits for its group's others, where a
-                reward judges them together.
+            group_wait_s: Longest wait of an episode for its group, where a reward judges it whole.
             give_up_s: Longest silence of the broker.
         """
-        self.phase, self._hello = Phase.JOIN, hello
+        self.phase, self._hello, self._prepare = Phase.JOIN, hello, prepare
+        self._stop, self._published = asyncio.Event(), asyncio.Event()
         self.room = Room(hello.capacity, group_size=run.group_size)
         self._tuner = None if meter is None else Tuner(self.room, actors, meter)
-        self._drain_s, self._give_up_s = actors.drain_s, give_up_s
-        self._group_size, self._group_wait_s = run.group_size, group_wait_s
+        self._drain_s, self._give_up_s, self._group_wait_s = actors.drain_s, give_up_s, group_wait_s
         self._broker, self._engine, self._weights = broker, engine, weights
-        self._prepare, self._stop = prepare, asyncio.Event()
         self._publication: Publication | None = None
-        self._published = asyncio.Event()
         self._outbox = Outbox(broker, deadline_s=give_up_s, max_message_bytes=max_message_bytes)
-        self._leases = leases = HeldLeases(
-            gate,
-            heartbeat_s=PUNCTUALITY * actors.heartbeat_s,
-            snapshot_s=PUNCTUALITY * actors.snapshot_s,
-            clock=time.monotonic,
-        )
+        self._leases = leases = _no_leases(gate, actors)
         self._environment = calls = EnvironmentWorkers(actors)
         self._scoring = Scoring(calls, leases=leases, outbox=self._outbox)
         self.sampling = Sampling(
@@ -259,7 +260,7 @@ class ActorLoop:
                 environment,
                 rewards.group_size,
                 wait_s=self._group_wait_s,
-                most=lambda: UNACKED_PER_SLOT * self.room.most + self._group_size,
+                most=lambda: UNACKED_PER_SLOT * self.room.most + self.room.group_size,
             )
             for environment, rewards in enumerate(tools.rewards)
             if rewards is not None and rewards.group_size is not None
@@ -336,17 +337,13 @@ class ActorLoop:
             self._leases.end(task_id, fence, "released")
 
     async def _leave(self, tools: EpisodeTools | None, *, has_failed: bool) -> None:
-        """Release what is left, send BYE, and end the engine and the rewards' processes.
-
-        An actor that failed sends none: who takes no leave has died, to everybody who looks.
-        """
+        """Release what is left, send BYE, and end the engine and the rewards' processes."""
         self.phase = Phase.BYE
         with suppress(TimeoutError, NyalaError):
             async with asyncio.timeout(LEAVE_S):
                 if len(self._leases):
                     await self._release()
-                if not has_failed:
-                    await self._broker.bye(deadline_s=LEAVE_S)
+                await self._broker.bye(has_failed=has_failed, deadline_s=LEAVE_S)
         for rewards in set(tools.rewards) if tools is not None else ():
             if rewards is not None:
                 await rewards.close()

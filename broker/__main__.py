@@ -15,10 +15,11 @@ import uvloop
 from broker.server.server import Broker
 from broker.transport.keys import load_public
 from buffer.store import AsyncStore
+from configs.durable import private_files
 from configs.errors import NyalaError, exit_code
 from configs.loader import load
 from configs.logging import configure_logging
-from configs.machine import private_files, raise_open_files
+from configs.machine import raise_open_files
 from configs.secrets import redis_url
 from configs.settings import Settings
 from configs.tracing import tracing

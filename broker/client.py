@@ -252,13 +252,18 @@ class BrokerClient:
         """Revoke a key or drain an actor, as an operator, or enrol; needs no HELLO."""
         return await self._call(order, Receipt, deadline_s)
 
-    async def bye(self, *, deadline_s: float = 2.0) -> None:
-        """Report the end of this incarnation; without an answer the broker notices it by itself."""
+    async def bye(self, *, has_failed: bool = False, deadline_s: float = 2.0) -> None:
+        """Give back what was granted late, and report the end of this incarnation.
+
+        Without an answer the broker notices it by itself, and one that failed is not reported: who
+        takes no leave has died, to everybody who looks.
+        """
         try:
             if self._abandoned:  # the answer comes after whatever was granted to them
                 await self.release(ReleaseRequest(()), deadline_s=deadline_s)
             await self._abandoned.wait_released(deadline_s)
-            await self._call(Bye(), Bye, deadline_s)
+            if not has_failed:
+                await self._call(Bye(), Bye, deadline_s)
         except (DeadlineError, RefusedError) as error:
             log.info("bye was not answered", reason=str(error))
 

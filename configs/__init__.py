@@ -14,8 +14,7 @@ hashes           Hashes of all that the processes of a run must agree on, compar
 json_lines       Files of lines, most of them JSON, that are followed while others write them
 loader           Settings from a YAML file and `table.key=value` overrides, and back to a file
 logging          Logs of every process: one JSON object per line on stderr, with role and run
-machine          Facts about the machine of a process: cards, arithmetic, files, imports of large
-                 libraries
+machine          Facts about the machine of a process: cards, arithmetic, memory, files, libraries
 markdown         Markdown: tables, and texts of other people inside them
 metrics          Metrics of a role: descriptions, addresses that serve them, health, use of cards
 metrics_server   The HTTP server of one process: `/metrics`, `/livez`, `/readyz`, in threads of its

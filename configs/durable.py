@@ -111,3 +111,17 @@ def sync_tree(folder: Path) -> None:
         if not path.is_symlink():
             DISK.sync(path)
     DISK.sync(folder)
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Make files that no other user reads, and that only this one writes.
+
+    A narrower umask stays as it is.
+    """
+    before = os.umask(0o077)
+    os.umask(before | 0o027)
+    try:
+        yield
+    finally:
+        os.umask(before)

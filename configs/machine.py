@@ -67,20 +67,6 @@ FULL_BYTES = 2**20  # nothing of a run goes on in less
 FREE_SPACE = "free some space on the disk of {folder}, and the next start goes on"
 
 
-@contextmanager
-def private_files() -> Iterator[None]:
-    """Make files that no other user reads, and that only this one writes.
-
-    A narrower umask stays as it is.
-    """
-    before = os.umask(0o077)
-    os.umask(before | 0o027)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
 def raise_open_files() -> None:
     """Let this process open as many files as it may: a stranger's connection costs one, too."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -13,8 +13,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from configs.durable import private_files
 from configs.errors import NyalaError, printable_lines
-from configs.machine import private_files
 
 from .command_line import VERBS, as_typed, refuse_bare_settings
 

@@ -26,10 +26,11 @@ import structlog
 
 from broker.transport.keys import load_public
 from configs.child import die_with_parent
+from configs.durable import private_files
 from configs.errors import NyalaError, StoreUnreachable, exit_code
 from configs.loader import load
 from configs.logging import configure_logging
-from configs.machine import private_files, raise_open_files, without_collection
+from configs.machine import raise_open_files, without_collection
 from configs.settings import Settings
 from configs.tracing import tracing
 from configs.worker import Worker

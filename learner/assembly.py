@@ -142,7 +142,12 @@ def _leave(
     error: Exception | None,
 ) -> None:
     """Free the shared memory and what else outlives a process, then end this one."""
-    ending = Worker(lambda: (publisher.close(), coordinator.close()), name="leaving")
+
+    def close() -> None:
+        publisher.close()
+        coordinator.close()
+
+    ending = Worker(close, name="leaving")
     with suppress(Exception):  # no error of what is closed keeps the process
         ending.start().join(LEAVE_S)
     leave(error)

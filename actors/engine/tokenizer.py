@@ -57,10 +57,6 @@ class Tokenizer(Protocol):
         """
         ...
 
-    def encode_answer(self, answer: str) -> tuple[int, ...]:
-        """Tokens of a turn that says just this, with the one that ends it."""
-        return (*self._encode(answer), self._stop_token_ids[0])
-
     def encode_observation(self, observation: Prompt, *, is_open: bool = False) -> tuple[int, ...]:
         """Tokens between a turn's end and the policy's next turn.
 
@@ -160,6 +156,10 @@ class ModelTokenizer:
             given: dict[str, Any] = {"tools": self._read_tools(tools)} if tools else {}
             return self._encode(self._render(as_given([*first, *turns]), **given))
         return self._begin + self._encode(_bare(prompt, "tools" if tools else "messages"))
+
+    def encode_answer(self, answer: str) -> tuple[int, ...]:
+        """Tokens of a turn that says just this, with the one that ends it."""
+        return (*self._encode(self._marked(answer)), self._stop_token_ids[0])
 
     def encode_observation(self, observation: Prompt, *, is_open: bool = False) -> tuple[int, ...]:
         """Tokens of an observation, as the template's next user turn where there is one."""

@@ -324,6 +324,7 @@ def enter_namespaces(paths: list[str], *, as_root: bool) -> None:
         _write("/proc/self/gid_map", f"{group} {group} 1")
     mount("none", "/", "", MS_REC | MS_PRIVATE)
     mount("none", NEW_ROOT, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=1k,mode=755")
+    os.umask(0o022)  # an actor's own is narrower, and the program is of another user
     for path in paths:
         place = NEW_ROOT + path
         os.makedirs(place if os.path.isdir(path) else os.path.dirname(place), exist_ok=True)

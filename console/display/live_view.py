@@ -171,8 +171,8 @@ def _row(view: View, actor: ActorSeen) -> dict[str, str]:
         "weights": printable(actor.fields.get("version", "none")),
         "tokens/s": f"{figure_of(actor, 'tokens_per_s'):,.0f}",
         "in flight": f"{in_flight:.0f} of {capacity:.0f}",
-        "cores": f"{_figure(actor, 'cores'):.1f}",
-        "GiB": f"{_figure(actor, 'memory_bytes') / 2**30:.1f}",
+        "cores": f"{figure_of(actor, 'cores'):.1f}",
+        "GiB": f"{figure_of(actor, 'memory_bytes') / 2**30:.1f}",
         "heard": heard,
     }
 

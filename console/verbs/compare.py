@@ -174,7 +174,8 @@ def judge_of(settings: Settings, name: str) -> str:
     metric = metrics_of(settings.run, settings.rewards)[name]
     if metric.part != REWARD:
         return metric.part
-    parts = [*settings.run.by_environment[name].reward_functions] or ["the environment's own score"]
+    functions = settings.run.by_environment[name].reward_functions
+    parts = [*functions.values()] or ["the environment's own score"]
     weights = settings.rewards.weights
     of = ", ".join(f"{weights[part]:g} x {part}" for part in weights) or ", ".join(parts)
     return f"the reward ({of})"

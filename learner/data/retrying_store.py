@@ -15,8 +15,8 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import structlog
@@ -33,6 +33,27 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 
 Recover = Callable[[Store, str], None]
 """Writes again what the store lost, into the server process with this run_id."""
+
+
+class GoneAtStop:
+    """A block that a store which is away ends early and without an error, once a learner stops.
+
+    When all processes of a run are told to end at once, the store may be the first to go. What it
+    was to be told is in the files of the run, and the next start puts it right.
+    """
+
+    def __init__(self, stopping: threading.Event) -> None:
+        self._stopping = stopping
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        """Take a store that is gone as the end of the run."""
+        if not isinstance(error, StoreUnreachable) or not self._stopping.is_set():
+            return False
+        log.warning("the store is gone: the next start tells it the rest", reason=str(error))
+        return True
 
 
 class RetryingStore:
@@ -79,19 +100,9 @@ class RetryingStore:
         """
         return self._patiently(lambda: self._attempt(operation))
 
-    @contextmanager
-    def may_be_gone(self) -> Iterator[None]:
-        """Go on without a store that is away while the learner stops.
-
-        When all processes of a run are told to end at once, the store may be the first to go. What
-        it was to be told is in the files of the run, and the next start puts it right.
-        """
-        try:
-            yield
-        except StoreUnreachable as error:
-            if not self._stopping.is_set():
-                raise
-            log.warning("the store is gone: the next start tells it the rest", reason=str(error))
+    def may_be_gone(self) -> GoneAtStop:
+        """Go on without a store that is away while the learner stops."""
+        return GoneAtStop(self._stopping)
 
     def _patiently(self, attempt: Callable[[], T]) -> T:
         deadline = time.monotonic() + self._patience_s

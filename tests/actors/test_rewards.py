@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import io
 import time
+from typing import Any
 
 import pytest
 
@@ -127,7 +128,7 @@ def test_each_form_of_function_is_recognised_and_called(write, form):
 
 def given(source, reference, /, **columns):
     """What a function that returns what it got was given."""
-    scope = {}
+    scope: dict[str, Any] = {}
     exec(source, scope)
     one = dataclasses.replace(sample("15", **columns), answer=reference)
     is_batch = recognise(scope["f"], "f") is Convention.BATCH

@@ -84,13 +84,13 @@ def test_a_full_disk_is_the_cause_of_an_end_that_no_log_tells(tmp_path, monkeypa
         "the disk must have room, got 0.00 MiB free of 1,024; free some space on the disk of "
         f"{tmp_path}, and the next start goes on"
     )
-    assert cause_of_end("a thread died", tmp_path).endswith("(a thread died)")
+    assert str(cause_of_end("a thread died", tmp_path)).endswith("(a thread died)")
 
 
 def test_the_cause_of_an_end_says_what_helps_where_its_own_file_made_the_room(tmp_path):
     error = "died: OSError: [Errno 28] No space left on device"
 
-    assert cause_of_end(error, tmp_path).startswith(f"{error}; free some space on the disk of")
+    assert str(cause_of_end(error, tmp_path)).startswith(f"{error}; free some space on the disk of")
     assert cause_of_end("no key", tmp_path) == "no key"
     assert cause_of_end(None, tmp_path) is None
 

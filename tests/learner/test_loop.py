@@ -363,7 +363,8 @@ def test_a_stop_in_the_middle_of_a_batch_saves_the_state_before_it_and_the_batch
 ) -> None:
     """Passes go on for as long as the thread saves, and no optimizer step follows them."""
     cut, minibatches = stop_at
-    accumulate, parameters, minibatch = step.accumulate, {}, 0
+    accumulate, minibatch = step.accumulate, 0
+    parameters: dict[str, Any] = {}
     ring = RingInProcess(_settings(tmp_path, num_minibatches=minibatches), redis_url, ranks)
     left = ring.settings.run.folder / LEFT_BATCH_FILE
 
@@ -383,12 +384,12 @@ def test_a_stop_in_the_middle_of_a_batch_saves_the_state_before_it_and_the_batch
 
     folder = ring.settings.run.folder
     saved = [path.name for path in complete_checkpoints(folder / "checkpoints")]
-    assert saved == ([f"step-{cut - 1:06d}"] if cut > 1 else [])
+    assert saved[-1:] == ([f"step-{cut - 1:06d}"] if cut > 1 else [])
     assert _stats(redis_url).committed_step == cut - 1
     sealed = next(claim for claim in _stats(redis_url).claims if claim.k == cut)
     assert (sealed.sealed, sealed.starts) == (True, 1)
     if saved:
-        shards = Shards(folder / "checkpoints" / saved[0])
+        shards = Shards(folder / "checkpoints" / saved[-1])
         assert all(
             torch.equal(shards.read_whole(f"model.{name}"), tensor)
             for name, tensor in parameters.items()

@@ -220,7 +220,8 @@ def test_a_learner_told_to_stop_in_a_long_batch_saves_and_leaves_without_waiting
         again = run.start()
         run.act_until(4)
         assert again.wait(PATIENCE_S) == 0, run.log()
-        lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
+        text = (run.folder / "metrics.jsonl").read_text()
+        lines = [json.loads(line) for line in text.splitlines()]
         assert [line["step"] for line in lines] == [1, 2, 3, 4]
         assert [line["step"] for line in lines if line["is_replay"]] == [stats.version + 1]
     finally:

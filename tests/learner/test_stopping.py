@@ -84,7 +84,11 @@ def test_a_copy_is_saved_after_an_optimizer_step_and_no_longer_after_the_batch()
         saved = threading.Event()
         stopping, ends = threading.Event(), Queue[Exception | None]()
         hold = BatchHold(stopping, ends.put, grace_s=grace_s)
-        hold.begin(lambda _, saved=saved: saved.set(), is_copied=True)
+
+        def save(_: object, saved: threading.Event = saved) -> None:
+            saved.set()
+
+        hold.begin(save, is_copied=True)
 
         hold.before_step()
         if is_over:

@@ -22,6 +22,8 @@ ROWS_OF_ENVIRONMENT = """environment: dataset        # rows of data.jsonl. For a
 several turns: env.py:Guess
   environment_settings: {path: data.jsonl, prompt: question, answer: answer, scorer: exact, \
 answer_format: ""}
+                              # scorer: numeric for numbers, math-verify for mathematics (pip \
+install 'nyala[math]')
   reward: rewards.py:in_place """
 OWN_ENVIRONMENT = """environment: env.py:Mine
   #"""

@@ -206,9 +206,9 @@ class KilledLoop(ActorLoop):
 
     is_killed: Callable[[], bool] = staticmethod(lambda: False)
 
-    async def _leave(self, tools: EpisodeTools | None) -> None:
+    async def _leave(self, tools: EpisodeTools | None, *, has_failed: bool) -> None:
         if not self.is_killed():
-            await super()._leave(tools)
+            await super()._leave(tools, has_failed=has_failed)
 
 
 class Actor:

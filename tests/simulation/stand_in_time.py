@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from unittest import mock
 
 import structlog
@@ -42,6 +43,8 @@ def stand_in(loop: asyncio.AbstractEventLoop, network: Network, seed: int) -> It
             stack.enter_context(mock.patch.object(target, name, replacement))
         stack.enter_context(mock.patch("broker.connection.connect_dealer", network.dial))
         stack.enter_context(mock.patch("actors.loop.EnvironmentWorkers", InlineEnvironment))
+        # Memory and processor time are of this very process, and no part of a story.
+        stack.enter_context(mock.patch("configs.machine.PROCESSES", Path("/proc/none")))
         random.seed(seed)
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
         try:

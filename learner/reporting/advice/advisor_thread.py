@@ -210,8 +210,8 @@ class AdvisorThread:
             self._cpu_s = time.thread_time()
 
     def _look(self) -> None:
-        self._asked_at = time.monotonic()
         self._counts = counts = self._ask_store()
+        self._asked_at = time.monotonic()  # not before: batches are judged between two looks
         self._looks += counts.actors > 0
         self._workless += counts.actors > 0 and not counts.leased
         self._take(self._advisor.look(counts))  # if nothing is leased, no batch may come

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import signal
 import subprocess
@@ -47,6 +48,14 @@ def test_a_program_has_the_standard_library_threads_and_its_input(sandbox: Sandb
     lines = outcome.output.decode().splitlines()
     assert outcome.status == 0
     assert lines == ["0.3333333333333333333333333333 6 e3b0", "7", "20000", "main"]
+
+
+def test_files_that_only_this_user_may_read_do_not_close_it(sandbox: Sandbox) -> None:
+    before = os.umask(0o077)
+    try:
+        assert sandbox.run("import decimal", b"", Limits()).status == 0
+    finally:
+        os.umask(before)
 
 
 def test_each_end_is_told_from_the_others(sandbox: Sandbox) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -120,7 +121,8 @@ class Actor:
         ]
         for pool, source in zip(rewards, self.environments, strict=True):
             if pool is not None:  # as an actor does, which so learns how it is called
-                item = source.make().begin(0, 0, held_out=False)
+                begun: Any = source.make().begin(0, 0, held_out=False)
+                item = await begun if inspect.isawaitable(begun) else begun
                 with suppress(RewardError):
                     await pool.try_out(item)
         return EpisodeTools(maker, self.environments, rewards)
@@ -133,5 +135,5 @@ class Actor:
 class KilledLoop(ActorLoop):
     """A process that is killed sends nothing more: cancel its task."""
 
-    async def _leave(self, tools: EpisodeTools | None) -> None:
+    async def _leave(self, tools: EpisodeTools | None, *, has_failed: bool) -> None:
         pass

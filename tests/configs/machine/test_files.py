@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from configs import machine
+from configs.durable import private_files
 from configs.errors import SettingsError
 
 MIB = 2**20
@@ -28,7 +29,7 @@ def test_files_are_no_wider_than_their_group_and_a_narrower_umask_stays(
 ) -> None:
     before = os.umask(umask)
     try:
-        with machine.private_files():
+        with private_files():
             (tmp_path / "file").touch()
             (tmp_path / "folder").mkdir()
         assert os.umask(umask) == umask

@@ -247,7 +247,8 @@ def test_what_is_sampled_is_counted_until_the_first_batch(width):
     assert last.startswith("batch 7   " + ", ".join(parts[: 2 if width == 60 else 3]))
     assert last.endswith("64 in flight") == (width == 140)
     assert lines_of(replace(view, actors=()), width)[-1] == "actor-0   sampling"
-    elsewhere = replace(view, fill=replace(view.fill, batch=0))  # the broker names no batch
+    fill = Fill(sampling=5, waiting=2, claimed=1, admitted=24, memory=0.0, batch=0)
+    elsewhere = replace(view, fill=fill)  # the broker names no batch
     assert "batch 7   12,480 tokens sampled, 87 episodes finished" in lines_of(elsewhere, width)[-1]
 
 

@@ -92,7 +92,8 @@ def test_runs_that_are_judged_unlike_are_not_ranked_without_a_word(config, tmp_p
     assert doubt("learner.lr=1e-6,3e-6") is None
     assert doubt(by_reward, overrides=["run.eval_metric=exact"]) is None
     assert "judged alike to be ranked, got the reward (" in doubt(by_reward)
-    assert "1 x exact" in doubt("rewards.weights={exact: 1.0},{exact: 1.0, used_tool: 0.5}")
+    assert doubt("rewards.weights={exact: 1.0},{exact: 1.0, tool: 0.5}") is None  # both by exact
+    assert "1 x tool" in doubt("rewards.weights={tool: 1.0},{tool: 1.0, long: -0.5}")
     assert "on sorting" in doubt("run.environment=calculator,sorting")
     assert "exact on calculator, the reward" in doubt("run.eval_metric=exact,reward")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from actors.chat import read_prompt
 from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.registry import make_dataset
 from configs.loader import load
@@ -63,14 +64,14 @@ def test_a_model_that_is_named_gets_limits_and_a_rate_of_its_own(
     settings = load(smallest.parent / "own" / "own.yaml")
     monkeypatch.chdir(smallest.parent / "own")
     rows = [row for row, _ in make_dataset(settings.run).all_rows()]
-    longest = max(len(ModelTokenizer.of(settings.run).encode_prompt(row.prompt)) for row in rows)
+    encode = ModelTokenizer.of(settings.run).encode_prompt
+    longest = max(len(encode(read_prompt(row.prompt))) for row in rows)
     assert settings.run.model == str(smallest.resolve())
     assert settings.run.max_prompt_tokens - 32 < longest <= settings.run.max_prompt_tokens
     assert settings.learner.lr == 1e-5
     assert settings.learner.warm_start_steps == type(settings.learner)().warm_start_steps
-    asked, shown = rows[0].prompt, rows[0].answer
-    assert [int(n) for n in re.findall(r"\d+", asked)][:2] != []
-    assert str(sum(int(n) for n in re.findall(r"\d+", asked)[:2])) == shown
+    numbers = re.findall(r"\d+", str(rows[0].prompt))
+    assert str(int(numbers[0]) + int(numbers[1])) == rows[0].answer
     assert f"has {longest} in this" in (smallest.parent / "own" / "own.yaml").read_text()
 
 

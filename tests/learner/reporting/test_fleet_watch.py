@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from buffer.operations.values import ActorSeen
 from configs.errors import BudgetSpent, exit_code
 from learner.model.ranks import Ranks
+from learner.reporting.advice import advisor_thread
 from learner.reporting.advice.advisor_thread import FleetWatch
 from tests.learner.support.ring_in_process import RingInProcess
 from tests.learner.support.tiny_run import tiny_settings
@@ -50,13 +52,19 @@ def test_figures_that_are_no_numbers_are_none(tmp_path: Path) -> None:
 
 @pytest.fixture
 def two_actors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let two actors be seen: the ring's own thread says no HELLO."""
-    look = FleetWatch.look
+    """Let two actors be seen from the first batch on: the ring's own thread says no HELLO."""
+    look, batch, has_begun = FleetWatch.look, FleetWatch.batch, threading.Event()
 
     def with_two(watch: FleetWatch, now_s: float, actors: Iterable[ActorSeen]) -> None:
-        look(watch, now_s, [*actors, seen("a"), seen("b")])
+        look(watch, now_s, [*actors, seen("a"), seen("b")] if has_begun.is_set() else actors)
+
+    def begun(watch: FleetWatch, now_s: float, *, wait_s: float, span_s: float) -> None:
+        has_begun.set()
+        batch(watch, now_s, wait_s=wait_s, span_s=span_s)
 
     monkeypatch.setattr(FleetWatch, "look", with_two)
+    monkeypatch.setattr(FleetWatch, "batch", begun)
+    monkeypatch.setattr(advisor_thread, "ASK_EVERY_S", 0.01)
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ from learner.rank_zero import RankZero
 from learner.reporting.metrics_page import LearnerPage
 from learner.training.guards import Guard
 from learner.training.optimizer import Schedule, ScheduledOptimizer
+from learner.weights.wire.layout import unwrapped_name
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_policy import save_tiny_model
 from tests.learner.support.tiny_run import answer_leases
@@ -62,15 +63,15 @@ class Shelf:
         self, model: nn.Module, version: PolicyVersion, *, free: Callable[[], None]
     ) -> None:
         """Copy the parameters, and end the life if it is time to."""
-        parameters = [
-            (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone()
-            for p in model.parameters()
-        ]
-        self.history[version] = parameters
+        parameters = {}
+        for name, p in model.named_parameters():
+            whole = p.full_tensor() if isinstance(p, DTensor) else p
+            parameters[unwrapped_name(name)] = whole.detach().clone()
+        self.history[version] = [*parameters.values()]
         if self.model is not None:
-            with torch.no_grad():
-                for ours, theirs in zip(self.model.parameters(), parameters, strict=True):
-                    ours.copy_(theirs)
+            with torch.no_grad():  # adapters are left out: an actor here has whole weights
+                for name, ours in self.model.named_parameters():
+                    ours.copy_(parameters[name])
         self.version = version
         self.on_publish(version.step)
         free()
@@ -167,7 +168,7 @@ class RingInProcess:
     def live(self) -> bool:
         """Run one life of the learner beside an actor."""
         settings, ranks = self.settings, self.ranks
-        policy = load_policy(settings, ranks)
+        policy = load_policy(settings, ranks, is_trained=True)
         optimizer = ScheduledOptimizer(policy, Schedule.of(settings), settings.learner)
         checkpoints = Checkpoints(
             settings.run.folder / "checkpoints", keep=settings.learner.keep_checkpoints, ranks=ranks

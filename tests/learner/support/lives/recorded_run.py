@@ -52,6 +52,10 @@ OF_A_LIFE = {
     "actors_wanted",
     "actors_wanted_why",
     "actor_hours",
+    "learner_memory_gib",
+    "learner_cores",
+    "actor_memory_gib",
+    "actor_cores",
 }
 """Figures of a batch that say when it was trained and in which life, beside seconds (`..._s`)."""
 COUNTED_BY_A_LIFE = {"filtered_groups", "dropped_groups", "dropped_by_length"}
