@@ -203,7 +203,7 @@ class ActorLoop:
                 tools = await unless(self._start_up(tasks, services), self._stop.wait())
                 if tools is not None:
                     services += self._start_work(tools, tasks)
-                    await unless(self._lease(tools.maker), self._stop.wait())
+                    await unless(self._lease(tools), self._stop.wait())
                     await self._drain()
                 for service in services:
                     service.cancel()
@@ -277,8 +277,9 @@ class ActorLoop:
             work.append(self._tuner.run(self.sampling.seen))
         return [tasks.create_task(each) for each in work]
 
-    async def _lease(self, maker: EpisodeMaker) -> None:
+    async def _lease(self, tools: EpisodeTools) -> None:
         """Keep the engine full until the run has ended."""
+        is_grouped = any(each is not None and each.group_size for each in tools.rewards)
         room, leases = self.room, self._leases
         while True:
             await self._outbox.until_below(UNACKED_PER_SLOT * room.most)
@@ -289,7 +290,8 @@ class ActorLoop:
             if self._weights.is_dirty:
                 await asyncio.sleep(DIRTY_PAUSE_S)
                 continue
-            request = LeaseRequest(most - leases.num_active, self._engine.version)
+            free, version = most - leases.num_active, self._engine.version
+            request = LeaseRequest(free, version, takes_over=not is_grouped)
             # The broker decides by the version of the request: newer weights may be let in at once.
             reply = await unless(self._ask(request), self._outdated(request.version, most))
             if reply is None:
@@ -299,7 +301,7 @@ class ActorLoop:
                 log.info("the run has ended")
                 return
             if reply.leases:
-                self.sampling.begin(maker)
+                self.sampling.begin(tools.maker)
             else:
                 await asyncio.sleep(reply.retry_after_s)
 

@@ -152,7 +152,8 @@ def memory_of_machine() -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# Memory and processor time of this process and all that it started: its process group.
+# Memory and processor time of this process and all that it started: its process group, and the
+# children of that in groups of their own.
 
 PROCESSES = Path("/proc")
 LOOK_EVERY_S = 10.0  # a look reads a file of each process of the machine
@@ -169,12 +170,12 @@ class Usage:
 
 
 class UsageMeter:
-    """Looks at this process's group, and not more often than figures are read."""
+    """Looks at this process's group and its children, not more often than figures are read."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._looked_at = clock()
-        self._bytes, self._cpu_s = _used_by_group(os.getpgrp())
+        self._bytes, self._cpu_s = _used_by_tree(os.getpgrp())
         self._cores = 0.0
 
     def look(self) -> Usage:
@@ -182,25 +183,36 @@ class UsageMeter:
         passed_s = self._clock() - self._looked_at
         if passed_s >= LOOK_EVERY_S:
             before_s = self._cpu_s
-            self._bytes, self._cpu_s = _used_by_group(os.getpgrp())
+            self._bytes, self._cpu_s = _used_by_tree(os.getpgrp())
             # A process that ended takes its seconds along where nobody waited for it.
             self._cores = max(0.0, self._cpu_s - before_s) / passed_s
             self._looked_at = self._clock()
         return Usage(self._bytes, self._cores)
 
 
-def _used_by_group(group: int) -> tuple[int, float]:
+def _used_by_tree(group: int) -> tuple[int, float]:
     """Return bytes and processor seconds, those of children that were waited for included."""
-    pages = ticks = 0
+    rows: dict[int, list[int]] = {}
+    children: dict[int, list[int]] = {}
     for path in PROCESSES.glob("[0-9]*/stat"):
         try:
             # The name of a program may have spaces and brackets of its own.
-            fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            text = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
         except OSError:  # it has just ended
             continue
-        if len(fields) > 21 and int(fields[2]) == group:
-            ticks += sum(map(int, fields[11:15]))
-            pages += int(fields[21])
+        fields = [int(each) for each in text.split()[1:22]]
+        if len(fields) == 21:
+            rows[int(path.parent.name)] = fields
+            children.setdefault(fields[0], []).append(int(path.parent.name))
+    found: set[int] = set()
+    waiting = [process for process, fields in rows.items() if fields[1] == group]
+    while waiting:
+        process = waiting.pop()
+        if process not in found:
+            found.add(process)
+            waiting += children.get(process, ())
+    ticks = sum(sum(rows[process][10:14]) for process in found)
+    pages = sum(rows[process][20] for process in found)
     return pages * os.sysconf("SC_PAGE_SIZE"), ticks / os.sysconf("SC_CLK_TCK")
 
 

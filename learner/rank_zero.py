@@ -243,6 +243,7 @@ class RankZero:
         run, lineage = self._run, self._ledger.lineage
         self._feeder.stop()
         stats: Stats | None = None
+        cancelled = 0
         with self._store.may_be_gone():
             self._evaluations.finish(until=self._is_stopping)
             if self._stopping.is_set() and not self._is_evaluated(run.steps):

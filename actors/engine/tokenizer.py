@@ -155,7 +155,8 @@ class ModelTokenizer:
             first = [] if turns[0].role == "system" else self._first
             given: dict[str, Any] = {"tools": self._read_tools(tools)} if tools else {}
             return self._encode(self._render(as_given([*first, *turns]), **given))
-        return self._begin + self._encode(_bare(prompt, "tools" if tools else "messages"))
+        bare = self._encode_piece(_bare(prompt, "tools" if tools else "messages"))
+        return self._begin + tuple(bare)
 
     def encode_answer(self, answer: str) -> tuple[int, ...]:
         """Tokens of a turn that says just this, with the one that ends it."""
@@ -166,8 +167,8 @@ class ModelTokenizer:
         # Encoded behind the end of a turn, never as a text of its own: some tokenizers put a space
         # before whatever begins a text.
         if not self._chat:
-            token_ids = self._encode(self._tokenizer.eos_token + _bare(observation, "messages"))
-            return self._after_stops(token_ids, 1)
+            text = self._tokenizer.eos_token + _bare(observation, "messages")
+            return self._after_stops(tuple(self._encode_piece(text)), 1)
         # The template shows what stands between a turn's end token and the policy's next turn.
         turns = self._marked_messages(observation)
         before, after = self._around_answer(turns)

@@ -25,12 +25,13 @@ from actors.environments.dataset.scorers import SCORERS, score_of
 from actors.environments.final_answer import marked_answer, without_thinking
 from actors.numbers import read_number
 
-FORMULA_CPU_S = 4.0
+FORMULA_CPU_S = 2.0  # so that sixteen without an end, on two cores, fit in the limit of a turn
 CPU_S = {"math-verify": FORMULA_CPU_S, "reasoning_gym": 15.0}  # which makes the item first
 PATTERN_CPU_S = 1.0  # a pattern that takes longer takes hours
 IMPORTED = {"math-verify": "math_verify", "json_schema": "jsonschema", "reasoning_gym": "sympy"}
 LONGEST = 1 << 14  # characters of a completion that mathematics is looked for in, from its end
 DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
+NO_LIMIT: Any = None  # of the library itself: this process has one
 CLOSE = 1e-9  # relative: expressions are exact
 
 
@@ -57,8 +58,8 @@ def compare_mathematics(text: str, reference: Any) -> float | None:
     if not answer.strip():
         return None
     try:
-        given = parse(answer, parsing_timeout=None) if marked is None else _read(answer)
-        return float(verify(wanted, given, timeout_seconds=None)) if given else None
+        given = parse(answer, parsing_timeout=NO_LIMIT) if marked is None else _read(answer)
+        return float(verify(wanted, given, timeout_seconds=NO_LIMIT)) if given else None
     except ValueError:  # says nothing about the reference
         return None
 
@@ -85,8 +86,8 @@ def _read(text: str) -> list[Any]:
 
     found: list[Any] = []
     if any(sign in text for sign in DELIMITERS):
-        found = parse(text, parsing_timeout=None)
-    return found or parse(f"\\boxed{{{text}}}", parsing_timeout=None)
+        found = parse(text, parsing_timeout=NO_LIMIT)
+    return found or parse(f"\\boxed{{{text}}}", parsing_timeout=NO_LIMIT)
 
 
 def play(text: str, item: Any) -> dict[str, Any]:

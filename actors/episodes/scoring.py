@@ -56,7 +56,11 @@ class Gathering:
     def add(self, held: HeldLease) -> None:
         """Take a finished episode."""
         group_id = held.lease.spec.group_id
-        self._groups.setdefault(group_id, []).append(held)
+        members = [each for each in self._groups.get(group_id, ()) if not each.has_ended]
+        if not members:  # those who waited are gone, and their time with them
+            self._groups.pop(group_id, None)
+            self._since.pop(group_id, None)
+        self._groups[group_id] = [*members, held]
         self._since.setdefault(group_id, self._clock())
 
     @property

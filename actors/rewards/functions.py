@@ -16,7 +16,7 @@ holds keeps its type, and the columns `reward_model` and `extra_info` arrive as 
 its functions. With several samples each is a list; prompts and completions are messages where the
 prompt was one of messages. `None` means that the function does not count for a sample. A function
 of several samples with an attribute `whole_groups = True` gets all answers to one prompt in each
-call, and no others.
+call, and no others; parts of a group where actors share it, one at a time in evaluations.
 
 Runs inside the reward worker; processes and time limits are in `process.py`.
 """

@@ -114,6 +114,9 @@ class LeaseRequest(Message, frozen=True, tag="lease"):
     abandoned: Annotated[tuple[Id, ...], Meta(max_length=MAX_ABANDONED)] = ()
     """Earlier requests that nobody waits for and that had no answer: what one was granted, and is
     not renewed, goes back uncharged."""
+    takes_over: bool = True
+    """Whether it may be given what others hold and do not work on. False where a reward judges
+    whole groups: a finished member that waits for its group would be taken from it."""
 
 
 class LeaseReply(Message, frozen=True, tag="leases"):

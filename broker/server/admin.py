@@ -127,7 +127,7 @@ class AdminService:
             heartbeat_timeout_s=settings.broker.heartbeat_timeout_s,
             pause_at_memory=settings.buffer.pause_at_memory,
             max_run_bytes=max_run_bytes,
-            num_processes=sum(1 for _ in self._peers),
+            num_processes=sum(not self._peers.is_suspect(peer) for peer in self._peers),
         )
         seen.sort(key=lambda actor: actor.silent_s)
         bulletin = await ask(operations.shown()) or b""

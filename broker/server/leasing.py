@@ -148,7 +148,7 @@ class Leasing:
             left_s = ends_at - time.monotonic()
             if left_s > 0 and not self._is_closing:
                 await self.queue.wait(left_s)
-            if time.monotonic() - began > SHARE_AFTER_S:
+            if request.takes_over and time.monotonic() - began > SHARE_AFTER_S:
                 await self._share(peer, seq, request)
             reply = await self._try(peer, seq, request)
             is_over = self._is_closing or time.monotonic() >= ends_at

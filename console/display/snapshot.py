@@ -93,7 +93,7 @@ def held_out_figures(progress: Progress) -> dict[str, str]:
 
 def until_the_batch(view: View) -> list[str]:
     """Write how far the first batch of a session is, until it is trained; none before tokens."""
-    heard = [actor for actor in view.actors if actor.silent_s <= view.silent_after_s]
+    heard = [actor for actor in view.actors if actor.is_present(view.silent_after_s)]
     tokens, in_flight, finished = (
         sum(figure_of(actor, name) for actor in heard)
         for name in ("tokens", "in_flight", "finished")

@@ -6,6 +6,7 @@ import json
 import random
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -66,7 +67,8 @@ def new(
     folder = Path(name)
     if folder.exists():
         raise SettingsError(f"{folder.absolute()} must be a new folder, and it is there already")
-    given = None if model is None else _checked(model)
+    given = None if model in {None, "init"} else _checked(str(model))
+    values = {} if given is None else _values(given)
     folder.mkdir()
     for template, target in FILES.items():
         text = (TEMPLATES / template).read_text(encoding="utf-8").replace("PROJECT", name)
@@ -74,7 +76,7 @@ def new(
     (folder / "data.jsonl").write_text(reversals() if given is None else sums(), encoding="utf-8")
     template = "settings.yaml" if given is None else "settings_of_model.yaml"
     text = (TEMPLATES / template).read_text(encoding="utf-8").replace("PROJECT", name)
-    for place, value in ({} if given is None else _values(given, folder)).items():
+    for place, value in values.items():
         text = text.replace(place, value)
     (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     say = Console()
@@ -109,14 +111,15 @@ def _checked(model: str) -> str:
     return found
 
 
-def _values(model: str, folder: Path) -> dict[str, str]:
+def _values(model: str) -> dict[str, str]:
     """Fit the settings to a model, and its tokenizer's view of the data."""
-    data = {"path": str(folder / "data.jsonl"), "prompt": "question", "answer": "answer"}
-    run = RunSettings(
-        model=model, environment="dataset", environment_settings={**data, "scorer": "numeric"}
-    )
-    count = token_counter(run).prompt
-    longest = max(count(read_prompt(row.prompt)) for row, _ in make_dataset(run).all_rows())
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "data.jsonl")
+        path.write_text(sums(), encoding="utf-8")
+        data = {"path": str(path), "prompt": "question", "answer": "answer", "scorer": "numeric"}
+        run = RunSettings(model=model, environment="dataset", environment_settings=data)
+        count = token_counter(run).prompt
+        longest = max(count(read_prompt(row.prompt)) for row, _ in make_dataset(run).all_rows())
     config = model_config(run)
     assert config is not None, model
     parameters = ModelShape.of(config).parameters

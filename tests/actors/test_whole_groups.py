@@ -107,6 +107,23 @@ def test_a_member_whose_lease_went_to_another_actor_is_waited_for_no_longer() ->
     assert ids(waiting.take(most=100)) == [[4]]
 
 
+def test_a_group_whose_members_are_all_gone_begins_to_wait_anew() -> None:
+    waiting, clock = gathering()
+    lost = member(0)
+    waiting.add(lost)
+    waiting.add(member(4))
+    lost.stage = Stage.ENDED
+    clock.now = 58.0
+    waiting.add(member(1))
+    assert waiting.left_s == 2.0, "that of the other group"
+
+    clock.now = 60.0
+    assert ids(waiting.take(most=100)) == [[4]]
+    assert waiting.left_s == 58.0
+    clock.now = 118.0
+    assert ids(waiting.take(most=100)) == [[1]]
+
+
 def test_a_function_of_one_sample_cannot_ask_for_groups() -> None:
     def alone(completion: str, answer: str) -> float:
         return 1.0

@@ -429,6 +429,11 @@ def test_a_key_that_holds_all_work_shares_it_with_one_that_has_none(
                 await evil.lease(LeaseRequest(4096 if name == "evil-2" else 10, FIRST))
             assert (await here.store.run(operations.stats())).leased == 40
 
+            judged_by_group = here.client("whole")
+            await judged_by_group.hello(hello("whole", capacity=64), deadline_s=5)
+            nothing = await judged_by_group.lease(LeaseRequest(64, FIRST, takes_over=False))
+            assert not nothing.leases, "a member that waits for its group is no idle work"
+
             assert await honest_lease_s(here, n=64) < 2 * LEAST_S
             stats = await here.store.run(operations.stats())
             assert stats.leased == 40

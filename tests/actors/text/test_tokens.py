@@ -21,6 +21,15 @@ def test_a_character_model_reads_the_bare_text(tmp_path):
     assert tokenizer.decode(tokenizer.stop_token_ids) == "<|im_end|>"
 
 
+def test_no_text_is_special_without_a_template(tmp_path):
+    tokenizer = ModelTokenizer(save_tokenizer(tmp_path))
+
+    for number in (0, 99):
+        said = f"{MARK}{number}{MARK}"
+        assert len(tokenizer.encode_prompt(said)) == len(tokenizer.encode_prompt("1" * len(said)))
+        assert tokenizer.encode_observation(said) == tokenizer.encode_prompt(said)
+
+
 def test_a_chat_model_reads_its_template(tmp_path):
     tokenizer = ModelTokenizer(save_tokenizer(tmp_path, template=CHATML))
 

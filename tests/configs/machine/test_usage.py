@@ -1,4 +1,4 @@
-"""Memory and processor time of a process group, from the files of /proc."""
+"""Memory and processor time of a process group and its children, from the files of /proc."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from configs.machine import LOOK_EVERY_S, UsageMeter
 TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
-def write(folder: Path, pid: int, *, group: int, cpu_s: float, pages: int) -> None:
+def write(folder: Path, pid: int, *, group: int, cpu_s: float, pages: int, parent: int = 0) -> None:
     """Write a process's file as Linux has it; its program's name has a bracket and a blank."""
-    fields = ["S", "1", str(group), *["0"] * 8, str(int(cpu_s * TICKS)), *["0"] * 9, str(pages)]
+    ticks = str(int(cpu_s * TICKS))
+    fields = ["S", str(parent), str(group), *["0"] * 8, ticks, *["0"] * 9, str(pages)]
     (folder / str(pid)).mkdir(exist_ok=True)
     (folder / str(pid) / "stat").write_text(f"{pid} (a) b) {' '.join(fields)} 0\n")
 
 
-def test_a_group_is_all_of_its_processes_and_no_other(
+def test_a_group_is_all_of_its_processes_with_their_children_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "PROCESSES", tmp_path)
@@ -29,15 +30,18 @@ def test_a_group_is_all_of_its_processes_and_no_other(
     write(tmp_path, 2, group=group, cpu_s=5.0, pages=20)
     write(tmp_path, 3, group=group + 1, cpu_s=99.0, pages=999)
     (tmp_path / "4").mkdir()  # has just ended
+    write(tmp_path, 5, group=5, cpu_s=1.0, pages=3, parent=2)  # as a reward's process
+    write(tmp_path, 6, group=5, cpu_s=1.0, pages=4, parent=5)
     meter = UsageMeter(clock=lambda: now[0])
 
-    assert meter.look().memory_bytes == 120 * PAGE
+    assert meter.look().memory_bytes == 127 * PAGE
     write(tmp_path, 1, group=group, cpu_s=22.0, pages=100)
     now[0] = LOOK_EVERY_S / 2
     assert meter.look().cores == 0.0, "too early to look again"
     now[0] = LOOK_EVERY_S
     assert meter.look().cores == pytest.approx(12.0 / LOOK_EVERY_S)
-    (tmp_path / "2" / "stat").unlink()
+    for ended in (2, 5, 6):
+        (tmp_path / str(ended) / "stat").unlink()
     write(tmp_path, 1, group=group, cpu_s=23.0, pages=50)
     now[0] = 2 * LOOK_EVERY_S
     assert meter.look() == machine.Usage(50 * PAGE, 0.0), "never less than nothing"

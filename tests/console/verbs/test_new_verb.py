@@ -91,6 +91,20 @@ def test_a_larger_model_has_a_lower_rate(
     assert f"\n  lr: {rate} " in (tmp_path / "own" / "own.yaml").read_text()
 
 
+def test_init_is_no_model_to_fit_settings_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    for name, flags in (("named", ["--model", "init"]), ("none", [])):
+        assert CliRunner().invoke(app, ["new", name, *flags]).exit_code == 0
+
+    texts = [
+        Path(name, f"{name}.yaml").read_text().replace(name, "x") for name in ("named", "none")
+    ]
+    assert texts[0] == texts[1]
+
+
 def test_a_model_that_cannot_be_trained_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
