@@ -112,8 +112,9 @@ def test_a_checkpoint_of_adapters_has_no_whole_weights(settings):
 
 
 @pytest.fixture
-def memory(monkeypatch):
-    """Choose the memory of this machine, which has no card."""
+def memory(monkeypatch, free):
+    """Choose the memory of this machine, which has no card, and room on its disks."""
+    free(shared=100 * GIB, disk=1000 * GIB)
     monkeypatch.setattr(model, "smallest_card", lambda: None)
     monkeypatch.setattr(model, "visible_gpus", list)
 
