@@ -156,7 +156,7 @@ class Figures(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     """Of the last version: from its announcement to checked bytes, and paused for its swap."""
     memory_bytes: Real = 0.0
     cores: Real = 0.0
-    """Resident memory of its process group, and processor seconds in each second of late."""
+    """Resident memory of it and all that it started, and their processor seconds in a second."""
 
 
 class BeatRequest(Message, frozen=True, tag="beat"):

@@ -199,6 +199,13 @@ class ActorSeen(NamedTuple):
         """Whether it gave a sign of life within so many seconds, and has not left since."""
         return self.silent_s <= limit_s and not self.has_left
 
+    def figure(self, name: str) -> float:
+        """Read a figure that it has sent; 0 where it has sent none."""
+        try:
+            return float(self.fields.get(name, 0.0))
+        except ValueError:
+            return 0.0
+
 
 class TaskSeen(NamedTuple):
     """A task as it is at this moment. Consumer: `nyala chaos`."""

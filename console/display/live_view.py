@@ -22,7 +22,6 @@ from .snapshot import (
     Fill,
     View,
     duration,
-    figure_of,
     number_or_dash,
     until_the_batch,
     wanted_actors,
@@ -135,7 +134,7 @@ def actor_lines(view: View, width: int, height: int) -> list[Text]:
         lines.append(_line(" " * INDENT + name, [row[each] for each in columns], widths, room))
     if len(shown) < len(in_order):
         left_out = in_order[len(shown) :]
-        speed = sum(figure_of(actor, "tokens_per_s") for actor in left_out)
+        speed = sum(actor.figure("tokens_per_s") for actor in left_out)
         lines.append(Text(cut(f"  and {len(left_out)} more, {speed:,.0f} tokens/s", width)))
     return lines
 
@@ -162,17 +161,17 @@ def _line(
 
 
 def _row(view: View, actor: ActorSeen) -> dict[str, str]:
-    capacity, in_flight = figure_of(actor, "capacity"), figure_of(actor, "in_flight")
+    capacity, in_flight = actor.figure("capacity"), actor.figure("in_flight")
     heard = f"{duration(actor.silent_s)} ago"
     if _is_gone(view, actor):
         end = "left" if actor.has_left else "silent"
         return dict.fromkeys(COLUMNS, "-") | {"tokens/s": end, "heard": heard}
     return {
         "weights": printable(actor.fields.get("version", "none")),
-        "tokens/s": f"{figure_of(actor, 'tokens_per_s'):,.0f}",
+        "tokens/s": f"{actor.figure('tokens_per_s'):,.0f}",
         "in flight": f"{in_flight:.0f} of {capacity:.0f}",
-        "cores": f"{figure_of(actor, 'cores'):.1f}",
-        "GiB": f"{figure_of(actor, 'memory_bytes') / 2**30:.1f}",
+        "cores": f"{actor.figure('cores'):.1f}",
+        "GiB": f"{actor.figure('memory_bytes') / 2**30:.1f}",
         "heard": heard,
     }
 

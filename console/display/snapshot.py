@@ -95,8 +95,7 @@ def until_the_batch(view: View) -> list[str]:
     """Write how far the first batch of a session is, until it is trained; none before tokens."""
     heard = [actor for actor in view.actors if actor.is_present(view.silent_after_s)]
     tokens, in_flight, finished = (
-        sum(figure_of(actor, name) for actor in heard)
-        for name in ("tokens", "in_flight", "finished")
+        sum(actor.figure(name) for actor in heard) for name in ("tokens", "in_flight", "finished")
     )
     if view.is_training or not tokens:
         return []
@@ -110,14 +109,6 @@ def until_the_batch(view: View) -> list[str]:
         complete = min(fill.batch, fill.waiting + fill.claimed)
         parts.insert(0, f"{complete} of {fill.batch} groups complete")
     return parts
-
-
-def figure_of(actor: ActorSeen, name: str) -> float:
-    """Read a figure of an actor; 0 where it has sent none."""
-    try:
-        return float(actor.fields.get(name, "0"))
-    except ValueError:
-        return 0.0
 
 
 def wanted_actors(view: View) -> str:

@@ -47,10 +47,13 @@ def metrics_of(run: RunSettings, rewards: RewardSettings) -> dict[str, Metric]:
     return {name: _metric(alone, rewards) for name, alone in run.by_environment.items()}
 
 
+def weighs_exact(rewards: RewardSettings) -> bool:
+    """Whether the environment's own score is trained where no function gives another."""
+    return not rewards.weights or rewards.weights.get(EXACT, 0.0) > 0
+
+
 def _metric(run: RunSettings, rewards: RewardSettings) -> Metric:
-    is_trained = not run.reward_functions and (
-        not rewards.weights or rewards.weights.get(EXACT, 0.0) > 0
-    )
+    is_trained = not run.reward_functions and weighs_exact(rewards)
     part = run.eval_metric or (EXACT if is_trained else REWARD)
     if part != EXACT or EXACT in run.reward_functions:
         return Metric(part, part)

@@ -16,7 +16,7 @@ from buffer.record.rules import EpisodeLimits
 from configs.errors import RecordError
 from configs.settings import AlgorithmSettings, BufferSettings, RewardSettings, RunSettings
 
-from .grades import ACCURACY, EXACT
+from .grades import ACCURACY, EXACT, weighs_exact
 from .ledger import Ledger
 from .policy_lag import oldest_lag
 from .records import OVERLONG
@@ -94,8 +94,7 @@ class GroupFilter:
         self._max_policy_lag = None if buffer.on_stale == "train" else run.max_policy_lag
         self._is_filtering = algorithm.filter_zero_variance
         self._metric = algorithm.filter_metric
-        weights = {} if rewards is None else rewards.weights
-        self._trains_exact = not weights or weights.get(EXACT, 0.0) > 0
+        self._trains_exact = rewards is None or weighs_exact(rewards)
         self._max_filtered = (algorithm.max_gen_batches - 1) * run.groups_per_batch
         self._ledger = ledger
         self._limits = EpisodeLimits.of(run, vocabulary=vocabulary)

@@ -58,16 +58,16 @@ class FleetWatch:
         limit_s = self._settings.broker.heartbeat_timeout_s
         heard = [actor for actor in actors if actor.is_present(limit_s)]
         self.present = len(heard)
-        self.cores = sum(_figure(each.fields, "cores") for each in heard)
-        self.largest_bytes = max((_figure(e.fields, "memory_bytes") for e in heard), default=0.0)
-        serving = {each.incarnation: each.fields for each in heard if "version" in each.fields}
+        self.cores = sum(each.figure("cores") for each in heard)
+        self.largest_bytes = max((each.figure("memory_bytes") for each in heard), default=0.0)
+        serving = [each for each in heard if "version" in each.fields]
         self._meter.look(
             now_s,
-            {name: _figure(fields, "busy_s") for name, fields in serving.items()},
+            {each.incarnation: each.figure("busy_s") for each in serving},
             version_s=max(
                 (
-                    _figure(fields, "weight_transfer_s") + _figure(fields, "weight_pause_s")
-                    for fields in serving.values()
+                    each.figure("weight_transfer_s") + each.figure("weight_pause_s")
+                    for each in serving
                 ),
                 default=0.0,
             ),
@@ -78,14 +78,6 @@ class FleetWatch:
         measured = self._meter.batch(wait_s=wait_s, span_s=span_s)
         if measured is not None:
             self.wanted = next_wanted(self.wanted, measured, self._settings, now_s=now_s)
-
-
-def _figure(fields: Mapping[str, str], name: str) -> float:
-    """Read a figure that an actor has sent; 0 where it is none."""
-    try:
-        return float(fields.get(name, 0.0))
-    except ValueError:
-        return 0.0
 
 
 # --------------------------------------------------------------------------------------------------
