@@ -184,6 +184,14 @@ class _Server(ThreadingHTTPServer):
         """Callers so far, and the CPU time that their threads took."""
         super().__init__(address, handler)
 
+    def get_request(self) -> tuple[socket, object]:
+        """Accept a caller; without a file left for it, pause: the loop would ask without end."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(LEAVES_S)
+            raise
+
     def process_request(
         self, request: socket | tuple[bytes, socket], client_address: object
     ) -> None:

@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import Store, TCPStore  # re-exported, but not f
 from torch.distributed import BroadcastOptions, ProcessGroupGloo
 
 from broker.protocol.weight_messages import BUCKETS_IN_FLIGHT, Epoch
+from broker.weights.group_thread import closed_to_strangers
 
 DEVICES = {"gloo": "cpu", "nccl": "cuda"}
 """Where a backend receives."""
@@ -58,7 +59,8 @@ class ReceivingGroup:
             torch.cuda.set_device(torch.device(device or "cuda:0"))
             torch.cuda.set_stream(torch.cuda.Stream())
         self._can_abort = epoch.backend == "nccl"
-        self._group: Any = _open(self._store, epoch, timeout)
+        with closed_to_strangers():
+            self._group: Any = _open(self._store, epoch, timeout)
 
     def receive(
         self, memory: mmap.mmap, *, bucket_bytes: int, send_s: float

@@ -24,6 +24,7 @@ from broker.transport.keys import load_pair
 from broker.transport.sockets import Router, advertised, bind_router, bound_endpoint, reachable
 from broker.transport.zap import ZapAuthenticator
 from buffer import operations
+from buffer.client.scripts import load_all
 from buffer.live_brokers import STOPPED
 from buffer.operations.run import broker_seen
 from buffer.store import AsyncStore
@@ -63,6 +64,7 @@ class Broker:
         self._run = settings.run.name
         self._settings = settings.broker
         self._store = store
+        load_all()
         self._keys = keys
         self.parts = assemble(settings, store, audit_file=audit_file)
         self._pair = load_pair(keys, "broker")

@@ -9,7 +9,8 @@
 
 Fails closed: a file that cannot be read allows no key, a folder of another name is ignored, a
 folder that cannot be read is empty, a key that lies under two roles has none, and registered keys
-are those of an enrolment key that is allowed itself, and under no other role.
+are those of an enrolment key that is allowed itself, and under no other role. Where connections of
+strangers have taken all files that this process may open, the list stays as it was read last.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ from pathlib import Path
 from configs import durable
 from configs.errors import SettingsError
 
-from .keys import ALLOWED, NAME, SERVERS, forget_name, make_pair, place_public, read_key
+from .keys import (
+    ALLOWED,
+    NAME,
+    NO_FILE_LEFT,
+    SERVERS,
+    forget_name,
+    make_pair,
+    place_public,
+    read_key,
+)
 
 TAG = 12  # characters of a public key that name it: 75 bits are nobody else's
 
@@ -83,7 +93,11 @@ class AllowList:
         self._members = {key: Member(tag, Role.ACTOR, tag) for tag, key in named.items()}
 
     def refresh(self) -> None:
-        """Read the list if it has changed; costs one `stat` a file. Any thread may call it."""
+        """Read the list if it has changed; costs one `stat` a file. Any thread may call it.
+
+        Raises:
+            OSError: This process may open no file more; the list stays as it is.
+        """
         if self._folder is None:
             return
         seen = _signature(self._folder)
@@ -179,14 +193,24 @@ def _entries(folder: Path) -> list[tuple[Member, Path]]:
     entries = [
         (Member(path.stem, role, tag=""), path)
         for role, place in folders
-        for path in sorted(place.glob("*.pub"))
+        for path in _public_keys(place)
     ]
     enrolments = [member.name for member, _ in entries if member.role is Role.ENROLMENT]
     return entries + [
         (Member(path.stem, Role.ACTOR, tag="", enrolled_by=name), path)
         for name in enrolments
-        for path in sorted(enrolled_folder(folder, name).glob("*.pub"))
+        for path in _public_keys(enrolled_folder(folder, name))
     ]
+
+
+def _public_keys(folder: Path) -> list[Path]:
+    """List a folder; `glob` of Python 3.13 takes one that cannot be opened just now for empty."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".pub")
+    except OSError as error:
+        if error.errno in NO_FILE_LEFT:
+            raise
+        return []
 
 
 def _signature(folder: Path) -> object:
@@ -196,8 +220,10 @@ def _signature(folder: Path) -> object:
             path if member.enrolled_by else (path, _identity(path))
             for member, path in _entries(folder)
         ]
-    except OSError:  # a file was removed meanwhile: what is left is another list
-        return object()
+    except OSError as error:
+        if error.errno in NO_FILE_LEFT:
+            raise
+        return object()  # a file was removed meanwhile: what is left is another list
 
 
 def _identity(path: Path) -> tuple[int, int, int]:

@@ -39,6 +39,8 @@ ENROLMENT = "enrolment"
 ALLOWED = "allowed"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """Names of keys: no path, and no hidden file."""
+NO_FILE_LEFT = {errno.EMFILE, errno.ENFILE}
+"""Errors that say nothing about a file: connections of strangers have taken all that may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +156,13 @@ def read_key(path: Path) -> bytes:
 
     Raises:
         SettingsError: it is missing or malformed.
+        OSError: this process may open no file more.
     """
     try:
         key = path.read_bytes().strip()
     except OSError as error:
+        if error.errno in NO_FILE_LEFT:
+            raise
         raise _missing(path, error) from None
     if not is_key(key):
         raise SettingsError(

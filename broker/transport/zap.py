@@ -57,6 +57,7 @@ class ZapAuthenticator:
     ) -> None:
         self.allowed = keys if isinstance(keys, AllowList) else AllowList(keys)
         """Shared with a server that also checks the key of every message (revocation)."""
+        self._is_short = False
         self._roles = frozenset(roles)
         self._on_refused = on_refused
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(context)
@@ -79,8 +80,17 @@ class ZapAuthenticator:
         self._worker.check()
 
     def refresh(self) -> None:
-        """Re-read the allow-list, which a connected peer may have left; then `check`."""
-        self.allowed.refresh()
+        """Re-read the allow-list, which a connected peer may have left; then `check`.
+
+        While this process may open no file more, the list stays as it is.
+        """
+        try:
+            self.allowed.refresh()
+            self._is_short = False
+        except OSError as error:
+            if not self._is_short:
+                log.warning("no file can be opened just now", reason=str(error))
+            self._is_short = True
         self.check()
 
     def close(self) -> None:

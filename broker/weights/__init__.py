@@ -1,6 +1,6 @@
 """The weight plane between learner and actors: ports, sparse updates, memory, object store.
 
-group_thread   A thread that owns one process group, and makes all its blocking calls
+group_thread   A thread that owns one process group, and listeners of groups that nobody else finds
 host_pins      Mappings of weights that are registered with the CUDA driver, so that a card copies
                them itself
 low_rank       Low-rank changes of matrices, added so that every machine gets the same bits

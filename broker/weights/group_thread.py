@@ -1,19 +1,79 @@
-"""A thread that owns one process group, and makes all its blocking calls.
+"""A thread that owns one process group, and listeners of groups that nobody else finds.
 
-A collective with a dead or stopped peer returns only at its own timeout, or when its group is
-aborted, and so may the destruction of the group. So this thread is never joined: it is left, and
-ends when the call under way does. Free of torch; shared by sender and receiver.
+The thread makes all blocking calls of its group: a collective with a dead or stopped peer returns
+only at its own timeout, or when its group is aborted, and so may the destruction of the group. So
+it is never joined: it is left, and ends when the call under way does.
+
+Free of torch; shared by sender and receiver, and by the ranks of the learner.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import fcntl
+import os
 import queue
-from collections.abc import Callable
+import socket
+import stat
+import struct
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from configs.worker import Worker
+
+# --------------------------------------------------------------------------------------------------
+# Listeners of gloo, closed to all who come after the members have met.
+#
+# gloo listens as long as its group lives, asks for no key, and keeps each connection for ever: by a
+# thousand of them whoever reaches the port would take all open files of a member, and abort it.
+# What is closed here answers no packet that opens a connection, as if nothing listened; connections
+# that are there stay.
+
+DESCRIPTORS = Path("/proc/self/fd")
+SO_ATTACH_FILTER = 26  # of Linux; `socket` does not name it
+KEEP_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)  # a filter of one instruction: return 0 bytes
+
+
+@contextmanager
+def closed_to_strangers() -> Iterator[None]:
+    """Let nobody connect any more to the listeners that gloo has opened within the block."""
+    before = {inode for inode, _ in _listeners_of_gloo()}
+    yield
+    for inode, listener in _listeners_of_gloo():
+        if inode not in before:
+            answer_no_more(listener)
+
+
+def answer_no_more(listener: socket.socket) -> None:
+    """Let nobody connect to a listener any more, whoever else has it open."""
+    program = ctypes.create_string_buffer(KEEP_NOTHING)
+    options = struct.pack("@HP", 1, ctypes.addressof(program))
+    with suppress(OSError):  # a sandbox without such filters; the limit of files is raised
+        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, options)
+
+
+def _listeners_of_gloo() -> Iterator[tuple[int, socket.socket]]:
+    """Yield the inode of each, and the listener until the next one.
+
+    Of all TCP listeners of a process only those of gloo go on in a program that it executes.
+    """
+    for number in map(int, [path.name for path in DESCRIPTORS.glob("*")]):
+        with suppress(OSError):  # it has been closed, or is no socket
+            is_ours = fcntl.fcntl(number, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+            if is_ours or not stat.S_ISSOCK(os.fstat(number).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(number)) as found:
+                is_tcp = found.family in {socket.AF_INET, socket.AF_INET6}
+                if is_tcp and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    yield os.fstat(found.fileno()).st_ino, found
+
+
+# --------------------------------------------------------------------------------------------------
+# A thread that owns one process group.
 
 
 class Group(Protocol):

@@ -39,6 +39,13 @@ def load_script(name: str) -> Script:
     return make_script(assemble(name, FILES))
 
 
+def load_all() -> None:
+    """Read every script: later, connections may have taken all files that a process may open."""
+    for name, path in FILES.items():
+        if path.parent.name != "lib":
+            load_script(name)
+
+
 def make_script(source: str) -> Script:
     """Make a script of complete source text."""
     sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()  # Redis' own name for it

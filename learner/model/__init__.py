@@ -13,8 +13,8 @@ output_layer       The output layer: log-probs and entropies of tokens from the 
 policy             The target policy: a Hugging Face causal language model, sharded with FSDP2, that
                    scores tokens
 ranks              The process group of the learner: rank, device, and communication between ranks
-rendezvous         Rendezvous of ranks: variables of a launcher, and listeners that others find no
-                   longer
+rendezvous         Rendezvous of ranks: environment variables by which a launcher lets a rank find
+                   the others
 saved_model        A model in Hugging Face's format, read shard by shard
 sequence_cost      Estimated cost of training a sequence, from the model's configuration
 sequence_parallel  Sequence parallelism (Ulysses): the tokens of each microbatch, cut over several

@@ -23,18 +23,14 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore  # re-exported, but not for type checkers
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from broker.weights.group_thread import closed_to_strangers
 from configs.errors import SettingsError
 from configs.machine import gpu_left_out
 from configs.settings import ParallelSettings
 from configs.validation.learner import Layout, layout_of
 
 from .cpu import keep_freed_memory
-from .rendezvous import (
-    RENDEZVOUS_ADDRESS,
-    RENDEZVOUS_FILE,
-    RENDEZVOUS_SOCKET,
-    closed_to_strangers,
-)
+from .rendezvous import RENDEZVOUS_ADDRESS, RENDEZVOUS_FILE, RENDEZVOUS_SOCKET
 from .sequence_parallel import ALONE, SequenceGroup
 from .tensor_parallel import UNDIVIDED, TensorGroup
 

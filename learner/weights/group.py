@@ -28,6 +28,7 @@ from torch._C._distributed_c10d import Store, TCPStore  # re-exported, but not f
 from torch.distributed import BroadcastOptions, ProcessGroupGloo
 
 from broker.protocol.weight_messages import BUCKETS_IN_FLIGHT
+from broker.weights.group_thread import answer_no_more, closed_to_strangers
 
 BACKLOG = 128
 DEVICES = {"gloo": "cpu", "nccl": "cuda"}
@@ -87,6 +88,7 @@ class SendingGroup:
     def __init__(self, plan: GroupPlan, listener: socket.socket) -> None:
         timeout = timedelta(seconds=plan.join_s)
         port = listener.getsockname()[1]
+        door = listener.dup()
         self._store: TCPStore | None = TCPStore(
             plan.host,
             port,
@@ -97,7 +99,10 @@ class SendingGroup:
         )
         self._device = DEVICES[plan.backend]
         self._can_abort = plan.backend == "nccl"
-        self._group: Any = _open(self._store, plan, timeout)
+        with door, closed_to_strangers():
+            self._group: Any = _open(self._store, plan, timeout)
+            if plan.backend == "gloo":  # NCCL's members meet at the first broadcast
+                answer_no_more(door)
 
     def send(self, memory: mmap.mmap | bytearray, *, bucket_bytes: int, send_s: float) -> None:
         """Broadcast these bytes in buckets. A return does not mean that they have arrived.

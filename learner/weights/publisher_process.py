@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
+import structlog
 import uvloop
 import zmq
 import zmq.asyncio
@@ -42,6 +43,8 @@ from .slots import Slots
 from .updates.sparse_chain import SparseChain
 
 ALIVE_EVERY_S = 1.0
+
+log = structlog.get_logger()
 
 
 class PublisherSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,8 +146,11 @@ def _groups(settings: PublisherSettings, bound: str) -> BroadcastSettings:
 
 def _read_stdin(server: WeightServer, brokers: BrokerList, ended: asyncio.Event) -> None:
     if os.read(sys.stdin.fileno(), 4096):
-        server.introduce(brokers.read())
         server.wake()
+        try:
+            server.introduce(brokers.read())
+        except OSError as error:  # no file may be opened just now; the next version comes soon
+            log.warning("no file can be opened just now", reason=str(error))
     else:
         ended.set()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 
+import structlog
 import zmq.asyncio
 
 from broker.protocol.manifest import SparseLink, WeightManifest
@@ -41,6 +42,10 @@ from .pauses import Pauses
 from .slots import Slot, Slots
 from .updates.sparse_chain import SparseChain
 from .versions_on_offer import VersionsOnOffer
+
+TAKEN_AGAIN_S = 0.5
+
+log = structlog.get_logger()
 
 
 class WeightServer:
@@ -221,7 +226,13 @@ class WeightServer:
         while True:
             await self._woken.wait()
             self._woken.clear()
-            slot = self._versions.advance()
+            try:
+                slot = self._versions.advance()
+            except OSError as error:  # connections have taken all files that may be open
+                log.warning("no file can be opened just now", reason=str(error))
+                await asyncio.sleep(TAKEN_AGAIN_S)
+                self._woken.set()
+                continue
             if slot is not None:
                 self._woken.set()  # a newer one may have been sealed meanwhile
                 await self._announce(slot)

@@ -98,10 +98,14 @@ class Slots:
         return any(self.mark(index, "ready").exists() for index in range(NUM_SLOTS))
 
     def take(self) -> Slot | None:
-        """Take the sealed version; None if there is none."""
+        """Take the sealed version; None if there is none.
+
+        Raises:
+            OSError: No file can be opened; nothing is taken.
+        """
         for index in range(NUM_SLOTS):
-            if self._move(index, "ready", "taken"):
-                return self._open(index)
+            if self.mark(index, "ready").exists() and (slot := self._take(index)) is not None:
+                return slot
         return None
 
     def free(self, slot: Slot) -> None:
@@ -152,15 +156,25 @@ class Slots:
         return True
 
     def _read(self, index: int) -> WeightManifest:
-        frame = self._manifest(index).read_bytes()
-        manifest = decode(frame, max_bytes=MAX_WEIGHTS_FRAME).message
-        assert isinstance(manifest, WeightManifest)
-        return manifest
+        return _decoded(self._manifest(index).read_bytes())
 
-    def _open(self, index: int) -> Slot:
+    def _take(self, index: int) -> Slot | None:
+        """Take a slot if it is ready still. Its files are opened before, and read after that."""
         path = self.path(index)
+        self.base()
         if index not in self._mapped:
             with path.open("r+b") as file:
                 self._mapped[index] = mmap.mmap(file.fileno(), 0)
-        adapter = self._adapter(index).read_bytes()
-        return Slot(index, self._read(index), self._mapped[index], path, adapter)
+        with (
+            self._manifest(index).open("rb") as manifest,
+            self._adapter(index).open("rb") as adapter,
+        ):
+            if not self._move(index, "ready", "taken"):
+                return None
+            return Slot(index, _decoded(manifest.read()), self._mapped[index], path, adapter.read())
+
+
+def _decoded(frame: bytes) -> WeightManifest:
+    manifest = decode(frame, max_bytes=MAX_WEIGHTS_FRAME).message
+    assert isinstance(manifest, WeightManifest)
+    return manifest

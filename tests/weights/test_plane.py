@@ -5,14 +5,16 @@ The engine is `ToyEngine`; all that lies between the learner's model and `engine
 
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
 import pytest
 
 from broker.transport.allow_list import Role, add, revoke
+from broker.transport.sockets import host_and_port
 from tests.broker.support.keys import keys_with_actor
-from tests.learner.support.listening import listening
+from tests.learner.support.listening import listening, listening_at
 from tests.waiting import wait_until
 from tests.weights.support.plane import JOIN_AND_SEND_S, MAX_PUBLISH_S
 
@@ -41,6 +43,31 @@ def test_nothing_listens_beyond_this_machine(plane, actors):
 
     for pid in (plane.publisher_pid, *(actor.pid for actor in actors)):
         assert listening(pid) == {"127.0.0.1"}, "a group is open, so each process listens"
+
+
+def test_nobody_connects_to_a_group_that_has_met(plane, actors):
+    plane.publish_to_all()
+    publisher = host_and_port(plane.publication.endpoint)
+    places = {
+        place
+        for pid in (plane.publisher_pid, *(actor.pid for actor in actors))
+        for place in listening_at(pid)
+    }
+
+    assert len(places) >= 4, "the publisher's port, and one of gloo in each process"
+    assert {place for place in places if is_answered(place)} == {publisher}
+    again = plane.publish()
+    for actor in actors:
+        assert actor.applied(again)["digest"] == again.digest
+        assert actor.counters()["broadcasts"] >= 2
+
+
+def is_answered(place):
+    try:
+        socket.create_connection(place, timeout=0.5).close()
+    except TimeoutError:
+        return False
+    return True
 
 
 def test_an_actor_that_joins_late_has_the_current_weights_first(plane, actors):

@@ -10,6 +10,7 @@ from broker.weights.seal import Seal
 from buffer.record.episode import PolicyVersion
 from learner.weights.slots import NUM_SLOTS, Slot, Slots
 from learner.weights.versions_on_offer import PULL_IDLE_S, VersionsOnOffer
+from tests.learner.support.listening import without_files
 
 NUM_BYTES = CHUNK_BYTES + 8
 
@@ -83,6 +84,18 @@ def test_a_sealed_version_is_taken_once(learner, tmp_path):
     assert taken.manifest == manifest(1)
     assert taken.memory[:] == bytes([1]) * NUM_BYTES
     assert publisher.take() is None
+
+
+def test_a_version_that_cannot_be_opened_is_taken_later(learner, tmp_path, on_offer):
+    learner.seal(1)
+
+    with without_files(), pytest.raises(OSError, match="Too many open files"):
+        on_offer.advance()
+    for step in (2, 3, 4, 5):  # there is room for them
+        learner.seal(step)
+
+    assert on_offer.advance().manifest == manifest(5)
+    assert Slots(tmp_path).take() is None
 
 
 def test_the_newest_replaces_a_version_that_nobody_took(learner, tmp_path):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import stat
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,6 +16,7 @@ from broker.transport.keys import load_pair, load_public, make_client, make_keys
 from configs import durable
 from configs.errors import SettingsError
 from tests.broker.support.keys import keys_with_actor
+from tests.learner.support.listening import without_files
 
 
 def test_keys_are_private_and_made_once(tmp_path: Path) -> None:
@@ -126,3 +130,25 @@ def test_the_allow_list_follows_its_folder_and_fails_closed(tmp_path: Path) -> N
     shutil.rmtree(folder / "allowed")
     allowed.refresh()
     assert allowed.member(actor) is None
+
+
+@pytest.mark.parametrize("are_listed", [False, True])
+def test_a_process_without_files_left_revokes_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, are_listed: bool
+) -> None:
+    folder = keys_with_actor(tmp_path / "keys")
+    allowed = AllowList(folder)
+    allowed.refresh()
+    make_client(folder, "spot")
+    known = allowed.members()
+
+    with monkeypatch.context() as patch, without_files() if not are_listed else nullcontext():
+        if are_listed:  # connections took the last one since
+            none = OSError(errno.EMFILE, "Too many open files")
+            patch.setattr(Path, "read_bytes", Mock(side_effect=none))
+        with pytest.raises(OSError, match="Too many open files"):
+            allowed.refresh()
+
+    assert allowed.members() is known
+    allowed.refresh()
+    assert {member.name for member in allowed.members().values()} == {"actor", "enrolment", "spot"}

@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from socketserver import TCPServer
 from urllib.error import HTTPError
 
 import prometheus_client
@@ -20,6 +21,7 @@ from configs.metrics import Health, Histogram, Metric, Pulse
 from configs.metrics_server import CALLER_S, MAX_CALLERS, MetricsServer
 from configs.metrics_serving import serving
 from configs.settings import RunSettings
+from tests.learner.support.listening import without_files
 
 METRICS = (
     Metric("nyala_x_depth", "gauge", "items", "Depth."),
@@ -212,6 +214,30 @@ def test_callers_that_say_nothing_keep_no_more_than_their_places(role):
     finally:
         for each in idle:
             each.close()
+
+
+def test_a_caller_for_whom_no_file_is_left_is_served_later_and_takes_no_processor(
+    role, monkeypatch
+):
+    tries = []
+    accept = TCPServer.get_request
+
+    def counted(server):
+        tries.append(server)
+        return accept(server)
+
+    monkeypatch.setattr(TCPServer, "get_request", counted)
+    host, port = role.base.removeprefix("http://").split(":")
+    with socket.socket() as caller:
+        caller.settimeout(0.3)
+        with without_files():
+            caller.connect((host, int(port)))
+            caller.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
+            with pytest.raises(TimeoutError):
+                caller.recv(64)
+            assert len(tries) == 1
+        caller.settimeout(30)
+        assert caller.recv(64).startswith(b"HTTP/1.0 200")
 
 
 @pytest.mark.parametrize("request_line", [b"", b"GET /metrics HTTP/1.0\r\n\r\n", b"GET /metr"])

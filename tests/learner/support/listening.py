@@ -1,12 +1,16 @@
-"""Addresses on which a tree of processes accepts connections, from Linux' /proc."""
+"""Addresses on which a tree of processes accepts connections, and its open files, from /proc."""
 
 from __future__ import annotations
 
+import resource
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LISTEN = "0A"  # state of a socket in /proc/net/tcp
 PROC = Path("/proc")
+STANDARD = 3  # standard input, output and errors, which every process has open
 
 
 def family(pid: int) -> set[int]:
@@ -20,11 +24,16 @@ def family(pid: int) -> set[int]:
 
 def listening(pid: int) -> set[str]:
     """List the addresses on which a process or a descendant listens."""
+    return {address for address, _ in listening_at(pid)}
+
+
+def listening_at(pid: int) -> set[tuple[str, int]]:
+    """List them with their ports."""
     sockets = {inode for member in family(pid) for inode in _sockets(member)}
     return {
-        address
+        place
         for table in ("tcp", "tcp6")
-        for address, inode in _listeners(PROC / str(pid) / "net" / table)
+        for place, inode in _listeners(PROC / str(pid) / "net" / table)
         if inode in sockets
     }
 
@@ -38,23 +47,42 @@ def _parent(process: Path) -> int:
 
 def _sockets(pid: int) -> set[str]:
     inodes = set()
-    for descriptor in (PROC / str(pid) / "fd").iterdir():
-        try:
-            target = str(descriptor.readlink())
-        except OSError:  # it has just been closed
-            continue
+    for target in open_files(pid):
         if target.startswith("socket:["):
             inodes.add(target[len("socket:[") : -1])
     return inodes
 
 
-def _listeners(table: Path) -> list[tuple[str, str]]:
+def open_files(pid: int) -> list[str]:
+    """List what a process has open, as /proc names it; nothing once it has ended."""
+    found = []
+    with suppress(OSError):  # it has just ended
+        for descriptor in (PROC / str(pid) / "fd").iterdir():
+            with suppress(OSError):  # it has just been closed
+                found.append(str(descriptor.readlink()))
+    return found
+
+
+@contextmanager
+def without_files() -> Iterator[None]:
+    """Let this process open no file, as when connections have taken all that it may."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (STANDARD, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def _listeners(table: Path) -> list[tuple[tuple[str, int], str]]:
     rows = [line.split() for line in table.read_text().splitlines()[1:]]
-    return [(_address(row[1].partition(":")[0]), row[9]) for row in rows if row[3] == LISTEN]
+    return [(_place(row[1]), row[9]) for row in rows if row[3] == LISTEN]
 
 
-def _address(hexadecimal: str) -> str:
-    """Decode an address of 32-bit words in host order."""
+def _place(written: str) -> tuple[str, int]:
+    """Decode an address of 32-bit words in host order, and a port."""
+    hexadecimal, _, port = written.partition(":")
     words = [hexadecimal[i : i + 8] for i in range(0, len(hexadecimal), 8)]
     packed = b"".join(int(word, 16).to_bytes(4, "little") for word in words)
-    return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
+    family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
+    return socket.inet_ntop(family, packed), int(port, 16)
