@@ -82,6 +82,9 @@ GIVE_UP_S = 600.0  # a broker is restarted in seconds, its machine in minutes
 UNACKED_PER_SLOT = 2  # finished episodes for each place in the engine before leasing stops
 GROUP_WAIT_S = 60.0  # half of the time that a lease may stand still
 LEAVE_S = 2.0  # to release leases after a failure, and for BYE
+DRAIN_SHARE = (
+    0.4  # of `actors.drain_s`, to finish and then to release; the rest is for what follows
+)
 MAX_RELEASES = 1024  # leases of one message: a quarter of what the broker takes
 DIRTY_PAUSE_S = 0.02  # a swap and its probe take tens of milliseconds
 
@@ -162,6 +165,7 @@ class ActorLoop:
         """
         self.phase, self._hello, self._prepare = Phase.JOIN, hello, prepare
         self._stop, self._published = asyncio.Event(), asyncio.Event()
+        self._is_broker_gone = False
         self.room = Room(hello.capacity, group_size=run.group_size)
         self._tuner = None if meter is None else Tuner(self.room, actors, meter)
         self._drain_s, self._give_up_s, self._group_wait_s = actors.drain_s, give_up_s, group_wait_s
@@ -319,15 +323,17 @@ class ActorLoop:
         self.phase = Phase.DRAINING
         log.info("draining", in_flight=self._leases.num_active, unacked=len(self._outbox))
         try:
-            async with asyncio.timeout(self._drain_s / 2):
+            async with asyncio.timeout(DRAIN_SHARE * self._drain_s):
                 await self.sampling.stop()
                 await self._leases.until_active_below(1)
                 await self._outbox.until_below(1)
         except TimeoutError:
             log.warning("episodes are given back unjudged", episodes=len(self._leases))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._drain_s / 2):
+        try:
+            async with asyncio.timeout(DRAIN_SHARE * self._drain_s):
                 await self._release()
+        except TimeoutError:  # it has been told to stop too, and nothing reaches it any more
+            self._is_broker_gone = True
 
     async def _release(self) -> None:
         await self.heartbeat.send_last()
@@ -341,11 +347,12 @@ class ActorLoop:
     async def _leave(self, tools: EpisodeTools | None, *, has_failed: bool) -> None:
         """Release what is left, send BYE, and end the engine and the rewards' processes."""
         self.phase = Phase.BYE
-        with suppress(TimeoutError, NyalaError):
-            async with asyncio.timeout(LEAVE_S):
-                if len(self._leases):
-                    await self._release()
-                await self._broker.bye(has_failed=has_failed, deadline_s=LEAVE_S)
+        if not self._is_broker_gone:
+            with suppress(TimeoutError, NyalaError):
+                async with asyncio.timeout(LEAVE_S):
+                    if len(self._leases):
+                        await self._release()
+                    await self._broker.bye(has_failed=has_failed, deadline_s=LEAVE_S)
         for rewards in set(tools.rewards) if tools is not None else ():
             if rewards is not None:
                 await rewards.close()

@@ -18,7 +18,7 @@ from console.run.run_folder import RunFolder, run_folder_of
 from learner.stopping import read_left_batch
 
 PAUSE_S = 0.1
-STOPS = 4  # of processes one after the other, each within console.stop_timeout_s
+STOPS = 4  # actors and learner, broker, Redis, what is left: each within console.stop_timeout_s
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -27,8 +27,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def stop(run: Run) -> None:
     """Stop a run on this machine.
 
-    As Ctrl-C does in the terminal of `nyala up`: actors drain, the learner writes a checkpoint,
-    broker and Redis end. Returns when all of it has ended; `nyala up RUN` goes on with it.
+    As Ctrl-C does in the terminal of `nyala up`: actors drain and the learner writes a
+    checkpoint, then broker and Redis end. Returns when all of it has ended; `nyala up RUN` goes on
+    with it.
 
     Example: `nyala stop runs/demo`
     """
@@ -36,7 +37,7 @@ def stop(run: Run) -> None:
     if folder.holder is None:
         print_line(console, f"no `nyala up` of {folder.path} works on this machine")
         return
-    print_line(console, f"stopping process {folder.holder}: actors drain, the learner saves")
+    print_line(console, f"stopping process {folder.holder}: actors drain and the learner saves")
     stop_run(folder)
     kept = folder.newest_checkpoint() or "no checkpoint, so the run begins again at batch 1"
     print_line(console, f"kept: {kept}{_replayed(folder)}")

@@ -255,9 +255,12 @@ class Process:
             os.killpg(self._child.pid, number)
 
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back: one between a fork and its record would leave an orphan.
+    """Hold what asks for a stop back: one between a fork and its record would leave an orphan.
 
     Python calls handlers in its main thread alone; in any other there is nothing to hold back.
     """
@@ -267,7 +270,8 @@ def held_back() -> Iterator[None]:
     came: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _: came.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in STOP_SIGNALS
+        if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
         yield

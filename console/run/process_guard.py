@@ -2,9 +2,10 @@
 
 Run as `python -m console.run.process_guard SECONDS`, it reads `+group` and `-group` lines on stdin.
 When stdin ends, `nyala up` is gone: every group that is left gets SIGTERM, and SIGKILL after
-SECONDS. What killed ones leave in shared memory is removed. A process with a pipe rather than a
-parent-death signal: the end of a pipe is seen however `nyala up` dies, and what ignores SIGTERM, or
-was started by what we started, goes too.
+SECONDS. Nothing else ends it, not even that all processes of a machine are told to end. What killed
+ones leave in shared memory is removed. A process with a pipe rather than a parent-death signal: the
+end of a pipe is seen however `nyala up` dies, and what ignores SIGTERM, or was started by what we
+started, goes too.
 """
 
 from __future__ import annotations
@@ -93,4 +94,6 @@ def _lives(group: int) -> bool:
 
 
 if __name__ == "__main__":
+    for asked in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(asked, signal.SIG_IGN)
     end_all(follow(sys.stdin), grace_s=float(sys.argv[1]))

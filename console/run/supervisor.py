@@ -1,27 +1,28 @@
 """Supervisor of the processes of a run: started at once, restarted on failure, stopped in order.
 
 Owns the timing and the decision to restart; `process.py` starts and stops.
-`tick` never waits; `stop` waits at most `timeout_s` for each role.
+`tick` never waits; `stop` waits at most `timeout_s` for each step of its order.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import random
 import signal
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
+from typing import Any, Self
 
 from configs.machine import FREE_SPACE, full_disk
 
-from .process import Supervised
+from .process import STOP_SIGNALS, Supervised
 
 # --------------------------------------------------------------------------------------------------
 # Restart policy of processes that ended: whether, and after which pause. Pure, with a given clock.
@@ -163,30 +164,62 @@ def cause_of_end(error: str | None, folder: Path) -> str | None:
 # --------------------------------------------------------------------------------------------------
 # Supervisor of the processes of a run: started at once, restarted on failure, stopped in order.
 
-STOP_ORDER = ("actor", "learner", "broker", "redis")
-"""Actors drain while the broker still takes their leases back; the learner checkpoints while Redis
-can still commit."""
+STOP_ORDER = (("actor", "learner"), ("broker",), ("redis",))
+"""Actors drain while the broker still takes their leases back; the learner saves meanwhile, while
+Redis can still commit."""
 
 POLL_S = 0.05
+SAVE_S = 5.0
+"""For a learner that is saving when a person presses Ctrl-C once more."""
 SUPERVISE_EVERY_S = 0.1  # how late a dead process is noticed; a display has its own pace
 
 
 class StopRequest(KeyboardInterrupt):
-    """SIGTERM; treated as Ctrl-C."""
+    """Ctrl-C, SIGTERM or SIGHUP."""
 
 
-@contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does."""
+class StopSignals:
+    """Ctrl-C, SIGTERM and the end of the terminal, from `with` on.
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise StopRequest
+    The first of them raises `StopRequest`, and the stop that follows is not interrupted: of those
+    after it Ctrl-C alone is counted, for `Supervisor.stop`. A machine that goes down, a scheduler
+    and a shell send several signals, and mean the same by each.
+    """
 
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def __init__(self) -> None:
+        self.times_urged = 0
+        """How often Ctrl-C was pressed after the first request."""
+        self._is_asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        """Begin; what this process ignores (`nohup`, a job of a script) it goes on to ignore."""
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Put back what was there before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            _leave_terminal()
+        if not self._is_asked:
+            self._is_asked = True
+            raise StopRequest
+        self.times_urged += number == signal.SIGINT
+
+
+def _leave_terminal() -> None:
+    """Write to nowhere what was for a terminal that is gone, and would end the stop by an error."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (1, 2):
+        if os.isatty(descriptor):
+            os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,20 +295,21 @@ class Supervisor:
         """Name the processes that are to start and cannot yet."""
         return [p.name for p in self._processes if p.name in self._due and not p.can_start]
 
-    def stop(self, *, timeout_s: float) -> list[str]:
-        """Stop role by role; return the names of processes that had to be killed."""
+    def stop(self, *, timeout_s: float, times_urged: Callable[[], int] = lambda: 0) -> list[str]:
+        """Stop in order; return the names of processes that had to be killed.
+
+        Args:
+            timeout_s: For each step of the order.
+            times_urged: How often a person has asked for more haste: at the first time all are
+                killed but a learner, which may be saving and has `SAVE_S`; at the next, all are.
+        """
         killed: list[str] = []
-        for role in STOP_ORDER:
-            members = [process for process in self._processes if process.role == role]
+        for roles in STOP_ORDER:
+            members = [process for process in self._processes if process.role in roles]
             for process in members:
                 process.ask_to_stop()
-            killed += self._wait_or_kill(members, timeout_s)
+            killed += self._wait_or_kill(members, timeout_s, times_urged)
         return killed
-
-    def kill(self) -> None:
-        """End everything at once."""
-        for process in self._processes:
-            process.kill()
 
     def _look_at(self, process: Supervised) -> Outcome | None:
         """Decide about a process that has ended, once; start it when its pause is over."""
@@ -309,11 +343,20 @@ class Supervisor:
         error = self._last_error(process.name)
         return f": {error}" if error else ""
 
-    def _wait_or_kill(self, members: Sequence[Supervised], timeout_s: float) -> list[str]:
-        deadline = self._clock() + timeout_s
-        while any(p.poll() is None for p in members) and self._clock() < deadline:
+    def _wait_or_kill(
+        self, members: Sequence[Supervised], timeout_s: float, times_urged: Callable[[], int]
+    ) -> list[str]:
+        deadline, urged_at = self._clock() + timeout_s, math.inf
+        killed: list[str] = []
+        while running := [process for process in members if process.poll() is None]:
+            urged = times_urged()
+            if urged:
+                urged_at = min(urged_at, self._clock())
+            for process in running:
+                may_save = process.role == "learner" and urged == 1
+                end = urged_at + SAVE_S if may_save else -math.inf if urged else deadline
+                if self._clock() >= min(deadline, end):
+                    process.kill()
+                    killed.append(process.name)
             self._sleep(POLL_S)
-        late = [process for process in members if process.poll() is None]
-        for process in late:
-            process.kill()
-        return [process.name for process in late]
+        return killed

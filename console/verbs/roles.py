@@ -29,8 +29,8 @@ from console.run.supervisor import (
     SUPERVISE_EVERY_S,
     Outcome,
     RestartPolicy,
+    StopSignals,
     Supervisor,
-    sigterm_as_interrupt,
 )
 
 from .join_pack import is_pack, open_pack
@@ -115,7 +115,7 @@ def _command(alone: Command, settings: Settings, number: int, cards: tuple[str, 
 #
 #     start all ──▶ watch ──▶ all have drained: the run has ended           exit code 0
 #                     │  └──▶ one cannot be kept up: the others drain       1, or 2 for settings
-#                     └─────▶ Ctrl-C, SIGTERM: all drain                    `actors.exit_when_told`
+#                     └─────▶ Ctrl-C, SIGTERM, SIGHUP: all drain            `actors.exit_when_told`
 #                               └──▶ once more: all end at once             130
 #
 # Waits for nothing but these. The processes are supervised as `nyala up` does it, without Redis:
@@ -129,8 +129,7 @@ ENDING_S = 20.0
 
 def run_group(commands: Sequence[Command], settings: Settings, say: Callable[[str], None]) -> int:
     """Start, watch, drain; return the exit code."""
-    grace_s = settings.actors.drain_s + ENDING_S
-    guard = ProcessGuard(grace_s=grace_s)
+    guard = ProcessGuard(grace_s=_grace_s(settings))
     processes = [Process(command, guard) for command in commands]
     stages = Stages({command.name: command.log for command in commands})
     supervisor = Supervisor(
@@ -141,10 +140,14 @@ def run_group(commands: Sequence[Command], settings: Settings, say: Callable[[st
         last_error=stages.take_error,
     )
     try:
-        with sigterm_as_interrupt():
-            return _watch(supervisor, commands, settings, say, grace_s)
+        with StopSignals() as signals:
+            return _watch(supervisor, commands, settings, say, lambda: signals.times_urged)
     finally:
         guard.close()
+
+
+def _grace_s(settings: Settings) -> float:
+    return settings.actors.drain_s + ENDING_S
 
 
 def _watch(
@@ -152,7 +155,7 @@ def _watch(
     commands: Sequence[Command],
     settings: Settings,
     say: Callable[[str], None],
-    grace_s: float,
+    times_urged: Callable[[], int],
 ) -> int:
     code = settings.actors.exit_when_told
     try:
@@ -167,10 +170,8 @@ def _watch(
         code = SETTINGS_ERROR if outcome.code == SETTINGS_ERROR else FAILED
     except KeyboardInterrupt:
         say("the actors drain; once more ends them at once")
-    try:
-        killed = supervisor.stop(timeout_s=grace_s)
-    except KeyboardInterrupt:
-        supervisor.kill()
+    killed = supervisor.stop(timeout_s=_grace_s(settings), times_urged=times_urged)
+    if times_urged():
         return STOPPED
     if killed:
         say(f"had to be killed: {', '.join(killed)}")

@@ -2,8 +2,8 @@
 
     prepare -> Redis -> model -> broker, learner, actors at once -> watch -> stop in order -> result
 
-Waits for the learner to finish; Ctrl-C, SIGTERM or a process that cannot be kept up unblocks it.
-However it ends, no process is left.
+Waits for the learner to finish; Ctrl-C, SIGTERM, SIGHUP or a process that cannot be kept up
+unblocks it. However it ends, no process is left.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from console.run.supervisor import (
     SUPERVISE_EVERY_S,
     Outcome,
     RestartPolicy,
+    StopSignals,
     Supervisor,
     cause_of_end,
-    sigterm_as_interrupt,
 )
 
 FAILED = 1
@@ -66,18 +66,20 @@ class Session:
         self._plain = plain
         self._forks = forks
         self._actors: ActorWatch | None = None
+        self._signals = StopSignals()
 
     def run(self) -> int:
         """Start, watch, stop; return the exit code."""
         server = prepare(self._settings, self._folder, redis_url=self._redis_url)
         write_versions(self._folder.path)
         try:
-            with sigterm_as_interrupt():
+            with self._signals:
                 self._make_model()
                 outcome = self._supervise(server)
         except KeyboardInterrupt:
             outcome = None
-        if has_batches := any(read_rows(self._folder.metrics)):
+        has_report = any(read_rows(self._folder.metrics)) and not self._signals.times_urged
+        if has_report:
             self._write_report()
         if outcome is not None and outcome.is_finished:
             self._write_card()
@@ -85,7 +87,7 @@ class Session:
             return 0
         if outcome is not None:
             self._say(f"stopped: {outcome.reason}")
-        if has_batches:
+        if has_report:
             self._say(f"the curves so far are in {self._folder.report}")
         self._say(f"to go on from {self._folder.newest_checkpoint() or 'the start'}:")
         self._say(f"  {self._resume_command}")
@@ -246,16 +248,19 @@ class Session:
             time.sleep(SUPERVISE_EVERY_S)
 
     def _stop(self, supervisor: Supervisor, display: Display) -> None:
-        """Stop in order; a second Ctrl-C stops at once."""
+        """Stop in order, even where nothing can be said any more; Ctrl-C hurries it."""
+        killed: list[str] = []
         try:
-            display.log("stopping: actors drain, the learner saves, then broker and Redis")
-            killed = supervisor.stop(timeout_s=self._settings.console.stop_timeout_s)
-            if killed:
-                display.log(f"had to be killed: {', '.join(killed)}")
-        except KeyboardInterrupt:
-            display.log("stopping at once")
-            supervisor.kill()
-            raise
+            display.log("stopping: actors drain and the learner saves, then broker and Redis")
+        finally:
+            killed = supervisor.stop(
+                timeout_s=self._settings.console.stop_timeout_s,
+                times_urged=lambda: self._signals.times_urged,
+            )
+        if self._signals.times_urged:
+            display.log("stopped in haste")
+        elif killed:
+            display.log(f"had to be killed: {', '.join(killed)}")
 
     def _say(self, text: str) -> None:
         print_line(self._console, text)

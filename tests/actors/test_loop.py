@@ -528,6 +528,36 @@ def test_a_broker_that_is_gone_for_long_ends_the_actor_with_a_clear_error(redis_
     asyncio.run(asyncio.wait_for(tell(), 60))
 
 
+@pytest.mark.slow
+def test_an_actor_takes_no_leave_of_a_broker_that_was_told_to_stop_before_it(redis_url, keys):
+    phases = []
+
+    async def tell():
+        async with ring(redis_url, keys) as running:
+            await begin(running.store, groups=1)
+            await running.store.run(operations.publish(1, 0, POINTER))
+            engine = FakeEngine(solve, tokens_per_step=2)
+            actor = Actor(running, "a", engine=engine, drain_s=1.0)
+            hang_after(engine, 2)
+            beat = actor.client.beat
+
+            async def note(request, **given):
+                phases.append(actor.loop.phase)
+                return await beat(request, **given)
+
+            actor.client.beat = note
+            await until(lambda: actor.loop.sampling.num_tokens > 0)
+            running.clients.remove(actor.client)  # it outlives this broker
+        actor.loop.stop()
+        await actor.end(15)
+        await actor.client.close()
+
+    asyncio.run(asyncio.wait_for(tell(), 60))
+
+    assert Phase.DRAINING in phases
+    assert Phase.BYE not in phases
+
+
 def test_an_actor_of_other_settings_is_refused_by_name(redis_url, keys):
     async def story(ring):
         actor = Actor(ring, "a")

@@ -13,7 +13,7 @@ from configs.json_lines import JsonLines
 from console.run import process as process_log
 from console.run.process import Command, Process
 from console.run.process_guard import ProcessGuard, follow
-from console.run.supervisor import sigterm_as_interrupt
+from console.run.supervisor import StopSignals
 from tests.console.support.recorded_groups import Groups
 from tests.waiting import is_alive, read_pid, wait_until
 
@@ -59,7 +59,7 @@ def test_the_exit_code_and_the_signal_that_ended_a_process_are_known(start):
     wait_until(lambda: killed.poll() == -9)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_process_that_starts_while_we_are_asked_to_stop_is_known(tmp_path, monkeypatch, number):
     groups = Groups()
     sleep = (sys.executable, "-c", IDLE)
@@ -72,7 +72,7 @@ def test_a_process_that_starts_while_we_are_asked_to_stop_is_known(tmp_path, mon
         return child
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
-    with sigterm_as_interrupt(), pytest.raises(KeyboardInterrupt):
+    with StopSignals(), pytest.raises(KeyboardInterrupt):
         process.start()
 
     assert groups.calls == [("+", process.pid)]
@@ -164,8 +164,14 @@ def test_the_guard_follows_what_began_and_ended():
     assert follow(["+10\n", "+11\n", "-10\n", "+12\n"]) == {11, 12}
 
 
+def ignored(status):
+    """The signals that a process ignores, as bits."""
+    [line] = [line for line in status.read_text().splitlines() if line.startswith("SigIgn:")]
+    return int(line.split()[1], 16)
+
+
 @pytest.mark.slow
-def test_the_guard_removes_what_killed_processes_leave_in_shared_memory(tmp_path):
+def test_the_guard_is_told_to_end_too_and_removes_what_killed_processes_leave(tmp_path):
     program = STUBBORN + textwrap.dedent(
         """
         import pathlib, sys
@@ -182,6 +188,9 @@ def test_the_guard_removes_what_killed_processes_leave_in_shared_memory(tmp_path
         folder = Path(owner.stdout.readline().strip())
         assert folder.is_dir()
         guard.add(owner.pid)
+        status = Path(f"/proc/{guard._process.pid}/status")
+        wait_until(lambda: ignored(status) >> (signal.SIGTERM - 1) & 1)
+        guard._process.terminate()  # as all processes of a machine that goes down are
 
         guard.close()
 

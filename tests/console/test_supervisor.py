@@ -1,10 +1,18 @@
 """The supervisor with fake processes: start, restart and order of stopping."""
 
 import shutil
+import signal
 
 import pytest
 
-from console.run.supervisor import RestartPolicy, Supervisor, cause_of_end
+from console.run.supervisor import (
+    SAVE_S,
+    RestartPolicy,
+    StopRequest,
+    StopSignals,
+    Supervisor,
+    cause_of_end,
+)
 
 
 class FakeProcess:
@@ -198,27 +206,54 @@ def test_a_settings_error_of_a_process_ends_the_run_with_its_words(ring):
     assert ring.events.count("start broker") == 1
 
 
-def test_actors_stop_first_and_redis_last(ring):
+def test_actors_and_the_learner_stop_at_once_and_redis_last(ring):
     ring.events.clear()
 
     killed = ring.supervisor.stop(timeout_s=5)
 
     assert killed == []
-    assert ring.events == [
-        "stop actor-0",
-        "stop actor-1",
-        "stop learner",
-        "stop broker",
-        "stop redis",
-    ]
+    assert set(ring.events[:3]) == {"stop actor-0", "stop actor-1", "stop learner"}
+    assert ring.events[3:] == ["stop broker", "stop redis"]
 
 
 def test_what_does_not_stop_in_time_is_killed_before_the_next_role_is_asked():
-    ring = Ring("redis", "learner", "actor-0", stubborn=("actor-0",))
+    ring = Ring("redis", "broker", "learner", "actor-0", stubborn=("actor-0",))
     ring.events.clear()
 
     killed = ring.supervisor.stop(timeout_s=5)
 
     assert killed == ["actor-0"]
-    assert ring.events == ["stop actor-0", "kill actor-0", "stop learner", "stop redis"]
+    assert ring.events[2:] == ["kill actor-0", "stop broker", "stop redis"]
     assert 5 <= ring.now < 6
+
+
+@pytest.mark.parametrize(("times", "within_s"), [(1, SAVE_S), (2, 0.0)])
+def test_who_is_in_haste_ends_all_but_a_learner_that_saves_and_then_that_too(times, within_s):
+    ring = Ring("redis", "broker", "learner", "actor-0", stubborn=("learner", "actor-0"))
+    ring.events.clear()
+
+    killed = ring.supervisor.stop(timeout_s=30, times_urged=lambda: times)
+
+    assert killed == (["actor-0", "learner"] if times == 1 else ["learner", "actor-0"])
+    assert ring.events[-2:] == ["stop broker", "stop redis"]
+    assert within_s <= ring.now < within_s + 1
+
+
+def test_the_first_request_interrupts_and_only_another_ctrl_c_is_in_haste():
+    with StopSignals() as signals:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+            try:
+                signal.raise_signal(number)
+            except StopRequest:
+                assert number == signal.SIGTERM
+        assert signals.times_urged == 1
+
+
+def test_what_a_process_ignores_does_not_stop_it():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

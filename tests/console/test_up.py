@@ -136,7 +136,7 @@ def test_a_finished_run_is_reported_and_only_fresh_runs_it_again(up):
     assert up.steps_done() == 4
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_run_stops_cleanly_and_goes_on_where_it_was(up, number):
     child = up.start(steps=200)
     wait_until((up.run / "checkpoints" / "step-000010").exists)
@@ -150,8 +150,9 @@ def test_an_interrupted_run_stops_cleanly_and_goes_on_where_it_was(up, number):
     assert f"nyala up {up.config}" in out
     assert "to go on from step-0000" in out
     assert up.processes() == []
-    roles = [row["role"] for row in read_rows(up.run / "ends.jsonl")]
-    assert roles == ["actor", "actor", "learner", "broker"]
+    roles = [str(row["role"]) for row in read_rows(up.run / "ends.jsonl")]
+    assert sorted(roles[:3]) == ["actor", "actor", "learner"]
+    assert roles[3:] == ["broker"]
 
     steps = up.steps_done()
     again = up.start(steps=200)
