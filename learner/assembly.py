@@ -36,7 +36,7 @@ from learner.model.activations import choose
 from learner.model.lora import adapt, begin_adapters
 from learner.model.policy import Policy, freeze, probe_scores, rounded_logprobs, shard
 from learner.model.ranks import Ranks, join
-from learner.model.rendezvous import without_launchers
+from learner.model.rendezvous import RENDEZVOUS_FILE, without_launchers
 from learner.model.saved_model import (
     allocate,
     check_first_layers,
@@ -99,7 +99,6 @@ def run_learner(settings: Settings, stopping: threading.Event, leave: Leave | No
             if ranks.is_first
             else _follow(*parts, under_way=under_way)
         )
-
         try:
             log.info("starting", stage="waiting for episodes")
             components = Components(
@@ -118,6 +117,7 @@ def run_learner(settings: Settings, stopping: threading.Event, leave: Leave | No
                 critic=critic,
                 stopping=stopping,
                 leave=None if leave is None else partial(_leave, publisher, coordinator, leave),
+                are_all_told=RENDEZVOUS_FILE in os.environ,  # their launcher is on this machine
                 grace_s=settings.console.stop_timeout_s,
             )
             return Loop(components).run()

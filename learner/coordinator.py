@@ -208,5 +208,7 @@ class Components:
     """Set when the learner is asked to stop."""
     leave: Leave | None = None
     """Ends the process once a stop has saved the state before a batch; None = the loop ends."""
+    are_all_told: bool = False
+    """Whoever asks one of several ranks to stop asks all of them."""
     grace_s: float = 30.0
     """After which a learner that is asked to stop is killed."""

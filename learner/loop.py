@@ -163,8 +163,11 @@ class Loop:
                     self._coordinator.stopped()
                     return False
             return self._finish()
-        except LeftBatch:
-            return False
+        except Exception as error:
+            # A collective fails with ranks that have left; where all do, it is a stop.
+            if isinstance(error, LeftBatch) or self._hold.has_left:
+                return False
+            raise
         finally:
             self._background.close()
             self._components.checkpoints.under_way.close()
@@ -321,7 +324,7 @@ class Loop:
     def _hold_state(self) -> None:
         """Have a stop in the coming batch save the state of now."""
         components, step = self._components, self._step
-        if components.ranks.size > 1:
+        if components.ranks.size > 1 and not components.are_all_told:
             return
         algorithm = components.algorithm
         kept = components.checkpoints.keep(
@@ -333,12 +336,14 @@ class Loop:
         guards = self._guard.state_to_save()
 
         def save(deadline: float) -> None:
-            write_left_batch(self._run.folder, step + 1)
+            if components.ranks.is_first:
+                write_left_batch(self._run.folder, step + 1)
             components.checkpoints.under_way.wait()
             if step and self._checkpointed != step:
                 state = self._coordinator.begin_checkpoint(step, guards)
                 components.checkpoints.save_kept(state, kept, deadline=deadline)
                 self._coordinator.commit(step)
+            components.ranks.in_background.barrier()  # none ends before rank 0 has committed
 
         self._hold.begin(save, is_copied=kept.is_copied)
 

@@ -10,8 +10,9 @@ writes them from where they lie, and ends the process without waiting for the mi
 passes hold the main thread for as long as they take. Where a batch has several optimizer steps, a
 copy is held, until the last of them.
 
-With several ranks the batch is finished: they would first have to agree on one batch, and their
-main threads are in the middle of collectives.
+Ranks of one machine, which are told together, write it together: they are in the same batch, as
+none passes its optimizer step without the others, and their threads talk over a process group of
+their own. With several machines, of which one alone may be told, the batch is finished.
 
 Whoever told the learner to stop kills it after `console.stop_timeout_s`. What is not on the disk
 somewhat before is not written any more, whatever the loop is doing: the learner leaves, and the
@@ -94,6 +95,12 @@ class BatchHold:
             Exception: As `before_step`.
         """
         self._let_go(unless=False)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether a stop has left the batch; waits for a save under way."""
+        with self._changed:
+            return self._has_left
 
     def close(self) -> None:
         """End the thread."""

@@ -343,7 +343,7 @@ class Checkpoints:
     def save_kept(self, state: LearnerState, kept: Kept, *, deadline: float = math.inf) -> Path:
         """Write a checkpoint of what `keep` noted; it is durable when this returns.
 
-        The save before has been waited for. For a run of one rank, in any thread.
+        The save before has been waited for. Collective of threads beside those that train.
 
         Args:
             state: Beside tensors.
@@ -365,7 +365,7 @@ class Checkpoints:
             )
         state = replace(state, adapter=kept.adapter)
         files = self._encode(self._copies.on_host(kept.found), kept.random)
-        return self._write(state.encode(), state, files, self._ranks)
+        return self._write(state.encode(), state, files, self._ranks.in_background)
 
     def newest(self, before: int | None = None) -> tuple[Path, LearnerState] | None:
         """Find the newest checkpoint that can be trusted; None if there is none at all. Collective.

@@ -19,6 +19,7 @@ from buffer import operations
 from buffer.operations.values import Stats
 from buffer.store import Store
 from configs.errors import StoreError
+from configs.json_lines import read_rows
 from configs.loader import save
 from configs.settings import Settings
 from learner.stopping import read_left_batch
@@ -115,6 +116,13 @@ from learner.__main__ import main
 sys.exit(main())
 """
 """A learner whose passes take as long as those of a large model, from a moment on."""
+SLOW_RANKS = f"""
+import sys
+from learner import launch
+launch.rank_command = lambda arguments: [sys.executable, "-c", {SLOW!r}, *arguments]
+from learner.__main__ import main
+sys.exit(main())
+"""
 
 
 @pytest.fixture
@@ -188,20 +196,22 @@ def test_a_learner_that_lost_its_lineage_ends_with_code_3(run: Run) -> None:
     assert "LostLineage" in run.log()
 
 
-@pytest.mark.parametrize("is_store_gone", [False, True])
+@pytest.mark.parametrize(("ranks", "is_store_gone"), [(1, False), (1, True), (2, False)])
 def test_a_learner_told_to_stop_in_a_long_batch_saves_and_leaves_without_waiting_for_it(
-    run: Run, tmp_path: Path, is_store_gone: bool
+    run: Run, tmp_path: Path, ranks: int, is_store_gone: bool
 ) -> None:
     """With the store gone it is as when all processes of a machine are told to end at once."""
     server = RewindingRedis(tmp_path / "redis")
     server.start()
     run.url = server.url
     try:
-        learner = run.start("learner.checkpoint_every=3", program=("-c", SLOW))
+        program = ("-c", SLOW if ranks == 1 else SLOW_RANKS)
+        learner = run.start("learner.checkpoint_every=3", f"learner.ranks={ranks}", program=program)
         run.act_until(1)
         (run.folder / "slow").touch()
         run.act_until(4, file=run.folder / "under-way")
-        shared = {Path(path).parent for path in _mapped(learner.pid) if "/nyala-" in path}
+        mapped = [path for pid in family(learner.pid) for path in _mapped(pid)]
+        shared = {Path(path).parent for path in mapped if "/nyala-" in path}
         assert shared
         stats = run.stats()
         assert stats is not None
@@ -220,8 +230,7 @@ def test_a_learner_told_to_stop_in_a_long_batch_saves_and_leaves_without_waiting
         again = run.start()
         run.act_until(4)
         assert again.wait(PATIENCE_S) == 0, run.log()
-        text = (run.folder / "metrics.jsonl").read_text()
-        lines = [json.loads(line) for line in text.splitlines()]
+        lines = read_rows(run.folder / "metrics.jsonl")
         assert [line["step"] for line in lines] == [1, 2, 3, 4]
         assert [line["step"] for line in lines if line["is_replay"]] == [stats.version + 1]
     finally:
