@@ -13,6 +13,7 @@ import time
 from rich.console import Console
 
 from configs.json_lines import read_rows
+from configs.machine import full_disk
 from configs.settings import Settings
 from console.display.display import Display, IdleTime, make_display, print_line
 from console.display.progress import NewestSample, Progress, RunProgress, Stages
@@ -218,7 +219,7 @@ class Session:
         samples = NewestSample(self._folder.samples)
         resumed_at = progress.look().step
         idle = IdleTime(self._settings.console.alarm_s)
-        show_at = 0.0
+        show_at, is_full = 0.0, False
         while True:
             outcome = supervisor.tick()
             if time.monotonic() >= show_at or outcome is not None:
@@ -227,6 +228,10 @@ class Session:
                 # A learner that was killed first takes back the steps after its checkpoint.
                 resumed_at = min(resumed_at, now.step)
                 alarm = idle.alarm(self._why_idle(supervisor), now.step)
+                full = full_disk(self._folder.path)
+                if full is not None and not is_full:  # before anything dies of it, or waits
+                    display.log(full)
+                is_full = full is not None
                 is_training = now.step > resumed_at
                 if is_training:
                     for line in stages.report():

@@ -11,6 +11,8 @@ import pytest
 import redis
 
 from configs.json_lines import read_rows
+from lab.faults.stores import SIZE_MB, fill, small_disk
+from tests.needs import needs
 from tests.waiting import is_alive, wait_until
 
 pytestmark = pytest.mark.live
@@ -106,6 +108,21 @@ def test_a_run_goes_to_its_end_and_leaves_its_files(up):
     assert up.processes() == []
     wider = [path for path in up.run.rglob("*") if path.lstat().st_mode & 0o027]
     assert wider == []
+
+
+@needs("root")
+def test_a_disk_that_fills_up_is_called_full_before_anything_dies_of_it(up):
+    says = f"the disk must have room, got 0.00 MiB free of {SIZE_MB}; free some space on the disk"
+    with small_disk(up.directory):
+        child = up.start(steps=2000)
+        wait_until(lambda: up.steps_done() >= 3)
+
+        with fill(up.directory):
+            said = next(line for line in child.stdout if says in line or "starts again" in line)
+
+        child.send_signal(signal.SIGINT)
+        child.communicate(timeout=60)
+    assert "starts again" not in said
 
 
 def test_a_report_that_cannot_be_written_is_a_warning(up):
