@@ -191,6 +191,8 @@ def test_ctrl_c_saves_and_up_goes_on(tmp_path: Path) -> None:
 
     with run.up() as process:
         run.wait_until(lambda: run.step >= 3, "three batches are trained")
+        assert any(path.is_socket() for path in run.folder.rglob("*"))
+        assert files_of_others(run.folder) == []
         end(process)
         assert not run.pids("actors") + run.pids("learner") + run.pids("broker")
     trained = run.step
@@ -201,3 +203,12 @@ def test_ctrl_c_saves_and_up_goes_on(tmp_path: Path) -> None:
     assert summary["learner_lives"] == 2
     assert not any(line["is_replay"] for line in run.lines("metrics")[:trained])
     assert_nothing_lost_or_repeated(run, summary)
+    names = {path.name for path in run.folder.iterdir()}
+    assert {"checkpoints", "logs", "model", "report.html"} <= names
+    assert files_of_others(run.folder) == []
+
+
+def files_of_others(folder: Path) -> list[Path]:
+    """List what more than its group may read, or more than its owner may write."""
+    found = [path for path in folder.rglob("*") if not path.is_symlink()]
+    return [path for path in found if path.lstat().st_mode & 0o027]
