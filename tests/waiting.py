@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -99,10 +98,9 @@ def _check(deadline: float, what: str | Callable[[], str], timeout_s: float) -> 
 def is_alive(pid):
     """Whether a process runs; one that ended and was not reaped yet is dead too."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
 
 
 def read_pid(path):
