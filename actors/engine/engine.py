@@ -246,8 +246,14 @@ class Stepper(Protocol):
         """
         ...
 
-    def read_back(self, staged: StagedWeights) -> list[str] | None:
+    def read_back(
+        self, staged: StagedWeights, moved: Callable[[], object] = lambda: None
+    ) -> list[str] | None:
         """Name parameters whose stored values are not this version's; None = cannot be read.
+
+        Args:
+            staged: The version.
+            moved: Called again and again while parameters are read, where that is seen here.
 
         Raises:
             WeightsError: the file is gone.

@@ -33,7 +33,7 @@ from configs.worker import Worker
 
 from .engine import INITIAL_VERSION, Delta, Request, Sampled, StagedWeights, Stepper
 from .turns import TurnWatch
-from .waits import StallWatch
+from .waits import StallWatch, settle, settle_with_error
 
 # --------------------------------------------------------------------------------------------------
 # Tokens of running requests, each with the policy version that sampled it; for all engines.
@@ -308,7 +308,7 @@ class EngineThread:
             self._record(self._stepper.pause())
             self._stepper.resume()
         self._stepper.cancel(self._table.keys())
-        last.set_result(self._table.close())
+        settle(last, self._table.close())
 
     def apply(self, staged: StagedWeights, pause: Future[float]) -> None:
         """Swap to prepared weights; answer with the pause."""
@@ -319,20 +319,22 @@ class EngineThread:
             self._stepper.load(staged)  # another error: what is loaded is unknown, the thread dies
         except WeightsOverwritten as error:
             self._stood_since = begun
-            pause.set_exception(MixedWeights(str(error)))
+            settle_with_error(pause, MixedWeights(str(error)))
             return
         self._stood_since = None
         self.version = staged.manifest.version
         self._stepper.resume()
         self._stall.moved()
-        pause.set_result(time.monotonic() - begun)
+        settle(pause, time.monotonic() - begun)
 
     def read_back(self, staged: StagedWeights, answer: Future[list[str] | None]) -> None:
         """Compare what the model has stored with a version."""
         try:
-            answer.set_result(self._stepper.read_back(staged))
+            stale = self._stepper.read_back(staged, self._stall.moved)
         except WeightsError as error:  # of the file alone, which may be gone; the model is whole
-            answer.set_exception(error)
+            settle_with_error(answer, error)
+        else:
+            settle(answer, stale)
         self._stall.moved()
 
     def probe(
@@ -356,10 +358,13 @@ class EngineThread:
         death: EngineError
         try:
             self._stepper.start()
-            started.set_result(None)
+            settle(started, None)
             self._serve(lambda due: loop.call_soon_threadsafe(on_tokens, due))
         except BaseException as error:  # noqa: BLE001 - raised where the loop waits
-            structlog.get_logger().exception("engine died")
+            if started.cancelled():
+                structlog.get_logger().info("the engine's start was ended", reason=repr(error))
+            else:
+                structlog.get_logger().exception("engine died")
             death = self._death(error, is_start=not started.done())
             if not loop.is_closed():
                 loop.call_soon_threadsafe(on_tokens, self._rest())
@@ -411,7 +416,7 @@ class EngineThread:
         for sampled in made:
             has_moved = True
             if sampled.key in probes:
-                probes.pop(sampled.key).set_result(tuple(sampled.logprobs))
+                settle(probes.pop(sampled.key), tuple(sampled.logprobs))
             elif table.record(sampled, version):
                 ended.append(sampled.key)
         if has_moved:

@@ -26,6 +26,8 @@ from .waits import LOOK_S, Answers, StallWatch
 
 T = TypeVar("T")
 
+LEAST_BYTES_PER_S = 50e6
+"""Of weights that workers load or compare unseen: a tenth of what one busy core does."""
 KILLED_S = 5.0
 """From the kill of an engine that hangs to the end of its thread, which hands its tokens over."""
 
@@ -58,7 +60,8 @@ class ThreadedEngine:
             stepper: Used from the engine's thread only.
             max_model_len: Longest prompt and completion together, tokens.
             start_timeout_s: Deadline of `start`; a first start may compile kernels.
-            command_timeout_s: Deadline of `apply`, `probe` and `close`.
+            command_timeout_s: Deadline of `probe` and `close`; of `apply` and `read_back`, which
+                may take minutes, without a sign of progress and beside the time for their bytes.
             stall: Decides when an engine with requests has been silent for too long.
         """
         self._stepper = stepper
@@ -160,7 +163,7 @@ class ThreadedEngine:
         self._check_alive()
         pause: Future[float] = Future()
         self._commands.put(partial(self._inside.apply, staged, pause))
-        return await self._without_tokens(pause, "apply weights")
+        return await self._without_tokens(pause, "apply weights", staged)
 
     async def probe(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
         """Return log-probs of tokens 1.. under the weights of this moment, nats, at temperature 1.
@@ -191,7 +194,7 @@ class ThreadedEngine:
         self._check_alive()
         answer: Future[list[str] | None] = Future()
         self._commands.put(partial(self._inside.read_back, staged, answer))
-        return await self._without_tokens(answer, "read weights back")
+        return await self._without_tokens(answer, "read weights back", staged)
 
     async def close(self) -> None:
         """Stop the thread and free the model."""
@@ -205,11 +208,14 @@ class ThreadedEngine:
                 f"the engine must stop within {limit_s} s, got no end of its step; kill the process"
             )
 
-    async def _without_tokens(self, answer: Future[T], command: str) -> T:
+    async def _without_tokens(self, answer: Future[T], command: str, staged: StagedWeights) -> T:
         """Wait for a command that tokens wait for too: that is no silence."""
         self._is_swapping = True
+        limit_s = self._command_timeout_s + staged.manifest.num_bytes / LEAST_BYTES_PER_S
         try:
-            return await self._answers.within(answer, self._command_timeout_s, command)
+            return await self._answers.within(
+                answer, round(limit_s, 1), command, moves=lambda: self._stall.moves
+            )
         finally:
             self._is_swapping = self._inside.stands
 

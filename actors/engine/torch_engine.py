@@ -14,7 +14,7 @@ Shapes: R rows in use, T tokens of a prompt, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -368,15 +368,16 @@ class TorchStepper:
         if self._options.recompute_kv:
             self._recompute()
 
-    def read_back(self, staged: StagedWeights) -> list[str] | None:
+    def read_back(
+        self, staged: StagedWeights, moved: Callable[[], object] = lambda: None
+    ) -> list[str] | None:
         """Compare every parameter with the file."""
-        manifest = staged.manifest
-        tensors = named_tensors(staged.path, manifest.tensors, manifest.num_bytes)
-        return [
-            name
-            for name, tensor in tensors
-            if not torch.equal(self._parameters[name], tensor.to(self._device))
-        ]
+        manifest, stale = staged.manifest, []
+        for name, tensor in named_tensors(staged.path, manifest.tensors, manifest.num_bytes):
+            if not torch.equal(self._parameters[name], tensor.to(self._device)):
+                stale.append(name)
+            moved()
+        return stale
 
     def check(self) -> None:
         """Do nothing: the model lives in the thread that asks."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -329,13 +329,15 @@ class VllmStepper:
             self._engine.reset_prefix_cache(reset_running_requests=True)
         self._requests.begin_again(salt=self._salt)
 
-    def read_back(self, staged: StagedWeights) -> list[str] | None:
+    def read_back(
+        self, staged: StagedWeights, moved: Callable[[], object] = lambda: None
+    ) -> list[str] | None:
         """Compare the model with the file: that of this process, or every worker's own part."""
         if self._shadow is None:
             return self._read_back_in_workers(staged)
         manifest = staged.manifest
         tensors = named_tensors(staged.path, manifest.tensors, manifest.num_bytes)
-        return self._shadow.read_back(dict(tensors))
+        return self._shadow.read_back(dict(tensors), moved)
 
     def resume(self) -> None:
         """Let the scheduler run again."""

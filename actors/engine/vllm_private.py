@@ -9,6 +9,8 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, TypeAlias
 
+from .waits import settle_with_error
+
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
@@ -112,8 +114,7 @@ def end_waits(client: CoreClient, error: Exception) -> None:
     client.resources.engine_dead = True  # from here on a new call raises
     client.outputs_queue.put_nowait(error)
     for answer in list(client.utility_results.values()):
-        if not answer.done():
-            answer.set_exception(error)
+        settle_with_error(answer, error)
 
 
 def shut_down(engine: LLMEngine) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from configs.errors import DeadlineError, EngineError
@@ -14,6 +15,18 @@ from configs.errors import DeadlineError, EngineError
 # Answers of an engine's thread to the event loop, each with a deadline.
 
 T = TypeVar("T")
+
+
+def settle(answer: Future[T], value: T) -> None:
+    """Give an answer; whoever asked may have left, or been told of the engine's death."""
+    with suppress(InvalidStateError):
+        answer.set_result(value)
+
+
+def settle_with_error(answer: Future[Any], error: Exception) -> None:
+    """As `settle`, with an error."""
+    with suppress(InvalidStateError):
+        answer.set_exception(error)
 
 
 class Answers:
@@ -27,31 +40,47 @@ class Answers:
         self._on_late = on_late
         self._waited_for: set[Future[Any]] = set()
 
-    async def within(self, answer: Future[T], seconds: float, what: str) -> T:
+    async def within(
+        self,
+        answer: Future[T],
+        seconds: float,
+        what: str,
+        *,
+        moves: Callable[[], int] = lambda: 0,
+    ) -> T:
         """Wait for an answer.
+
+        Args:
+            answer: What is waited for.
+            seconds: Limit, from the last move on.
+            what: What the engine does.
+            moves: Counts signs of progress; without one the limit is for all of it.
 
         Raises:
             EngineError: the engine died.
             DeadlineError: it took longer.
         """
         self._waited_for.add(answer)
+        waiting, seen = asyncio.wrap_future(answer), -1
         try:
-            async with asyncio.timeout(seconds):
-                return await asyncio.wrap_future(answer)
-        except TimeoutError as error:
+            while (count := moves()) > seen:
+                seen = count
+                await asyncio.wait({waiting}, timeout=seconds)
+                if waiting.done():
+                    return waiting.result()
             self._on_late()
             raise DeadlineError(
-                f"the engine must {what} within {seconds} s, got no answer; its log says "
-                "what it was doing"
-            ) from error
+                f"the engine must {what} within {seconds:g} s, got no answer; its log says what "
+                "it was doing, and a machine that is busy with other work is slow at it"
+            )
         finally:
+            waiting.cancel()
             self._waited_for.discard(answer)
 
     def fail(self, error: EngineError) -> None:
         """End every wait."""
         for answer in self._waited_for:
-            if not answer.done():
-                answer.set_exception(error)
+            settle_with_error(answer, error)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -85,6 +114,11 @@ class StallWatch:
     def moved(self) -> None:
         """Note that the engine made something; called by its own thread."""
         self._moves += 1
+
+    @property
+    def moves(self) -> int:
+        """How often it did."""
+        return self._moves
 
     def look(self, *, num_wanted: int, has_begun: bool) -> bool:
         """Return whether the engine must be taken for dead.

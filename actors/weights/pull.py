@@ -57,6 +57,12 @@ class WeightPull:
         self._only_whole: PolicyVersion | None = None
         """Version that no update has led to."""
 
+    @property
+    def bytes_under_way(self) -> tuple[int, int] | None:
+        """What has come of the pull under way, and all of it; None = bytes are not waited for."""
+        slices = self._slices
+        return None if slices is None else (slices.num_bytes.total(), slices.wanted_bytes)
+
     def can_fetch(self, wanted: Announce | Moved) -> bool:
         """Return whether a source of the settings has it."""
         has_update = self._adapter_of(wanted) is not None or bool(self._chain_to(wanted))

@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
@@ -70,6 +71,9 @@ class Swapping(Protocol):
 
     async def read_back(self, staged: StagedWeights) -> list[str] | None: ...
 
+
+LOOK_S = 1.0
+"""Longest pause between two looks at the bytes of a first version."""
 
 Gate = Callable[[], Awaitable[None]]
 
@@ -136,6 +140,7 @@ class WeightReceiver:
                 caller=caller,
             )
         self._staged: StagedVersion | None = None
+        self._is_applying = False
         self._num_overwritten = 0
         """Versions in a row."""
         self._arrived = asyncio.Event()
@@ -168,21 +173,46 @@ class WeightReceiver:
     async def first_sync(self, publication: Publication) -> PolicyVersion:
         """Wait until the engine serves this version or a newer one; `run` must be under way.
 
+        Only the wait for bytes has its limit here. What is done with them goes on for as long as
+        it takes: groups, the engine's commands and the gate have deadlines of their own.
+
         Raises:
-            DeadlineError: It does not come within `actors.weight_timeout_s`.
+            DeadlineError: No byte of it comes for `actors.weight_timeout_s`.
         """
         self.offer(publication)
-        try:
-            async with asyncio.timeout(self._settings.weight_timeout_s), self._served:
-                await self._served.wait_for(lambda: self.version >= publication.version)
-        except TimeoutError:
-            raise DeadlineError(
-                f"weights {tuple(publication.version)} must arrive from {publication.endpoint} "
-                f"within {self._settings.weight_timeout_s:g} s, got {tuple(self.version)}; is the "
-                "address reachable from here, and is this actor's key in the learner's "
-                "keys/allowed?"
-            ) from None
+        limit_s = self._settings.weight_timeout_s
+        look_s, silent_s, seen = min(LOOK_S, limit_s / 4), 0.0, (0, 0)
+        while self.version < publication.version:
+            looked_at = time.monotonic()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(look_s):
+                    await self.newer_than(self.version)
+            arrived, wanted = awaited = self._transfer.awaited or seen
+            has_come = arrived > 0 and awaited != seen
+            if has_come or self._is_applying or self._staged is not None:
+                silent_s = 0.0
+            elif self._transfer.awaited is not None:  # longer: this process was stopped meanwhile
+                silent_s += min(time.monotonic() - looked_at, 2 * look_s)
+            seen = awaited if wanted else seen
+            if silent_s >= limit_s:
+                raise DeadlineError(self._silence(publication, *seen))
         return self.version
+
+    def _silence(self, publication: Publication, arrived: int, wanted: int) -> str:
+        """Write that the bytes of a first version stay away."""
+        limit = f"actors.weight_timeout_s = {self._settings.weight_timeout_s:g} s"
+        version = f"weights {tuple(publication.version)}"
+        if not wanted:
+            return (
+                f"{version} must be announced by {publication.endpoint} within {limit}, got no "
+                "news from there; is the address reachable from here, and is this actor's key in "
+                "the learner's keys/allowed?"
+            )
+        return (
+            f"{version} must go on arriving from {publication.endpoint} within {limit}, got "
+            f"{arrived / 2**20:.1f} of {wanted / 2**20:.1f} MiB, and nothing more; see in the "
+            "learner's log whether it is alive, or raise actors.weight_timeout_s on a slow line"
+        )
 
     async def newer_than(self, version: PolicyVersion) -> None:
         """Wait until the engine serves a version above this one."""
@@ -255,9 +285,11 @@ class WeightReceiver:
             self._arrived.clear()
             staged, self._staged = self._staged, None
             assert staged is not None
+            self._is_applying = True
             try:
                 await self._apply(staged.weights)
             finally:
+                self._is_applying = False
                 self._files.release(staged.file)
 
     async def _apply(self, staged: StagedWeights) -> None:

@@ -82,7 +82,7 @@ class SlicePull:
     ) -> None:
         self._version = version
         self._base = base
-        self._num_bytes = len(memory)
+        self.wanted_bytes = len(memory)
         self._memory = memory
         self._sources = sources
         self._digests = digests
@@ -240,4 +240,4 @@ class SlicePull:
         return await asyncio.to_thread(chunk_digests, chunk.payload, CHUNK_BYTES) == right
 
     def _length(self, offset: int) -> int:
-        return min(CHUNK_BYTES, self._num_bytes - offset)
+        return min(CHUNK_BYTES, self.wanted_bytes - offset)

@@ -136,6 +136,16 @@ class WeightTransfer:
             self._group.leave()
             self._sources.close()
 
+    @property
+    def awaited(self) -> tuple[int, int] | None:
+        """Bytes that have come and are to come, while others send them; 0 to come = no news yet.
+
+        None = this actor works on what has come, or is in a group, which has its own deadline.
+        """
+        if any(not task.done() for task in self._running):
+            return self._pull.bytes_under_way
+        return 0, 0
+
     def on_message(self, message: FromPublisher) -> None:
         """Process a message of the publisher."""
         match message:

@@ -147,9 +147,10 @@ class ActorSettings(Table):
 
     Raise it when answers of evaluations take longer, so that one version answers them all."""
     weight_timeout_s: Seconds = 30.0
-    """Time for one weight transfer before the actor pulls instead.
+    """Longest wait for the next 4 MiB of a weight transfer, and for a whole broadcast, after which
+    the actor pulls; what the engine does with the bytes is not counted.
 
-    Raise it for large models over a slow network."""
+    Raise it for a line below 140 kB/s, or for broadcasts of large models."""
     share_endpoint: Endpoint | None = None
     """Where an actor shares the weights that it pulls, so that not all come from the learner's
     machine; port 0 = a free one, null = it shares none. Its machine needs `keys/allowed`.

@@ -12,7 +12,7 @@ several times as long as the packing of the weights, which is left.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -111,9 +111,13 @@ class ShadowModel:
                     layer.weight = nn.Parameter(weight, requires_grad=False)
                 layer.quant_method.process_weights_after_loading(layer)
 
-    def read_back(self, tensors: Mapping[str, Tensor]) -> list[str] | None:
+    def read_back(
+        self, tensors: Mapping[str, Tensor], moved: Callable[[], object]
+    ) -> list[str] | None:
         """Name parameters in use that are not this version's; None where there is no plan."""
-        return None if self._plan is None else stale_parameters(self._model, self._plan, tensors)
+        if self._plan is None:
+            return None
+        return stale_parameters(self._model, self._plan, tensors, moved)
 
     def exchange(self) -> None:
         """Exchange the two; nothing is copied, so no size of model makes it longer."""

@@ -7,7 +7,7 @@ every other summand is zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +27,10 @@ MOST_OPERATIONS = 4e12
 
 @torch.no_grad()
 def stale_parameters(
-    model: nn.Module, plan: FillPlan, tensors: Mapping[str, Tensor]
+    model: nn.Module,
+    plan: FillPlan,
+    tensors: Mapping[str, Tensor],
+    moved: Callable[[], object] = lambda: None,
 ) -> list[str] | None:
     """Name the parameters that differ from a version in any value; +0 and -0 are equal.
 
@@ -35,6 +38,7 @@ def stale_parameters(
         model: In use; no step may run meanwhile, as kernels keep state beside their weights.
         plan: Of its parameters.
         tensors: Of the version.
+        moved: Called after each product of a packed weight, all of which may take minutes.
 
     Returns:
         None where packed weights are so large that reading them would hold the engine up.
@@ -52,7 +56,7 @@ def stale_parameters(
     stale |= {
         name
         for name, layer in packed
-        if name not in stale and not _multiplies_by(layer, plan.whole(name, tensors))
+        if name not in stale and not _multiplies_by(layer, plan.whole(name, tensors), moved)
     }
     return sorted(stale)
 
@@ -68,7 +72,7 @@ def _holds(stored: Tensor, plan: FillPlan, name: str, tensors: Mapping[str, Tens
     )
 
 
-def _multiplies_by(layer: Any, weight: Tensor) -> bool:
+def _multiplies_by(layer: Any, weight: Tensor, moved: Callable[[], object]) -> bool:
     width = weight.shape[1]
     for start in range(0, width, COLUMNS):
         columns = slice(start, min(start + COLUMNS, width))
@@ -76,4 +80,5 @@ def _multiplies_by(layer: Any, weight: Tensor) -> bool:
         unit[:, columns].fill_diagonal_(1)
         if not torch.equal(getattr(layer, PACKED)(unit, layer.weight, None), weight[:, columns].T):
             return False
+        moved()
     return True

@@ -25,6 +25,7 @@ from configs.errors import (
 )
 from tests.actors.support.lost_core import CoreStepper
 from tests.waiting import until
+from tests.weights.support.scripted_publisher import manifest
 
 NOTICED_S = 5.0
 LOST = r"vLLM's core must run, got its end"
@@ -115,7 +116,7 @@ def test_a_core_without_requests_is_missed_as_well() -> None:
 
 def test_a_swap_of_weights_does_not_wait_for_a_dead_core(tmp_path) -> None:
     async def story(engine: ThreadedEngine, stepper: CoreStepper) -> None:
-        staged = StagedWeights(tmp_path, None)  # type: ignore[arg-type]
+        staged = StagedWeights(tmp_path, manifest(1))
         swap = asyncio.create_task(engine.apply(staged))
         await until(lambda: stepper.calls)
         stepper.process.end()
@@ -157,7 +158,7 @@ def test_a_core_that_makes_nothing_for_long_is_ended_with_its_tokens(
 def test_a_command_that_is_not_answered_ends_the_core(tmp_path) -> None:
     async def story(engine: ThreadedEngine, stepper: CoreStepper) -> None:
         with pytest.raises(DeadlineError, match=r"must apply weights within 0.2 s"):
-            await engine.apply(StagedWeights(tmp_path, None))  # type: ignore[arg-type]
+            await engine.apply(StagedWeights(tmp_path, manifest(1)))
         with pytest.raises(EngineDied, match=LOST):
             await engine.deltas()
 

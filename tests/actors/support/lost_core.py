@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
@@ -110,7 +110,9 @@ class CoreStepper:
     def load(self, staged: StagedWeights) -> None:
         pass
 
-    def read_back(self, staged: StagedWeights) -> list[str] | None:
+    def read_back(
+        self, staged: StagedWeights, moved: Callable[[], object] = lambda: None
+    ) -> list[str] | None:
         return None
 
     def check(self) -> None:
