@@ -7,6 +7,7 @@ those of another project (`adapters/forms.py`).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -17,14 +18,14 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from actors.chat import read_prompt, text_of
+from actors.chat import Prompt, read_prompt, text_of
 from configs.errors import DeadlineError, NyalaError, SettingsError
 from configs.own_code import explain, load_own
 from configs.settings import RunSettings
 from configs.worker import Worker
 
 from .adapters.forms import FACTORY, adapt, over_rows
-from .base import Conversation, Environment, Score
+from .base import Conversation, Environment, Score, tools_of
 from .calls import EnvironmentSource, call, finish
 from .dataset.environment import Dataset
 from .hosted.environment import Host, HostedEnvironment, HostSettings
@@ -242,6 +243,23 @@ def try_environment(
     return sample, source
 
 
+def example_prompts(run: RunSettings, most: int, *, seconds: float) -> list[tuple[Prompt, str]]:
+    """Return prompts of the first items, with the tools that the policy may call as JSON.
+
+    Args:
+        run: Of one environment.
+        most: How many.
+        seconds: After which no further item is begun.
+    """
+    environment, until = make_environment(run), time.monotonic() + seconds
+    found: list[tuple[Prompt, str]] = []
+    while len(found) < most and (not found or time.monotonic() < until):
+        begin = _begin(environment, run, held_out=not run.is_trained, index=len(found))
+        item = finish(begin)
+        found.append((read_prompt(item.prompt), tools_of(item)))
+    return found
+
+
 def example_scores(run: RunSettings) -> list[Score | None]:
     """Score ways through the first item: its demonstration, its answer, and silence.
 
@@ -283,8 +301,10 @@ async def _score(
     return None
 
 
-async def _begin(environment: Environment, run: RunSettings, *, held_out: bool) -> Conversation:
-    return await call(environment.begin, 0, run.seed, held_out=held_out, limit_s=CALL_S)
+async def _begin(
+    environment: Environment, run: RunSettings, *, held_out: bool, index: int = 0
+) -> Conversation:
+    return await call(environment.begin, index, run.seed, held_out=held_out, limit_s=CALL_S)
 
 
 def _check_complete(sample: Conversation, run: RunSettings) -> None:

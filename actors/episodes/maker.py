@@ -152,7 +152,8 @@ class EpisodeMaker:
         if len(prompt_ids) > limit:
             raise EpisodeError(
                 f"prompt must be at most run.max_prompt_tokens = {limit}, got {len(prompt_ids)} "
-                f"tokens for item {index}; raise the limit or make the questions shorter"
+                f"tokens for item {index}; shorten or leave out such prompts, or raise it and "
+                "begin the run anew with --fresh"
             )
         return Rollout(lease, conversation, prompt_ids, self._maker)
 

@@ -49,7 +49,11 @@ def settings_checks(settings: Settings, path: Path) -> list[Check]:
     if not path.is_dir():
         settings = resolve(settings)
     url = _redis_of(settings, folder)
-    checks = [*checks_of_start(settings, url), *checks_of_doubt(settings, url)]
+    has_begun = folder.state is RunState.UNFINISHED
+    checks = [
+        *checks_of_start(settings, url, has_begun=has_begun),
+        *checks_of_doubt(settings, url),
+    ]
     if folder.is_held:  # what listens there is the run itself
         checks = [check for check in checks if check.name != "addresses"]
     checks += [

@@ -34,7 +34,13 @@ from .checks.model import (
     check_template,
     small_engine_warning,
 )
-from .checks.reward import REWARD_TIMEOUT_S, check_reward, check_stop, parts_warning
+from .checks.reward import (
+    REWARD_TIMEOUT_S,
+    check_prompts,
+    check_reward,
+    check_stop,
+    parts_warning,
+)
 from .checks.store import GROUP, REACHED, check_redis, store_checks
 from .fork_server import CHECKS
 from .plan import environment_of, shared_card_warning
@@ -44,12 +50,15 @@ INSTALL_S = 600.0
 """Of packages into an environment's own Python."""
 
 
-def checks_of_start(settings: Settings, redis_url: str | None) -> list[Check]:
+def checks_of_start(
+    settings: Settings, redis_url: str | None, *, has_begun: bool = False
+) -> list[Check]:
     """List the checks without which no run starts.
 
     Args:
         settings: Of the run.
         redis_url: The server to use; None = one is started.
+        has_begun: The run goes on, with the settings that it was begun with.
     """
     run = settings.run
     environments_s = 2 * limit_of_environments(run)
@@ -64,6 +73,13 @@ def checks_of_start(settings: Settings, redis_url: str | None) -> list[Check]:
         Check("model", "context", lambda: check_lengths(settings), "opens", limit_s=60),
         Check("network", "trackers", lambda: check_trackers(settings.trackers, run), limit_s=120),
         Check("data", "reward", lambda: check_reward(settings), limit_s=environments_s),
+        Check(
+            "data",
+            "prompts",
+            lambda: check_prompts(settings, has_begun=has_begun),
+            "reward",
+            limit_s=environments_s,
+        ),
     ]
 
 
@@ -118,13 +134,15 @@ def limit_of_environments(run: RunSettings) -> float:
     )
 
 
-def refuse_what_cannot_run(settings: Settings, *, redis_url: str | None) -> None:
-    """Do all checks of a start and report all that fail.
+def refuse_what_cannot_run(
+    settings: Settings, *, redis_url: str | None, has_begun: bool = False
+) -> list[str]:
+    """Do all checks of a start, report all that fail, and return what is doubtful.
 
     Raises:
         SettingsError: At least one check failed.
     """
-    _doubts_or_refusal(checks_of_start(settings, redis_url))
+    return _doubts_or_refusal(checks_of_start(settings, redis_url, has_begun=has_begun))
 
 
 def check_room(settings: Settings) -> list[str]:
@@ -186,39 +204,51 @@ def _listed(problems: Sequence[str]) -> str:
 # is found goes out as JSON. A model that `init` stands for needs no library.
 
 
-def check_start(settings: Settings, *, redis_url: str | None, forks: Forks | None) -> list[str]:
+def check_start(
+    settings: Settings, *, redis_url: str | None, forks: Forks | None, has_begun: bool = False
+) -> list[str]:
     """Do all checks of a start, and return what is doubtful.
+
+    Args:
+        settings: Of the run.
+        redis_url: The server to use; None = one is started.
+        forks: Makes the fork in which they are done; None = they are done here.
+        has_begun: The run goes on, with the settings that it was begun with.
 
     Raises:
         SettingsError: The run cannot start, or a check in a fork stands still.
     """
     found = None
     if forks is not None and settings.run.model != "init":
-        found = _found_in_fork(settings, redis_url, forks)
+        found = _found_in_fork(settings, redis_url, forks, has_begun)
     if found is None:
-        found = _found(settings, redis_url)
+        found = _found(settings, redis_url, has_begun)
     if "refusal" in found:
         raise SettingsError(found["refusal"])
     return list(found["doubts"])
 
 
-def _found(settings: Settings, redis_url: str | None) -> dict[str, Any]:
+def _found(settings: Settings, redis_url: str | None, has_begun: bool) -> dict[str, Any]:
     try:
-        refuse_what_cannot_run(settings, redis_url=redis_url)
+        doubts = refuse_what_cannot_run(settings, redis_url=redis_url, has_begun=has_begun)
     except NyalaError as refusal:
         return {"refusal": str(refusal)}
-    return {"doubts": doubts_about(settings, redis_url=redis_url)}
+    return {"doubts": [*doubts, *doubts_about(settings, redis_url=redis_url)]}
 
 
 def _found_in_fork(
-    settings: Settings, redis_url: str | None, forks: Forks
+    settings: Settings, redis_url: str | None, forks: Forks, has_begun: bool
 ) -> dict[str, Any] | None:
     """Return what a fork has found; None if there was none, or it failed."""
     environment = environment_of("learner", settings)
     command = Command("checks", "checks", (*PYTHON, CHECKS), Path(os.devnull), environment)
     forks.wait(command)
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out:
-        request = {"settings": settings.model_dump(mode="json"), "redis_url": redis_url}
+        request = {
+            "settings": settings.model_dump(mode="json"),
+            "redis_url": redis_url,
+            "has_begun": has_begun,
+        }
         given.write(json.dumps(request).encode())
         given.seek(0)
         with os.fdopen(2, "wb", closefd=False) as err:
@@ -254,7 +284,7 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)  # an environment or a reward may print
         settings = Settings.model_validate(request["settings"])
-        json.dump(_found(settings, request["redis_url"]), out)
+        json.dump(_found(settings, request["redis_url"], request["has_begun"]), out)
 
 
 if __name__ == "__main__":

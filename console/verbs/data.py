@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from actors.chat import Message, Prompt, read_prompt, text_of
+from actors.chat import Message, Prompt, text_of
 from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.dataset.environment import Dataset, DatasetConversation
 from actors.environments.registry import make_dataset, naming
@@ -22,6 +22,7 @@ from configs.errors import RewardError, SettingsError
 from configs.loader import load
 from configs.settings import ActorSettings, RunSettings
 from console.command_line import AsJson, Config, ConfigOption, Overrides, one_of
+from console.run.checks.reward import prompt_lengths
 
 from .tables import Facts, print_facts
 
@@ -51,11 +52,15 @@ class Count(NamedTuple):
 
 
 NOTHING = "the run would reward nothing"
-"""Begins what is said of a fault for which the exit code is 1."""
+REFUSED = "the run would be refused"
+FAULTS = (NOTHING, REFUSED)
+"""Begin what is said of a fault for which the exit code is 1."""
+PROMPTS_S = 120.0
+"""For counting the tokens of prompts."""
 
 
 def examine(dataset: Dataset, run: RunSettings, *, count: Count, rows: int) -> Iterator[Finding]:
-    """Look at the first rows of both sides.
+    """Count the prompts of all rows, and look at the first rows of both sides.
 
     Args:
         dataset: All of it.
@@ -64,21 +69,16 @@ def examine(dataset: Dataset, run: RunSettings, *, count: Count, rows: int) -> I
         rows: How many to look at.
     """
     seen = list(islice(dataset.all_rows(), rows))
-    training, held_out, left_out = dataset.counts
-    few = run.eval_episodes > held_out > 0
-    yield Finding("rows to train on", f"{training:,}")
-    yield Finding(
-        "rows held out",
-        f"{held_out:,}",
-        f"an evaluation of {run.eval_episodes} asks some twice" if few else "",
-    )
-    if left_out:
-        yield Finding("rows left out", f"{left_out:,}", "they are held out, too")
+    training, held_out, _ = dataset.counts
+    yield from _counts(dataset, run)
+    if len(seen) < training + held_out:
+        yield Finding(
+            "rows looked at",
+            f"{len(seen):,} of {training + held_out:,}; prompts of all",
+            f"--rows {training + held_out} looks at all answers, too",
+        )
     yield Finding("columns", ", ".join(seen[0][0].columns))
-    prompts = [read_prompt(conversation.prompt) for conversation, _ in seen]
-    yield _lengths(
-        "prompt", map(count.prompt, prompts), run.max_prompt_tokens, "run.max_prompt_tokens"
-    )
+    yield _prompts(dataset, run, count)
     answers = [c.answer for c, _ in seen if c.answer is not None]
     if answers and not dataset.describes_answers:
         limit, name = run.max_completion_tokens, "run.max_completion_tokens"
@@ -94,10 +94,39 @@ def examine(dataset: Dataset, run: RunSettings, *, count: Count, rows: int) -> I
         yield _said_back([conversation for conversation, _ in seen])
 
 
+def _counts(dataset: Dataset, run: RunSettings) -> Iterator[Finding]:
+    """Count the rows of each side; a side that a run needs has some."""
+    training, held_out, left_out = dataset.counts
+    nothing = f"{REFUSED}: none is left to train on; hold out fewer"
+    yield Finding("rows to train on", f"{training:,}", nothing * (run.is_trained and not training))
+    advice = ""
+    if run.eval_episodes and not held_out:
+        advice = f"{REFUSED}: name a file as held_out, or set run.eval_episodes to 0"
+    elif run.eval_episodes > held_out:
+        advice = f"an evaluation of {run.eval_episodes} asks some twice"
+    yield Finding("rows held out", f"{held_out:,}", advice)
+    if left_out:
+        yield Finding("rows left out", f"{left_out:,}", "they are held out, too")
+
+
+def _prompts(dataset: Dataset, run: RunSettings, count: Count) -> Finding:
+    """Count the tokens of all prompts, as the checks of a start do."""
+    counted = prompt_lengths(dataset, lambda prompt, _: count.prompt(prompt), seconds=PROMPTS_S)
+    found = _spread(counted.tokens, run.max_prompt_tokens, "run.max_prompt_tokens")
+    refusal = counted.refusal(run)
+    if not counted.is_whole:
+        found += f" (of {counted.looked_at})"
+    return Finding("prompt, tokens", found, f"{REFUSED}: {refusal}" if refusal else "")
+
+
+def _spread(lengths: Sequence[int], limit: int, setting: str) -> str:
+    return f"{min(lengths)} to {max(lengths)}, median {median(lengths):g}, {setting} {limit}"
+
+
 def _lengths(what: str, counts: Iterable[int], limit: int, setting: str) -> Finding:
-    lengths = sorted(counts)
+    lengths = list(counts)
     over = sum(length > limit for length in lengths)
-    found = f"{lengths[0]} to {lengths[-1]}, median {median(lengths):g}, {setting} {limit}"
+    found = _spread(lengths, limit, setting)
     advice = f"{over} of {len(lengths)} are too long: raise {setting}, or leave them out"
     return Finding(f"{what}, tokens", found, advice if over else "")
 
@@ -142,13 +171,15 @@ def check(
     config: Config = None,
     config_option: ConfigOption = None,
     overrides: Overrides = None,
-    rows: Annotated[int, typer.Option(min=1, help="Rows to look at.")] = 10_000,
+    rows: Annotated[
+        int, typer.Option(min=1, help="Rows to look at; prompts are counted in all.")
+    ] = 10_000,
     as_json: AsJson = False,
 ) -> None:
     """Count rows, tokens and repeated questions; score right answers and empty ones.
 
     Starts no engine and trains nothing. Every row is read once, so a bad one is named. The exit
-    code is 1 where no right answer is rewarded.
+    code is 1 for what a run would refuse, and where no right answer is rewarded.
 
     Example: `nyala data check mine.yaml`
     """
@@ -172,7 +203,7 @@ def check(
     else:
         for facts in found:
             print_facts(facts, as_json=False)
-    if any(row["advice"].startswith(NOTHING) for facts in found for row in facts.rows):
+    if any(row["advice"].startswith(FAULTS) for facts in found for row in facts.rows):
         raise typer.Exit(1)
 
 

@@ -153,7 +153,10 @@ def start(launch: Launch, console: Console) -> int:
         forks = None if launch.dry_run else stack.enter_context(fork_server_of(settings))
         if launch.card_gib is not None:  # of another machine: what this one lacks comes second
             say_card_memory(console, settings, launch.card_gib)
-        _warn(console, check_start(settings, redis_url=redis_url, forks=forks))
+        _warn(
+            console,
+            check_start(settings, redis_url=redis_url, forks=forks, has_begun=resumes),
+        )
         if launch.card_gib is None:
             _check_room(console, settings, is_said=launch.dry_run)
         if launch.dry_run:

@@ -1,18 +1,29 @@
-"""Check environments and rewards on one item of each, in the processes that a run has for them."""
+"""Check environments and rewards on one item of each, in the processes that a run has for them.
+
+Prompts are counted on all rows of a dataset, as far as a bounded time goes, and on the first items
+of other environments: a run is paused as soon as one task in a hundred has died of such a prompt.
+"""
 
 from __future__ import annotations
 
+import heapq
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
+from typing import NamedTuple
 
-from actors.chat import read_prompt
+from actors.chat import Prompt, read_prompt, text_of
 from actors.engine.tokenizer import ModelTokenizer
 from actors.engine.turns import before
 from actors.environments.base import Conversation, tools_of
+from actors.environments.dataset.environment import Dataset
 from actors.environments.registry import (
     check_environment,
+    example_prompts,
     example_scores,
     for_each,
+    make_dataset,
     naming,
     scores_of,
 )
@@ -26,6 +37,14 @@ from .check import Doubt
 from .model import is_at_hand
 
 REWARD_TIMEOUT_S = 60.0
+PROMPTS_S = 20.0
+"""For which the prompts of an environment are read and counted, some thousand a second."""
+MOST_PROMPTS = 50_000
+"""Of a dataset that are counted, the longest texts first."""
+MOST_ITEMS = 32
+"""Of another environment."""
+SHOWN = 60
+"""Characters of a prompt that are shown."""
 NEVER_SEEN = {
     "rewards.weights": "weighs nothing",
     "run.eval_metric": "is replaced by the reward in evaluations",
@@ -130,28 +149,154 @@ def _total(parts: Parts | RewardError) -> float:
 
 
 def _check_prompt(run: RunSettings, sample: Conversation) -> None:
-    """The prompt is short enough, and the model's template takes its messages and tools."""
+    """The model's template takes messages and tools, where the prompt has them."""
     prompt, tools = read_prompt(sample.prompt), tools_of(sample)
-    if run.model == "init":
-        if tools or not isinstance(prompt, str):
-            raise SettingsError(
-                f"run.model must be a chat model for {'tools' if tools else 'messages'}, got init, "
-                f"which makes a character model; choose a chat model, or give prompts as text"
-            )
-        length = len(prompt)  # one character is one token
-    elif not is_at_hand(run):  # the check of the model says so, once
-        return
-    else:
-        try:
-            tokenizer = ModelTokenizer.of(run)
-        except SettingsError:  # the check of the model says so, once
-            return
-        length = len(tokenizer.encode_prompt(prompt, tools))
-    if length > run.max_prompt_tokens:
+    if run.model == "init" and (tools or not isinstance(prompt, str)):
         raise SettingsError(
-            f"run.max_prompt_tokens must be enough for the prompts of {run.environment}, got "
-            f"{run.max_prompt_tokens} for one of {length} tokens; raise it, or shorten the prompts"
+            f"run.model must be a chat model for {'tools' if tools else 'messages'}, got init, "
+            f"which makes a character model; choose a chat model, or give prompts as text"
         )
+    count = prompt_counter(run)
+    if count is not None:
+        count(prompt, tools)
+
+
+CountPrompt = Callable[[Prompt, str], int]
+"""Counts the tokens of a prompt and of the tools that the policy may call, with the template's."""
+
+
+def prompt_counter(run: RunSettings) -> CountPrompt | None:
+    """Return what counts the tokens of prompts; None where the model is not here.
+
+    The check of the model says that, once.
+    """
+    if run.model == "init":
+        return lambda prompt, _: len(text_of(prompt))  # one character is one token
+    try:
+        tokenizer = ModelTokenizer.of(run) if is_at_hand(run) else None
+    except SettingsError:
+        return None
+    return tokenizer and (lambda prompt, tools: len(tokenizer.encode_prompt(prompt, tools)))
+
+
+class PromptLengths(NamedTuple):
+    """Tokens of the prompts of an environment."""
+
+    tokens: list[int]
+    """Of those that were counted."""
+    total: int | None
+    """How many prompts there are; None = without end."""
+    longest: str
+    """The beginning of the one with most tokens."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all were counted that there are, or can be."""
+        return self.total is None or len(self.tokens) == self.total
+
+    @property
+    def looked_at(self) -> str:
+        """Which prompts were counted, where these are not all."""
+        if self.total is None:
+            return f"the first {len(self.tokens)} prompts"
+        if not self.is_whole:
+            return f"the {len(self.tokens)} longest of {self.total} prompts"
+        return f"{self.total} prompts"
+
+    def refusal(self, run: RunSettings) -> str:
+        """Write why a run with these prompts would not go on; empty = it would."""
+        limit, most = run.max_prompt_tokens, max(self.tokens)
+        over = sum(length > limit for length in self.tokens)
+        if not over:
+            return ""
+        return (
+            f"run.max_prompt_tokens must be enough for the prompts of {run.environment}, got "
+            f"{limit} for {over} of {self.looked_at}, of up to {most} tokens ({self.longest!r}); "
+            f"raise it to {most}, or shorten such prompts or leave them out"
+        )
+
+
+def prompt_lengths(
+    dataset: Dataset, count: CountPrompt, *, seconds: float = PROMPTS_S
+) -> PromptLengths:
+    """Count the tokens of a dataset's prompts, trained and held out, the longest texts first.
+
+    Args:
+        dataset: All of it.
+        count: Counts tokens.
+        seconds: For reading and counting; what is left then is not counted.
+    """
+    training, held_out, _ = dataset.counts
+    until = time.monotonic() + seconds
+
+    def read() -> Iterator[tuple[int, int, Prompt]]:
+        for number, (conversation, _) in enumerate(dataset.all_rows()):
+            prompt = read_prompt(conversation.prompt)
+            yield len(text_of(prompt)), -number, prompt
+            if time.monotonic() > until - seconds / 2:
+                return
+
+    longest = heapq.nlargest(MOST_PROMPTS, read())
+    return _counted(((prompt, "") for *_, prompt in longest), count, until, training + held_out)
+
+
+def _counted(
+    prompts: Iterator[tuple[Prompt, str]], count: CountPrompt, until: float, total: int | None
+) -> PromptLengths:
+    tokens: list[int] = []
+    most, longest = -1, ""
+    for prompt, tools in prompts:
+        tokens.append(count(prompt, tools))
+        if tokens[-1] > most:
+            most, longest = tokens[-1], text_of(prompt)[:SHOWN]
+        if time.monotonic() > until:
+            break
+    return PromptLengths(tokens, total, longest)
+
+
+def check_prompts(settings: Settings, *, has_begun: bool) -> str | Doubt:
+    """No prompt is longer than `run.max_prompt_tokens`.
+
+    Args:
+        settings: Of the run.
+        has_begun: It keeps its settings, so that this is only said.
+
+    Raises:
+        SettingsError: One is.
+    """
+    found, doubts = [], []
+    lengths = for_each(settings.run, _lengths_of, limit_s=REWARD_TIMEOUT_S)
+    for run, counted in zip(settings.run.by_environment.values(), lengths, strict=True):
+        if counted is None or not counted.tokens:
+            found.append(f"{run.environment}: the model that counts them is not here")
+            continue
+        refusal = counted.refusal(run)
+        if refusal and not has_begun:
+            with naming(run):
+                raise SettingsError(refusal)
+        if refusal:
+            doubts.append(f"{refusal}; this run keeps what it was begun with: add --fresh")
+        elif not counted.is_whole:
+            doubts.append(
+                f"all prompts of {run.environment} should be counted, got {counted.looked_at} in "
+                f"{PROMPTS_S:g} s, none of them too long; `nyala data check` has more time"
+            )
+        found.append(
+            f"{run.environment}: {min(counted.tokens)} to {max(counted.tokens)} tokens in "
+            f"{counted.looked_at}"
+        )
+    return Doubt("; ".join(doubts)) if doubts else "; ".join(found)
+
+
+def _lengths_of(run: RunSettings) -> PromptLengths | None:
+    """Count the prompts of one environment; None where the model is not here."""
+    count = prompt_counter(run)
+    if count is None:
+        return None
+    if run.environment == "dataset" and (dataset := make_dataset(run)).factory is None:
+        return prompt_lengths(dataset, count)
+    prompts = example_prompts(run, MOST_ITEMS, seconds=PROMPTS_S / 4)
+    return _counted(iter(prompts), count, time.monotonic() + PROMPTS_S, None)
 
 
 def _check_echo(learner: LearnerSettings, run: RunSettings, sample: Conversation) -> None:

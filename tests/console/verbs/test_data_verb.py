@@ -17,7 +17,7 @@ run:
   model: init
   environment: dataset
   environment_settings: {path: PATH, prompt: question, answer: answer, scorer: numeric}
-  max_prompt_tokens: 70
+  max_prompt_tokens: 110
   max_completion_tokens: 8
 """
 
@@ -41,7 +41,7 @@ def check(config: Path, *arguments: str, code: int = 0) -> dict[str, dict[str, s
 
 
 def test_rows_lengths_and_repeated_questions_are_counted(config: Path) -> None:
-    found = check(config)
+    found = check(config, "--set", "run.max_prompt_tokens=70", code=1)
 
     training, held_out = (
         int(found[f"rows {side}"]["found"]) for side in ("to train on", "held out")
@@ -52,9 +52,45 @@ def test_rows_lengths_and_repeated_questions_are_counted(config: Path) -> None:
     assert found["questions asked twice"]["found"] == "1"
     prompt, answer = found["prompt, tokens"], found["answer, tokens"]
     assert prompt["found"].startswith("59 to 105, median 60")
-    assert prompt["advice"].startswith("1 of 40 are too long: raise run.max_prompt_tokens")
+    assert "got 70 for 1 of 40 prompts, of up to 105 tokens ('1111" in prompt["advice"]
+    assert prompt["advice"].startswith("the run would be refused: run.max_prompt_tokens must be")
     assert answer["advice"].startswith("1 of 40 are too long: raise run.max_completion_tokens")
     assert found["answers, said back to the scorer"]["found"] == "40 of 40 right"
+
+
+def test_what_it_looks_at_is_what_a_run_would_refuse(config: Path) -> None:
+    arguments = ["up", str(config), "--dry-run", "--set", "run.max_prompt_tokens=70"]
+    dry_run = CliRunner().invoke(app, arguments)
+    assert dry_run.exit_code == 2
+    assert "got 70 for 1 of 40 prompts, of up to 105 tokens" in " ".join(dry_run.output.split())
+
+    found = check(config, "--rows", "5")
+
+    assert found["rows looked at"]["found"] == "5 of 40; prompts of all"
+    assert found["prompt, tokens"]["found"].startswith("59 to 105, median 60")
+    assert found["prompt, tokens"]["advice"] == ""
+
+
+@pytest.mark.parametrize(
+    ("own", "finding", "advice"),
+    [
+        ("held_out: PATH", "rows to train on", "none is left to train on; hold out fewer"),
+        ("held_out: EMPTY", "rows held out", "name a file as held_out, or set run.eval_episodes"),
+    ],
+)
+def test_a_side_without_rows_that_a_run_needs_is_an_error(
+    config: Path, own: str, finding: str, advice: str
+) -> None:
+    empty = config.with_name("empty.jsonl")
+    empty.write_text("")
+    path = str(config.with_name("sums.jsonl"))
+    own = own.replace("PATH", path).replace("EMPTY", str(empty))
+    config.write_text(config.read_text().replace("scorer: numeric", f"scorer: numeric, {own}"))
+
+    found = check(config, code=1)
+
+    assert found[finding]["advice"].startswith("the run would be refused: ")
+    assert advice in found[finding]["advice"]
 
 
 def test_a_scorer_that_does_not_take_its_own_answers_is_shown(config: Path) -> None:
