@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import pairwise
@@ -17,7 +18,9 @@ from typing import TypedDict
 
 import msgspec
 
+from configs.errors import NyalaError, StoreError
 from configs.json_lines import JsonLines, Row, number, parse
+from configs.settings import Settings
 from console.run.run_folder import RunFolder
 from learner.data.grades import HeldOut, held_out
 from learner.phase_names import PHASES
@@ -226,6 +229,36 @@ class RunProgress:
         if lines.num_files != lives:
             forget()
         return rows
+
+
+def stopped_line(folder: RunFolder, *, steps: int) -> str:
+    """Write since when a run is stopped, at which batch, and the command that goes on."""
+    since = datetime.fromtimestamp(folder.last_sign_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    step = RunProgress(folder, steps=steps).look().step
+    place = f"at batch {step} of {steps}" if step else "before its first batch"
+    kept = folder.newest_checkpoint() or "its beginning"
+    return (
+        f"not running: stopped since {since} {place}; to go on from {kept}: "
+        f"`nyala up {folder.path}`"
+    )
+
+
+@contextmanager
+def naming_a_stop(folder: RunFolder, settings: Settings) -> Iterator[None]:
+    """Say of a run that is stopped that it is, where its store would be said to be away.
+
+    Raises:
+        NyalaError: As it is raised inside, or that the run is stopped.
+    """
+    try:
+        yield
+    except (StoreError, OSError) as error:
+        if not folder.is_stopped:
+            raise
+        raise NyalaError(
+            f"{settings.run.name} must run for its store to be asked, got it "
+            f"{stopped_line(folder, steps=settings.run.steps)}"
+        ) from error
 
 
 def progress_of(bulletin: Bulletin, *, steps: int) -> Progress:

@@ -18,7 +18,9 @@ from buffer.store import Store
 from configs.errors import RecordError, SettingsError
 from configs.hashes import run_hashes
 from configs.json_lines import read_rows
+from configs.loader import load
 from configs.settings import Settings
+from console.display.progress import stopped_line
 from console.display.snapshot import duration
 from console.run.checks.check import Check, Doubt
 from console.run.checks.store import GROUP as REDIS
@@ -277,6 +279,8 @@ def check_leases(store: Store, folder: RunFolder) -> str | Doubt:
 
 
 def _state(folder: RunFolder) -> str:
+    if folder.is_stopped:
+        return stopped_line(folder, steps=load(folder.config).run.steps)
     newest = folder.newest_checkpoint() or "none yet"
     up = "up" if folder.is_held else "not up on this machine"
     return f"{folder.state}, {up}; newest checkpoint {newest}"

@@ -14,6 +14,7 @@ from configs.loader import load
 from configs.settings import Settings
 from console.command_line import Run
 from console.display.display import print_line
+from console.display.progress import stopped_line
 from console.run.run_folder import RunFolder, run_folder_of
 from learner.stopping import read_left_batch
 
@@ -36,6 +37,8 @@ def stop(run: Run) -> None:
     folder, console = run_folder_of(run), Console()
     if folder.holder is None:
         print_line(console, f"no `nyala up` of {folder.path} works on this machine")
+        if folder.is_stopped:
+            print_line(console, stopped_line(folder, steps=load(folder.config).run.steps))
         return
     print_line(console, f"stopping process {folder.holder}: actors drain and the learner saves")
     stop_run(folder)

@@ -27,7 +27,13 @@ from configs.loader import load
 from configs.settings import Settings
 from configs.worker import Worker
 from console.display.display import IdleTime, PlainDisplay, make_display, print_line
-from console.display.progress import NewestSample, RunProgress, newest_stage, progress_of
+from console.display.progress import (
+    NewestSample,
+    RunProgress,
+    newest_stage,
+    progress_of,
+    stopped_line,
+)
 from console.display.result import print_result
 from console.display.snapshot import Fill, View
 from console.run.actor_watch import ActorWatch, StoreLook
@@ -101,7 +107,7 @@ class LocalRun:
         begun_at = learner.at if learner is not None else 0.0
         alarm = None
         if newest is None and not self._folder.is_held and not self.is_over:
-            alarm = f"not running; to go on: nyala up {self._folder.path}"
+            alarm = stopped_line(self._folder, steps=self._settings.run.steps)
         elif self._watch is not None and time.time() - max(trained_at, begun_at) >= self._alarm_s:
             alarm = self._watch.idle()
         view = View(

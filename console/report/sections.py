@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from console.display.snapshot import duration
-from console.run.run_folder import RunState
+from console.run.run_folder import RunFolder, RunState
 from learner.reporting.figures import LEARNING, OFF_POLICY, SPEED, Plot
 
 from .curve_charts import curve_charts, reward_chart, score_chart
@@ -32,8 +32,12 @@ class Tile:
 def headline(run: Run) -> str:
     """Write how far a run is and what it has learnt."""
     step, steps = run.curves.steps[-1], run.settings.run.steps
+    folder = RunFolder(run.folder)
     state = "finished" if run.state is RunState.FINISHED else "not finished"
+    state = "stopped" if folder.is_stopped else state
     text = f"{state} after {step:,} of {steps:,} batches"
+    if folder.is_stopped:
+        text += f"; `nyala up {run.folder}` goes on"
     if len(run.evaluations) > 1:
         first, last = run.evaluations[0], run.evaluations[-1]
         text += f"; held-out {last.result.title} from {first.score:.3f} to {last.score:.3f}"

@@ -99,6 +99,17 @@ class RunFolder:
         complete = complete_checkpoints(self.checkpoints)
         return complete[-1].name if complete else None
 
+    @property
+    def last_sign_at(self) -> float:
+        """When a process of the run last wrote to its log, or the run was made; Unix time."""
+        logs = self.log("*").parent.glob("*.log")
+        return max(path.stat().st_mtime for path in (self.config, *logs))
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it has begun, and neither finished nor is kept up by a `nyala up` here."""
+        return self.state is RunState.UNFINISHED and not self.is_held
+
     def read_summary(self) -> dict[str, float]:
         """Read the summary of a finished run."""
         numbers: dict[str, float] = json.loads(self.summary.read_text(encoding="utf-8"))

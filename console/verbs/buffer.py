@@ -6,7 +6,7 @@ Owns the verbs, their help and the queries of the store; `tables.py` shows the a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +29,7 @@ from configs.secrets import redis_url
 from configs.settings import Settings
 from console.command_line import AsJson, Run
 from console.display.display import print_line
+from console.display.progress import naming_a_stop
 from console.run.run_folder import run_folder_of, settings_of
 from console.samples.command import print_json_lines, print_samples
 from learner.reporting.samples import Origin, SampleLine, sample_line
@@ -46,11 +47,15 @@ def open_buffer(path: Path) -> Iterator[BufferOfRun]:
     """Connect to the store of a run; what is written there carries no lineage.
 
     Raises:
-        NyalaError: There is no such run, or its Redis does not answer.
+        NyalaError: There is no such run, it is stopped, or its Redis does not answer.
     """
-    settings = load(run_folder_of(path).config)
-    with Store(redis_url(settings.run, settings.buffer), run=settings.run.name) as store:
-        store.ping()
+    folder = run_folder_of(path)
+    settings = load(folder.config)
+    with ExitStack() as stack:
+        with naming_a_stop(folder, settings):
+            url = redis_url(settings.run, settings.buffer)
+            store = stack.enter_context(Store(url, run=settings.run.name))
+            store.ping()
         yield BufferOfRun(store)
 
 

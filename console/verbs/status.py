@@ -27,7 +27,7 @@ from configs.loader import load
 from configs.settings import Settings
 from console.command_line import AsJson, Run
 from console.display.display import print_line
-from console.display.progress import Progress, RunProgress
+from console.display.progress import Progress, RunProgress, stopped_line
 from console.display.result import print_result
 from console.display.snapshot import (
     GONE_SHOWN_S,
@@ -48,8 +48,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def status(run: Run, as_json: AsJson = False) -> None:
     """Show how far a run is.
 
-    Also where its tasks are, and which actors sample. With --json all of it as one object, whose
-    `store` is null where Redis does not answer.
+    Also where its tasks are, and which actors sample; of a run that is stopped, since when. With
+    --json all of it as one object, whose `store` is null where Redis does not answer.
 
     Example: `nyala status runs/demo`
     """
@@ -84,6 +84,7 @@ def status_of(path: Path) -> dict[str, Any]:
         "run": settings.run.name,
         "state": folder.state,
         "is_up": folder.is_held,
+        "stopped_at": folder.last_sign_at if folder.is_stopped and store is None else None,
         "checkpoint": folder.newest_checkpoint(),
         "progress": {k: v for k, v in asdict(progress).items() if k not in CURVES},
         "summary": folder.read_summary() if folder.state is RunState.FINISHED else None,
@@ -139,8 +140,10 @@ def print_status(path: Path, console: Console) -> None:
 
 def _state_without_store(folder: RunFolder, settings: Settings, error: Exception) -> str:
     """Write how a run stands whose store does not answer."""
-    if not folder.is_held:
-        return f"not running: {error}; to go on: `nyala up {folder.path}`"
+    if folder.is_stopped:
+        line = stopped_line(folder, steps=settings.run.steps)
+        # A store of its own ended with the run; another should answer still.
+        return line if folder.redis.exists() else f"{line} ({error})"
     if settings.run.model == "init" and not folder.init.exists():
         return "starting: the model that it begins with is being made"
     return f"starting or stopping: its store does not answer ({error})"

@@ -17,6 +17,7 @@ from configs.errors import WeightsError
 from configs.loader import load
 from configs.secrets import redis_url
 from console.command_line import AsJson, Run
+from console.display.progress import naming_a_stop
 from console.run.run_folder import run_folder_of
 from learner.weights.log import read_weight_log
 
@@ -163,8 +164,10 @@ def pulled(run: Path, to: Path, *, timeout_s: float) -> Facts:
 
     folder = run_folder_of(run)
     settings = load(folder.config)
-    with Store(redis_url(settings.run, settings.buffer), run=settings.run.name) as store:
-        found = store.run(operations.publication())
+    with naming_a_stop(folder, settings):
+        url = redis_url(settings.run, settings.buffer)
+        with Store(url, run=settings.run.name) as store:
+            found = store.run(operations.publication())
     if found is None:
         raise WeightsError(f"{run} must have published weights, got none; is its learner up?")
     publication = Publication(version=found.version, **found.fields)

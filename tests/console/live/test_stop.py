@@ -49,3 +49,4 @@ def test_the_process_of_a_run_is_stopped_and_waited_for(tmp_path):
     again = CliRunner().invoke(app, ["stop", str(folder)])
     assert again.exit_code == 0
     assert "works on this machine" in again.output
+    assert "not running: stopped since" in again.output

@@ -17,7 +17,7 @@ from buffer import operations
 from buffer.store import Store
 from configs.loader import save
 from configs.settings import Settings
-from console.display.progress import TAIL_BYTES, newest_stage
+from console.display.progress import TAIL_BYTES, newest_stage, stopped_line
 from console.live import top
 from console.live.top import LocalRun
 from console.main import app
@@ -99,7 +99,8 @@ def test_a_learner_that_starts_again_is_seen_starting(folder: RunFolder, run: Lo
 def test_a_run_that_nobody_keeps_up_is_not_mistaken_for_a_slow_one(
     folder: RunFolder, run: LocalRun
 ) -> None:
-    assert run.look().alarm == f"not running; to go on: nyala up {folder.path}"
+    alarm = stopped_line(folder, steps=tiny_settings(folder.path.parent).run.steps)
+    assert run.look().alarm == run.look().alarm == alarm
     with folder.locked():
         assert run.look().alarm is None
 
@@ -157,7 +158,8 @@ def test_lines_are_printed_without_a_terminal_and_end_with_a_run_that_is_stopped
 
     assert answer.exit_code == 0, answer.output
     assert "batch 47/" in answer.output
-    assert f"ALARM not running; to go on: nyala up {folder.path}" in answer.output
+    assert "ALARM not running: stopped since 20" in answer.output
+    assert f"`nyala up {folder.path}`" in answer.output
     assert "has finished" not in answer.output
 
 
