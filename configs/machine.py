@@ -164,7 +164,7 @@ class Usage:
     """What a process group uses."""
 
     memory_bytes: int
-    """Resident; what its processes share counts in each of them."""
+    """Resident; what processes share, here and elsewhere, counts by its part in each of them."""
     cores: float
     """Processor seconds in each second since the look before."""
 
@@ -212,8 +212,19 @@ def _used_by_tree(group: int) -> tuple[int, float]:
             found.add(process)
             waiting += children.get(process, ())
     ticks = sum(sum(rows[process][10:14]) for process in found)
-    pages = sum(rows[process][20] for process in found)
-    return pages * os.sysconf("SC_PAGE_SIZE"), ticks / os.sysconf("SC_CLK_TCK")
+    used = sum(_memory_of(process, rows[process][20]) for process in found)
+    return used, ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _memory_of(process: int, pages: int) -> int:
+    """Return its bytes and its part of what it shares; where that is not told, all its pages."""
+    try:
+        rollup = (PROCESSES / str(process) / "smaps_rollup").read_text(encoding="utf-8")
+        return (
+            next(int(line.split()[1]) for line in rollup.splitlines() if line[:4] == "Pss:") << 10
+        )
+    except (OSError, StopIteration):  # it has just ended, or is another user's
+        return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -264,7 +264,9 @@ SPARE_DISK_BYTES = GIB
 LIBRARIES_BYTES = 4 * GIB // 5
 """Of a learner's rank: torch and transformers, code and what they allocate."""
 ENGINE_BYTES = GIB
-"""Of an actor besides weights, logits and KV cache: torch, vLLM and their kernels."""
+"""Of host memory of an actor on a card: torch, vLLM and their kernels."""
+ENGINE_ON_CPU_BYTES = 9 * GIB // 10
+"""Of an actor on a CPU besides weights, logits and KV cache: libraries, and what these allocate."""
 SERVICES_BYTES = 3 * GIB // 5
 """Of broker, store, `nyala up` and the processes that it forks from, with a small store."""
 COPIES_OF_LOGITS = 6
@@ -431,23 +433,30 @@ def machine_memory(settings: Settings, learner: CardMemory) -> dict[str, int]:
         f"{NUM_SLOTS} copies of the weights in shared memory": NUM_SLOTS * sizes.published,
     }
     if actors.count:
-        engine = ENGINE_BYTES
+        size, counted = ENGINE_BYTES, "libraries in host memory"
         if not visible_gpus():
-            engine += _engine_bytes(settings, ModelShape.of(config), sizes.published)
-        parts[f"{actors.count} actor(s)"] = actors.count * engine
+            size = engine_on_cpu(settings, ModelShape.of(config), sizes.published)
+            counted = "libraries, weights, KV cache, logits"
+        parts[f"{actors.count} actor(s): {counted}"] = actors.count * size
     return parts | {"broker, store and console": SERVICES_BYTES}
 
 
-def _engine_bytes(settings: Settings, shape: ModelShape, published: int) -> int:
-    """Return what an engine on a CPU takes: weights twice, KV cache, logits."""
+def engine_on_cpu(settings: Settings, shape: ModelShape, published: int) -> int:
+    """Return what an actor takes on a CPU beside the weights in shared memory.
+
+    vLLM has weights in use, those of the next version, and as much again while a version is loaded;
+    and of tied embeddings a packed copy as the output layer of both.
+    """
     run, actors = settings.run, settings.actors
     episodes = episodes_at_a_time(settings, on_gpu=False)
-    logits = COPIES_OF_LOGITS * 4 * episodes * shape.vocabulary
+    itemsize = published // shape.parameters
+    own = ENGINE_ON_CPU_BYTES + COPIES_OF_LOGITS * 4 * episodes * shape.vocabulary
     if choose_engine(settings, on_gpu=False).engine == "vllm":
-        return 2 * published + (actors.kv_cache_gib or CPU_KV_CACHE_GIB) * GIB + logits
+        packed = 2 * itemsize * shape.vocabulary * shape.width if shape.is_tied else 0
+        return own + 3 * published + packed + (actors.kv_cache_gib or CPU_KV_CACHE_GIB) * GIB
     length = actors.max_model_len or run.max_prompt_tokens + run.max_completion_tokens
-    token = 2 * shape.layers * shape.kv_heads * shape.head_width * (published // shape.parameters)
-    return 2 * published + episodes * length * token + logits
+    token = 2 * shape.layers * shape.kv_heads * shape.head_width * itemsize
+    return own + 2 * published + episodes * length * token
 
 
 def _way_out(settings: Settings, card: int | None, here: int) -> str:

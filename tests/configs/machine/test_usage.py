@@ -32,9 +32,10 @@ def test_a_group_is_all_of_its_processes_with_their_children_and_no_other(
     (tmp_path / "4").mkdir()  # has just ended
     write(tmp_path, 5, group=5, cpu_s=1.0, pages=3, parent=2)  # as a reward's process
     write(tmp_path, 6, group=5, cpu_s=1.0, pages=4, parent=5)
+    (tmp_path / "6" / "smaps_rollup").write_text(f"Rss: {PAGE} kB\nPss:   {PAGE >> 9} kB\n")
     meter = UsageMeter(clock=lambda: now[0])
 
-    assert meter.look().memory_bytes == 127 * PAGE
+    assert meter.look().memory_bytes == 125 * PAGE, "of the last, which shares, its part"
     write(tmp_path, 1, group=group, cpu_s=22.0, pages=100)
     now[0] = LOOK_EVERY_S / 2
     assert meter.look().cores == 0.0, "too early to look again"

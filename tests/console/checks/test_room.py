@@ -9,13 +9,14 @@ import shutil
 import pytest
 from rich.console import Console
 
+from actors.engine.choice import Choice
 from broker.weights.shared_memory import SHARED_MEMORY
 from configs import machine
 from configs.errors import SettingsError
 from configs.settings import Settings
 from console.doctor.implied import settings_checks
 from console.run import preflight
-from console.run.card_memory import CardMemory, card_memory
+from console.run.card_memory import CardMemory, ModelShape, card_memory
 from console.run.checks import model
 from console.run.checks.check import GIB, Doubt
 from console.run.own_files import with_value
@@ -181,10 +182,41 @@ def test_all_processes_of_a_run_are_added_up(settings, memory):
 
     assert parts["learner"] > learner.total
     assert parts["copy of a checkpoint"] == 12 * PARAMETERS
-    assert parts["1 actor(s)"] > 2 * 2 * PARAMETERS + GIB
+    (one,) = [size for name, size in parts.items() if name.startswith("1 actor(s): libraries, ")]
+    assert one > 3 * 2 * PARAMETERS + GIB
     assert model.check_memory(settings).startswith(f"{sum(parts.values()) / GIB:.1f} GiB of this")
     two = model.machine_memory(with_value(settings, "actors", "count", 2), learner)
-    assert two["2 actor(s)"] == 2 * parts["1 actor(s)"]
+    (both,) = [size for name, size in two.items() if name.startswith("2 actor(s): ")]
+    assert both == 2 * one
+
+
+SMOLLM2 = {
+    "model_type": "llama",
+    "num_hidden_layers": 30,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.mark.parametrize(("dtype", "measured_gib"), [("float32", 4.16), ("bfloat16", 2.37)])
+def test_an_actor_on_a_cpu_takes_what_was_measured_of_smollm2(
+    settings, tmp_path, monkeypatch, dtype, measured_gib
+):
+    """The most that vLLM's process had at a time without shared memory, of 64 episodes."""
+    (tmp_path / "model" / "config.json").write_text(json.dumps(SMOLLM2))
+    engine = Choice("vllm", "it runs on this machine")
+    monkeypatch.setattr(model, "choose_engine", lambda *_, **__: engine)
+    small = settings.run.model_copy(update={"dtype": dtype, "groups_per_batch": 8, "group_size": 8})
+    given = settings.model_copy(update={"run": small})
+
+    published = model.sizes_of(given).published
+    computed = model.engine_on_cpu(given, ModelShape.of(SMOLLM2), published) / GIB
+
+    assert computed == pytest.approx(measured_gib, rel=0.2)
 
 
 def test_a_microbatch_is_counted_as_no_larger_than_a_batch(settings):
