@@ -56,12 +56,12 @@ from learner.weights.wire.probe import NUM_TOKENS, PolicyProbe
 from .coordinator import Components, Coordinator, Follower
 from .loop import Loop
 from .rank_zero import RankZero
-from .stopping import Leave
+from .stopping import SHARE_TO_END, Leave
 
 log = structlog.get_logger()
 
 LEAVE_S = 3.0
-"""For publisher and files of a run to be closed by a process that leaves in mid-batch."""
+"""For publisher and files of a run to be closed by a process that leaves in mid-batch, at most."""
 
 
 def run_learner(settings: Settings, stopping: threading.Event, leave: Leave | None = None) -> bool:
@@ -116,7 +116,7 @@ def run_learner(settings: Settings, stopping: threading.Event, leave: Leave | No
                 reference=reference,
                 critic=critic,
                 stopping=stopping,
-                leave=None if leave is None else partial(_leave, publisher, coordinator, leave),
+                leave=_leaving(publisher, coordinator, leave, settings.console.stop_timeout_s),
                 are_all_told=RENDEZVOUS_FILE in os.environ,  # their launcher is on this machine
                 grace_s=settings.console.stop_timeout_s,
             )
@@ -135,10 +135,28 @@ def _resume(
         checkpoints.load(start.checkpoint, policy, optimizer)
 
 
+def leave_limit_s(grace_s: float) -> float:
+    """Return how long what a process closes may take, of the time until it is killed."""
+    return min(LEAVE_S, SHARE_TO_END * grace_s)
+
+
+def _leaving(
+    publisher: WeightPublisher | FollowerPublisher,
+    coordinator: Coordinator,
+    leave: Leave | None,
+    grace_s: float,
+) -> Leave | None:
+    """Make what ends this process in mid-batch."""
+    if leave is None:
+        return None
+    return partial(_leave, publisher, coordinator, leave, leave_limit_s(grace_s))
+
+
 def _leave(
     publisher: WeightPublisher | FollowerPublisher,
     coordinator: Coordinator,
     leave: Leave,
+    limit_s: float,
     error: Exception | None,
 ) -> None:
     """Free the shared memory and what else outlives a process, then end this one."""
@@ -149,7 +167,7 @@ def _leave(
 
     ending = Worker(close, name="leaving")
     with suppress(Exception):  # no error of what is closed keeps the process
-        ending.start().join(LEAVE_S)
+        ending.start().join(limit_s)
     leave(error)
 
 

@@ -140,7 +140,12 @@ class Loop:
         # Of the slowest card, so that all ranks agree whether there is one.
         least = -components.ranks.maximum(torch.tensor(-peak, dtype=torch.float64))
         self._peak_tflops = float(least) or None
-        self._hold = BatchHold(components.stopping, components.leave, grace_s=components.grace_s)
+        self._hold = BatchHold(
+            components.stopping,
+            components.leave,
+            grace_s=components.grace_s,
+            on_unsaved=self._note_left,
+        )
 
     def run(self) -> bool:
         """Train until the run is done; False if asked to stop before.
@@ -346,6 +351,11 @@ class Loop:
             components.ranks.in_background.barrier()  # none ends before rank 0 has committed
 
         self._hold.begin(save, is_copied=kept.is_copied)
+
+    def _note_left(self) -> None:
+        """Name the batch under way, for whoever stops the run."""
+        if self._components.ranks.is_first:
+            write_left_batch(self._run.folder, self._step + 1)
 
     def _finish(self) -> bool:
         """End the run: model, last evaluation, CANCEL, summary; False if asked to stop before."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -40,6 +41,8 @@ LOOK_EVERY_S = 1.0
 """How soon the thread sees that the loop has ended; it sees a stop, and a batch, at once."""
 SHARE_TO_SAVE = 0.8
 """Of `console.stop_timeout_s`, for what is written; the rest is for the end of the process."""
+SHARE_TO_END = 0.1
+"""Of it, for noting the batch that is left, and again for what a process closes as it leaves."""
 
 Save = Callable[[float], object]
 """Makes the state durable, by a moment of the monotonic clock."""
@@ -58,11 +61,19 @@ class BatchHold:
         stopping: Set when the learner is asked to stop.
         leave: Ends the process; None = the main thread ends, before the batch's optimizer step.
         grace_s: After which a learner that is asked to stop is killed.
+        on_unsaved: Notes the batch that is left without its state; called in another thread.
     """
 
-    def __init__(self, stopping: threading.Event, leave: Leave | None, *, grace_s: float) -> None:
-        self._stopping, self._leave = stopping, leave
-        self._to_save_s = SHARE_TO_SAVE * grace_s
+    def __init__(
+        self,
+        stopping: threading.Event,
+        leave: Leave | None,
+        *,
+        grace_s: float,
+        on_unsaved: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._stopping, self._leave, self._on_unsaved = stopping, leave, on_unsaved
+        self._to_save_s, self._to_note_s = SHARE_TO_SAVE * grace_s, SHARE_TO_END * grace_s
         self._changed = threading.Condition(threading.RLock())
         self._save: Save | None = None
         self._is_copied = self._has_left = self._is_closed = False
@@ -132,6 +143,8 @@ class BatchHold:
                 self._save_by(deadline)
             except DeadlineError as late:
                 log.warning("leaving, and the last whole checkpoint counts", reason=str(late))
+                with suppress(Exception):  # a disk that hangs or is full keeps no process
+                    Worker(self._on_unsaved, name="stop-note").start().join(self._to_note_s)
             except Exception as why:  # noqa: BLE001 - whatever it is, the process leaves with it
                 error = why
             self._has_left = True

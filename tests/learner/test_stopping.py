@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from queue import Queue
 
 import pytest
 
 from configs.errors import DeadlineError
-from learner.stopping import BatchHold, LeftBatch
+from learner.assembly import LEAVE_S, leave_limit_s
+from learner.stopping import BatchHold, LeftBatch, read_left_batch, write_left_batch
 
 FOR_EVER_S, AT_ONCE_S = 3600.0, 0.01
 PATIENCE_S = 30.0
 
 
 def _told_to_stop(
-    save: Callable[[float], object] | None, *, grace_s: float
+    save: Callable[[float], object] | None,
+    *,
+    grace_s: float,
+    on_unsaved: Callable[[], object] = lambda: None,
 ) -> tuple[BatchHold, Exception | None]:
     """Stop in a batch whose state is held, or in one where none is; return why the process ends."""
     stopping, ends = threading.Event(), Queue[Exception | None]()
-    hold = BatchHold(stopping, ends.put, grace_s=grace_s)
+    hold = BatchHold(stopping, ends.put, grace_s=grace_s, on_unsaved=on_unsaved)
     if save is not None:
         hold.begin(save, is_copied=False)
     stopping.set()
@@ -55,6 +60,53 @@ def test_a_process_ends_by_itself_before_it_is_killed(is_held: bool) -> None:
     _, error = _told_to_stop(never.wait if is_held else None, grace_s=AT_ONCE_S)
 
     assert error is None
+
+
+def _refuse(_: float) -> None:
+    raise DeadlineError("a checkpoint of 4.0 GB must be written within 8 s")
+
+
+def _fail(_: float) -> None:
+    raise OSError("No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("save", "grace_s", "is_noted"),
+    [
+        (_refuse, FOR_EVER_S, True),
+        (threading.Event().wait, 1.0, True),
+        (None, 1.0, True),
+        (lambda _: None, FOR_EVER_S, False),
+        (_fail, FOR_EVER_S, False),
+    ],
+)
+def test_a_batch_that_is_left_without_its_state_is_noted_before_the_process_ends(
+    save: Callable[[float], object] | None, grace_s: float, is_noted: bool, tmp_path: Path
+) -> None:
+    _told_to_stop(save, grace_s=grace_s, on_unsaved=lambda: write_left_batch(tmp_path, 7))
+
+    assert read_left_batch(tmp_path) == (7 if is_noted else None)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_batch_that_cannot_be_noted_keeps_no_process(fails: bool) -> None:
+    never = threading.Event()
+
+    def note() -> None:
+        if fails:
+            raise OSError("No space left on device")
+        never.wait()
+
+    _, error = _told_to_stop(None, grace_s=AT_ONCE_S, on_unsaved=note)
+
+    assert error is None
+
+
+@pytest.mark.parametrize(("grace_s", "limit_s"), [(30.0, 3.0), (5.0, 0.5), (600.0, LEAVE_S)])
+def test_what_is_closed_as_a_process_leaves_takes_no_more_than_a_tenth_of_its_grace(
+    grace_s: float, limit_s: float
+) -> None:
+    assert leave_limit_s(grace_s) == limit_s
 
 
 def test_a_state_that_takes_too_long_to_write_is_left() -> None:
