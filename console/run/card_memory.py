@@ -4,14 +4,16 @@ FSDP2 shards weights, gradients and moments over the ranks of `parallel.shard`; 
 rank's own tokens, its part of a microbatch under `parallel.sequence`:
 
     all the time             float32 weights, gradients and the optimizer's moments, a rank's share
-    the backward pass begins the activations of all layers, those of one layer once more where they
-                             are computed again, a chunk of logits, gathered weights
-    the backward pass ends   the embeddings' gradient, whole, and its float32 copy to be reduced
+    the backward pass begins the activations of all layers, gathered weights, what cuBLAS works in;
+                             beside them
+        of the loss          a chunk of logits
+        of the last layer    what it computes again, and the gradients of its activations
+    the backward pass ends   the embeddings' gradient, whole, and its float32 copies to be reduced
     a publication            the largest tensor, whole
 
 Whole weights and gradients stay on a card until the end of an optimizer step where they are a small
-part of it (`learner/model/memory_rules.py`). The largest of the last three counts. Allocator and
-libraries take some more. What is there all the time may lie in host memory (`learner.offload`).
+part of it (`learner/model/memory_rules.py`). The largest of what excludes one another counts. What
+is there all the time may lie in host memory (`learner.offload`).
 """
 
 from __future__ import annotations
@@ -118,7 +120,15 @@ class ModelShape:
         outputs = self.queries_and_keys + values + 2 * self.inner + 2 * self.width
         return rank * (outputs + 5 * self.width + self.attended + self.inner)
 
-    def kept(self, kind: str, itemsize: int, longest: int = 0, *, rank: int = 0) -> int:
+    def kept(
+        self,
+        kind: str,
+        itemsize: int,
+        longest: int = 0,
+        *,
+        rank: int = 0,
+        is_compiled: bool = False,
+    ) -> int:
         """Bytes that a layer keeps per token for its backward pass.
 
         Args:
@@ -126,6 +136,8 @@ class ModelShape:
             itemsize: Bytes of an element in forward and backward passes.
             longest: Tokens of the longest episode, which eager attention multiplies.
             rank: Of adapters, each of which keeps what lies between its matrices.
+            is_compiled: Whether the compiler chose: it keeps what products and attention take and
+                give, and computes all between them again.
         """
         low = itemsize * MATRICES * rank
         values = self.kv_heads * self.head_width
@@ -136,12 +148,13 @@ class ModelShape:
             products = self.queries_and_keys + values + 3 * self.width + 2 * self.inner
             return itemsize * products + attention + low
         # A norm keeps its input in float32, and its output before its weight, if that is trained,
-        # and after it.
-        before = 0 if rank else itemsize
-        norms = 2 * ((4 + before + itemsize) * self.width + 4)
+        # and after it; a compiled one its input and output as they are.
+        before = 0 if is_compiled or rank else itemsize
+        wide = itemsize if is_compiled else 4
+        norms = 2 * ((wide + before + itemsize) * self.width + 4)
         if self.has_qk_norm:
-            norms += (4 + before) * self.queries_and_keys + 4 * (self.heads + self.kv_heads)
-        inner = itemsize * 4 * self.inner
+            norms += (wide + before) * self.queries_and_keys + 4 * (self.heads + self.kv_heads)
+        inner = itemsize * (3 if is_compiled else 4) * self.inner
         attention += itemsize * (self.queries_and_keys + values)
         if self.is_eager:
             attention += (4 + 2 * itemsize) * self.heads * longest
@@ -152,8 +165,10 @@ class ModelShape:
 # Memory of the learner on one card, computed from settings and the model's `config.json`.
 
 GIB = 2**30
-BLOCKS_ALIVE = 3 / 8
-"""Blocks of an eighth of a chunk that are in float32 at a time."""
+BLOCKS_ALIVE = 3 / 16
+"""Blocks of a sixteenth of a chunk that are in float32 at a time."""
+WORKSPACES = 2 * 32 * 2**20
+"""Of cuBLAS, for the thread of the forward and for that of the backward pass, from Hopper on."""
 LAYERS_COPIED = 3
 """Layers whose inputs are on the card, or on their way, where these are offloaded."""
 
@@ -172,6 +187,10 @@ class CardMemory:
     """There all the time."""
     step: Mapping[str, int]
     """There when the backward pass begins."""
+    loss: int
+    """There beside it, while the loss is computed."""
+    layer: int
+    """There beside it, while a layer is differentiated."""
     reduction: int
     """There when it ends."""
     publication: int
@@ -181,15 +200,20 @@ class CardMemory:
     @property
     def total(self) -> int:
         """The most at a time."""
-        return sum(self.states.values()) + max(
-            sum(self.step.values()), self.reduction, self.publication
-        )
+        return sum(self.states.values()) + max(self._at_once, self.reduction, self.publication)
+
+    @property
+    def _at_once(self) -> int:
+        """What a microbatch takes at most."""
+        return sum(self.step.values()) + max(self.loss, self.layer)
 
     def lines(self) -> list[str]:
         """Write the figures, one a line."""
         rows = {
             **self.states,
             **self.step,
+            "then a chunk of logits": self.loss,
+            "or, of one layer, what is computed again and gradients": self.layer,
             "or, as the backward pass ends": self.reduction,
             "or, the largest tensor published": self.publication,
             "at most at a time": self.total,
@@ -220,7 +244,7 @@ class CardMemory:
         )
 
     def _way_out(self) -> str:
-        largest_state = sum(self.states.values()) > sum(self.step.values())
+        largest_state = sum(self.states.values()) > self._at_once
         if self.kind != "full" and not largest_state:
             return "set learner.activation_checkpointing: full"
         if largest_state:
@@ -251,12 +275,13 @@ def card_memory(
     tokens = max(min(learner.microbatch_tokens, _batch_tokens(run)), longest)
     own_tokens = -(-tokens // layout.sequence)
     states = _states(settings, shape, shard=layout.shard)
-    step = _step(shape, kind, itemsize, own_tokens, longest, on_gpu=on_gpu, rank=learner.lora_rank)
-    if run.head_dtype is not None and itemsize == 2:  # and a copy in 16 bits of its gradient
-        step["a chunk of logits"] += 4 * _chunk(shape, on_gpu=on_gpu)
-    rank, is_whole = learner.lora_rank, not learner.lora_rank or settings.critic.kind == "model"
-    largest = shape.root_parameters if is_whole else shape.adapter_parameters(rank)
-    reduction = (2 * itemsize + 4) * largest
+    kept, again = _kept(learner, shape, kind, itemsize, longest)
+    step = _step(settings, shape, own_tokens, kept, itemsize)
+    layer = own_tokens * (again + itemsize * (3 * shape.inner + 2 * shape.width))
+    reduction = _reduction(settings, shape, layout.shard, itemsize)
+    if on_gpu:
+        step["what cuBLAS works in"] = WORKSPACES
+        reduction += WORKSPACES
     host: dict[str, int] = {}
     if on_gpu and "activations" in learner.offload:
         host["activations"] = step["activations"]
@@ -264,22 +289,15 @@ def card_memory(
     is_offloaded = on_gpu and "parameters" in learner.offload
     if is_offloaded:
         host, states = host | states, {}
-        moved = 4 * -(-(shape.root_parameters + 2 * shape.layer_parameters) // layout.shard)
-        step["float32 weights on their way from host memory"] = moved
-        reduction += moved
     memory = (card_bytes or 0) if on_gpu else host_share(learner.ranks)
-    models, trained = _models(settings) * shape.parameters, _trained(settings, shape)
-    if reduces_once(
-        models,
-        trained=trained,
-        ranks=learner.ranks // layout.tensor,
-        memory=memory,
-        is_offloaded=is_offloaded,
-    ):
-        gathered = shape.root_parameters + 2 * shape.layer_parameters  # counted above already
-        held = itemsize * (models - gathered) + 4 * trained
+    ranks = learner.ranks // layout.tensor
+    held = _held(settings, shape, itemsize, ranks, memory, is_offloaded=is_offloaded)
+    if held:
         step["all weights and gradients, until these are reduced"] = held
         reduction += held
+    elif is_offloaded:
+        moved = 4 * -(-2 * shape.layer_parameters // layout.shard)
+        step["float32 weights on their way from host memory"] = moved
     return CardMemory(
         ranks=learner.ranks,
         on_gpu=on_gpu,
@@ -287,6 +305,8 @@ def card_memory(
         tokens=tokens,
         states=states,
         step=step,
+        loss=_loss(run, shape, itemsize, on_gpu=on_gpu),
+        layer=layer,
         reduction=reduction,
         publication=whole.vocabulary * whole.width * (2 if run.dtype == "bfloat16" else 4),
         host=host,
@@ -307,26 +327,68 @@ def _checkpointing(learner: LearnerSettings, shape: ModelShape, *, on_gpu: bool)
     return default_checkpointing(shape.parameters, on_gpu=on_gpu, is_offloaded=offloads)
 
 
+def _kept(
+    learner: LearnerSettings, shape: ModelShape, kind: str, itemsize: int, longest: int
+) -> tuple[int, int]:
+    """Bytes that a layer keeps of a token, and those that are there when it is computed again."""
+    kept, plain = (
+        shape.kept(each, itemsize, longest, rank=learner.lora_rank, is_compiled=learner.compile)
+        for each in (kind, "none")
+    )
+    # What is selected is not computed again.
+    return kept, {"none": 0, "full": plain}.get(kind, plain - kept)
+
+
 def _step(
-    shape: ModelShape,
-    kind: str,
-    itemsize: int,
-    tokens: int,
-    longest: int,
-    *,
-    on_gpu: bool,
-    rank: int,
+    settings: Settings, shape: ModelShape, tokens: int, kept: int, itemsize: int
 ) -> dict[str, int]:
     """Bytes when the backward pass of a rank's own tokens begins."""
-    again = shape.kept("none", itemsize, longest, rank=rank) if kind != "none" else 0
+    models = _models(settings)  # of which one has an output layer
+    matrices = models + (0 if settings.learner.lora_rank else 1)
     return {
-        "activations": tokens * shape.layers * shape.kept(kind, itemsize, longest, rank=rank),
-        "activations of one layer, computed again": tokens * again,
-        "hidden states": tokens * shape.width * (4 + 3 * itemsize),
-        "a chunk of logits": int(_chunk(shape, on_gpu=on_gpu) * (itemsize + 4 * BLOCKS_ALIVE)),
+        "activations": models * tokens * shape.layers * kept,
+        "hidden states": models * tokens * shape.width * (4 + 3 * itemsize),
         "gathered weights, and the output layer's gradient": itemsize
-        * ((1 if rank else 2) * shape.root_parameters + 2 * shape.layer_parameters),
+        * (matrices * shape.root_parameters + 2 * shape.layer_parameters),
     }
+
+
+def _loss(run: RunSettings, shape: ModelShape, itemsize: int, *, on_gpu: bool) -> int:
+    """Bytes of a chunk of logits and of its blocks."""
+    each = itemsize + 4 * BLOCKS_ALIVE
+    if run.head_dtype is not None and itemsize == 2:  # and a copy in 16 bits of its gradient
+        each += 4
+    return int(each * _chunk(shape, on_gpu=on_gpu))
+
+
+def _held(
+    settings: Settings,
+    shape: ModelShape,
+    itemsize: int,
+    ranks: int,
+    memory: float,
+    *,
+    is_offloaded: bool,
+) -> int:
+    """Bytes of what is kept whole until an optimizer step's gradients are reduced."""
+    models, trained = _models(settings) * shape.parameters, _trained(settings, shape)
+    if not reduces_once(
+        models, trained=trained, ranks=ranks, memory=memory, is_offloaded=is_offloaded
+    ):
+        return 0
+    gathered = shape.root_parameters + 2 * shape.layer_parameters  # counted in a step already
+    return itemsize * (models - gathered) + 4 * trained
+
+
+def _reduction(settings: Settings, shape: ModelShape, shard: int, itemsize: int) -> int:
+    """Bytes when the largest unit's gradients are reduced: its weights are still gathered.
+
+    Several ranks have them once as they are and once in float32; one rank has its float32 copy,
+    that of the result, and that of the division between.
+    """
+    rank, is_whole = settings.learner.lora_rank, settings.critic.kind == "model"
+    parameters = shape.adapter_parameters(rank) if rank and not is_whole else shape.root_parameters
+    return parameters * (itemsize + (12 if shard == 1 else itemsize + 4))
 
 
 def _chunk(shape: ModelShape, *, on_gpu: bool) -> int:

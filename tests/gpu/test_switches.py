@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -14,8 +15,12 @@ from learner.model.ranks import Ranks
 from learner.model.sequence_cost import SequenceCost
 from learner.profiling import PER_MULTIPLY_ADD
 from tests.gpu.support.training_on_cards import (
+    FULL,
+    LOAD_OF_PEAKS,
+    PEAKS,
     QWEN3_600M,
     SMALL,
+    SWITCHES,
     Load,
     Training,
     settings_of,
@@ -23,16 +28,6 @@ from tests.gpu.support.training_on_cards import (
 
 pytestmark = pytest.mark.gpu
 LOAD = Load(episodes=16, prompt=64, completion=192, microbatch_tokens=1024)
-FULL = {"activation_checkpointing": "full"}
-SWITCHES: dict[str, dict[str, Any]] = {
-    "compile": {"compile": True},
-    "compile, full": FULL | {"compile": True},
-    "full": FULL,
-    "selective": {"activation_checkpointing": "selective"},
-    "inputs in host memory": {"offload": ["activations"]},
-    "parameters in host memory": {"offload": ["parameters"]},
-    "both": {"offload": ["parameters", "activations"]},
-}
 
 
 @pytest.fixture(scope="module")
@@ -69,18 +64,13 @@ def test_an_optimizer_lowers_the_loss_on_a_card(card: Ranks, kind: str) -> None:
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("name", ["none", *SWITCHES, "adamw8bit", "adapters"])
+@pytest.mark.parametrize("name", PEAKS)
 def test_the_peak_is_the_one_computed(card: Ranks, table: list[str], name: str) -> None:
-    others: dict[str, dict[str, Any]] = {
-        "none": {"activation_checkpointing": "none"},
-        "adamw8bit": {"optimizer": "adamw8bit"},
-        "adapters": {"lora_rank": 16},
-    }
-    load = Load(episodes=16, prompt=256, completion=768, microbatch_tokens=8192)
-    settings = settings_of(load, (SWITCHES | others)[name], "bfloat16")
+    settings = settings_of(LOAD_OF_PEAKS, PEAKS[name], "bfloat16")
     memory = torch.cuda.get_device_properties(0).total_memory
     computed = card_memory(settings, SMALL, on_gpu=True, card_bytes=memory).total
-    training = Training(card, SMALL, load, settings)
+    gc.collect()  # FSDP's modules refer to themselves: policies before this one would be counted
+    training = Training(card, SMALL, LOAD_OF_PEAKS, settings)
     training.step(1)
     torch.cuda.reset_peak_memory_stats()
 
@@ -90,7 +80,7 @@ def test_the_peak_is_the_one_computed(card: Ranks, table: list[str], name: str) 
     table.append(
         f"{name:28} {measured / 2**20:8.0f} MiB at the peak, {computed / 2**20:8.0f} computed"
     )
-    assert 0.75 < computed / measured < 1.35
+    assert 0.85 < computed / measured < 1.15
 
 
 def test_a_model_of_600m_parameters_trains_for_twenty_steps(card: Ranks, table: list[str]) -> None:
@@ -98,6 +88,7 @@ def test_a_model_of_600m_parameters_trains_for_twenty_steps(card: Ranks, table: 
     settings = settings_of(load, FULL, "bfloat16")
     memory = torch.cuda.get_device_properties(0).total_memory
     computed = card_memory(settings, QWEN3_600M, on_gpu=True, card_bytes=memory).total
+    gc.collect()
     training = Training(card, QWEN3_600M, load, settings)
     torch.cuda.reset_peak_memory_stats()
 

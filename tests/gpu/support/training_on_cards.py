@@ -57,6 +57,26 @@ class Load:
     microbatch_tokens: int
 
 
+LOAD_OF_PEAKS = Load(episodes=16, prompt=256, completion=768, microbatch_tokens=8192)
+FULL: dict[str, Any] = {"activation_checkpointing": "full"}
+SWITCHES: dict[str, dict[str, Any]] = {
+    "compile": {"compile": True},
+    "compile, full": FULL | {"compile": True},
+    "full": FULL,
+    "selective": {"activation_checkpointing": "selective"},
+    "inputs in host memory": {"offload": ["activations"]},
+    "parameters in host memory": {"offload": ["parameters"]},
+    "both": {"offload": ["parameters", "activations"]},
+}
+PEAKS: dict[str, dict[str, Any]] = {
+    "none": {"activation_checkpointing": "none"},
+    **SWITCHES,
+    "adamw8bit": {"optimizer": "adamw8bit"},
+    "adapters": {"lora_rank": 16},
+}
+"""Those whose memory is computed."""
+
+
 def settings_of(load: Load, learner: Mapping[str, Any], dtype: str = "float32") -> Settings:
     """Settings of such a batch."""
     run = RunSettings(

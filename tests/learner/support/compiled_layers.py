@@ -2,7 +2,7 @@
 
     python -m tests.learner.support.compiled_layers
 
-compares both with inductor, and times them.
+compares both with inductor, counts what compiled layers keep, and times them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from console.run.card_memory import ModelShape
 from learner.algorithm.microbatch import Sequences
 from learner.model.activations import Kept
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks, join
 from tests.learner.support.random_models import make_random_model
+from tests.learner.support.ranks.forced_shards import forced_shards
 from tests.learner.support.tiny_policy import tiny_causal_lm
 
 LENGTHS = [[7, 11, 1], [3, 3, 3, 2], [19, 4], [5, 9, 9, 6]]
@@ -80,8 +82,44 @@ def main() -> None:
         report[str(dtype)] = max(errors)
         report[f"compiled in, {dtype}"] = time.process_time() - began
         assert max(errors) <= tolerance, errors
-    report |= _times(ranks)
+    report |= _kept(ranks) | _times(ranks)
     print(json.dumps(report, indent=2))
+
+
+def _kept(ranks: Ranks) -> dict[str, float]:
+    """Bytes that a compiled layer keeps of a token in bfloat16, and those that are computed."""
+    shape = {
+        "hidden_size": 96,
+        "intermediate_size": 320,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "vocab_size": 256,
+    }
+    sequences = Sequences.of([range(100)] * 7)
+    found: list[int] = []
+    for layers in (2, 4):
+        policy = Policy(
+            make_random_model("qwen3", num_hidden_layers=layers, **shape), temperature=1.0
+        )
+        with forced_shards():  # which casts, as on a card
+            shard(policy, ranks.mesh, dtype=torch.bfloat16, compiled=True)
+        kept: dict[int, Tensor] = {}
+
+        def keep(tensor: Tensor, kept: dict[int, Tensor] = kept) -> Tensor:
+            if 700 in tensor.shape or tensor.shape[:1] == (7,):  # no weight has such a size
+                kept[tensor.untyped_storage().data_ptr()] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            policy(sequences, torch.arange(1, 100))
+        found.append(sum(tensor.untyped_storage().nbytes() for tensor in kept.values()))
+    config = {"model_type": "qwen3", "num_hidden_layers": 1, **shape}
+    # A CPU's attention puts its pieces together once more.
+    computed = ModelShape.of(config).kept("none", 2, is_compiled=True) + 2 * 4 * 32
+    measured = (found[1] - found[0]) / 2 / 700
+    assert 0.98 < computed / measured < 1.02, (computed, measured)
+    return {"kept by a compiled layer": measured, "computed": computed}
 
 
 def _times(ranks: Ranks) -> dict[str, float]:
