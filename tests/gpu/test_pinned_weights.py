@@ -85,6 +85,22 @@ def test_a_refused_registration_leaves_the_card_usable(slot: tuple[Path, mmap.mm
     first.close()
 
 
+def test_a_card_reads_what_a_file_has_that_was_cut_off_and_written_again(
+    slot: tuple[Path, mmap.mmap],
+) -> None:
+    path, memory = slot
+    device, files = torch.device("cuda:0"), pinned_files(torch.device("cuda:0"))
+    for value in (1, 2, 3):
+        if value == 2:
+            memory[:] = bytes([2]) * len(memory)  # in place: the same pages
+        else:
+            path.write_bytes(bytes([value]) * len(memory))
+        there = torch.frombuffer(files.view(path, len(memory)), dtype=torch.uint8)
+        assert there.is_pinned()
+        assert bool((there.to(device, non_blocking=True) == value).all())
+    files.close()
+
+
 def least(call: Callable[[], None]) -> float:
     seconds = []
     for _ in range(ROUNDS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import torch
@@ -48,7 +49,10 @@ def perturb(model: Qwen3ForCausalLM, *, seed: int, scale: float = 0.05) -> None:
 def stage(
     model: Qwen3ForCausalLM, path: Path, version: PolicyVersion, *, dtype: str = "float32"
 ) -> StagedWeights:
-    """Write the parameters as one flat file (tied ones once) with their manifest."""
+    """Write the parameters as one flat file (tied ones once) with their manifest.
+
+    A file of that size is written through a mapping, as actors and learner do: never cut off.
+    """
     payload = bytearray()
     specs = []
     for name, parameter in model.named_parameters():
@@ -56,7 +60,11 @@ def stage(
         raw = wire.view(torch.uint8).numpy().tobytes()
         specs.append(TensorSpec(name, dtype, tuple(wire.shape), len(payload), len(raw)))
         payload += raw
-    path.write_bytes(payload)
+    if not path.exists() or path.stat().st_size != len(payload):
+        path.unlink(missing_ok=True)
+        path.write_bytes(bytes(len(payload)))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), len(payload)) as memory:
+        memory[:] = payload
     manifest = WeightManifest(
         version=version,
         digest=digest_of([payload]),

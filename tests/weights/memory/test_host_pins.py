@@ -3,6 +3,7 @@
 `tests/gpu/test_pinned_weights.py` has the real one.
 """
 
+import ctypes
 import logging
 import mmap
 import os
@@ -12,6 +13,8 @@ import torch
 
 from actors.engine.dma.pinned_files import PinnedFiles
 from actors.engine.wire_tensors import named_tensors, tensors_in
+from actors.weights.staging_files import StagingFiles
+from broker.weights.shared_memory import SharedFolder
 from configs.errors import WeightsError
 from learner.weights import publish
 from learner.weights.slots import NUM_SLOTS
@@ -34,9 +37,17 @@ def files(cudart):
 
 @pytest.fixture
 def slot(tmp_path):
-    path = tmp_path / "slot-0"
-    path.write_bytes(contents(1))
-    return path
+    """In shared memory, where it is on this machine's side of the learner and its actors."""
+    with SharedFolder("pins", num_bytes=4 * NUM_BYTES, fallback=tmp_path) as folder:
+        path = folder.create("slot-0", NUM_BYTES)
+        mapping(path)[:] = contents(1)
+        yield path
+
+
+def mapping(path):
+    """By which the learner and its actors write; they keep it."""
+    with path.open("r+b") as file:
+        return mmap.mmap(file.fileno(), NUM_BYTES)
 
 
 def test_a_mapping_is_registered_and_given_back(cudart):
@@ -67,8 +78,9 @@ def test_a_refusal_is_said_and_its_error_is_not_left_behind(cudart):
 
 def test_a_file_is_registered_once_and_follows_what_is_written_to_it(cudart, files, slot):
     described = manifest(1)
+    memory = mapping(slot)
     for step in (1, 2):
-        slot.write_bytes(contents(step))
+        memory[:] = contents(step)
         view = files.view(slot, NUM_BYTES)
         ours = dict(tensors_in(view, described.tensors, NUM_BYTES))
         theirs = dict(named_tensors(slot, described.tensors, NUM_BYTES))
@@ -91,6 +103,76 @@ def test_another_file_of_that_name_is_another(cudart, files, slot, tmp_path):
     assert bytes(files.view(slot, NUM_BYTES)) == contents(2)
 
     assert len(cudart.registered) == 1  # the first is gone
+
+
+def as_registered(path):
+    """What would be another's if a card had to have the pages anew."""
+    found = path.stat()
+    return found.st_ino, found.st_ctime_ns
+
+
+@pytest.mark.parametrize("cut", [os.truncate, lambda path, _: path.write_bytes(b"")])
+def test_a_file_that_was_cut_off_and_written_again_is_registered_anew(cudart, files, slot, cut):
+    """Its inode is the same, but its pages are others: a card would read those of before."""
+    files.view(slot, NUM_BYTES)
+    inode, (address,) = slot.stat().st_ino, cudart.registered
+    with slot.open("r+b") as registered:  # as the driver holds the pages
+        cut(slot, 0)
+        os.posix_fallocate(registered.fileno(), 0, NUM_BYTES)
+    mapping(slot)[:] = contents(2)
+
+    view = files.view(slot, NUM_BYTES)
+
+    assert slot.stat().st_ino == inode
+    assert bytes(view) == contents(2)
+    assert cudart.num_registered == 2
+    assert list(cudart.registered) == [ctypes.addressof(view)]
+    assert len(cudart.registered) == 1, f"not {address:#x} too"
+
+
+def test_a_file_is_registered_anew_though_another_was_asked_for_in_between(cudart, files, slot):
+    other = slot.with_name("slot-1")
+    other.write_bytes(contents(1))
+    files.view(slot, NUM_BYTES)
+    os.truncate(slot, 0)
+    os.truncate(slot, NUM_BYTES)
+    files.view(other, NUM_BYTES)
+    mapping(slot)[:] = contents(2)
+
+    assert bytes(files.view(slot, NUM_BYTES)) == contents(2)
+
+    assert cudart.num_registered == 3
+
+
+def test_who_writes_never_cuts_a_file_off(tmp_path):
+    """Neither the actor's staging files nor the learner's slots: pages stay, whoever has them."""
+    staging = StagingFiles("pins", fallback=tmp_path)
+    first = staging.acquire(NUM_BYTES)
+    first.memory[:] = contents(1)
+    before = as_registered(first.path)
+    staging.release(first)
+    again = staging.acquire(NUM_BYTES)
+    again.memory[:] = contents(2)
+    assert again is first
+    assert as_registered(again.path) == before
+    with again.path.open("rb") as held:
+        staging.release(again)
+        longer = staging.acquire(2 * NUM_BYTES)
+        assert os.fstat(held.fileno()).st_size == NUM_BYTES, "not cut, and not made longer"
+        assert os.fstat(held.fileno()).st_nlink == 0
+    assert longer.path != first.path
+    staging.close()
+    plane = Plane(tmp_path, ballast=1000, broadcast=False)
+    try:
+        seen = []
+        for _ in range(2):
+            for _ in range(NUM_SLOTS):
+                plane.publish()
+            seen.append({path: as_registered(path) for path in plane.publisher._folder.path.glob("slot-?")})
+        assert seen[1] == seen[0]
+        assert len(seen[0]) == NUM_SLOTS
+    finally:
+        plane.close()
 
 
 def test_without_registration_the_bytes_are_the_same(cudart, files, slot, caplog):
