@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -98,8 +99,8 @@ def test_bytes_that_keep_coming_are_waited_for(publisher, tmp_path) -> None:
 
 
 def test_bytes_that_stay_away_end_the_wait_with_what_has_come(publisher, tmp_path) -> None:
-    answer, post = [], publisher.post
-    publisher.post = lambda pull: answer.append(pull) or (len(answer) <= 2 and post(pull))
+    asked, post = itertools.count(1), publisher.post
+    publisher.post = lambda pull: next(asked) <= 2 and post(pull)
 
     text = synced(publisher, tmp_path)
 

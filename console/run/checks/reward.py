@@ -176,7 +176,9 @@ def prompt_counter(run: RunSettings) -> CountPrompt | None:
         tokenizer = ModelTokenizer.of(run) if is_at_hand(run) else None
     except SettingsError:
         return None
-    return tokenizer and (lambda prompt, tools: len(tokenizer.encode_prompt(prompt, tools)))
+    if tokenizer is None:
+        return None
+    return lambda prompt, tools: len(tokenizer.encode_prompt(prompt, tools))
 
 
 class PromptLengths(NamedTuple):

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -124,10 +125,10 @@ def test_whoever_has_left_is_given_no_answer_and_the_thread_lives_on(tmp_path: P
     thread = EngineThread(HeldStepper(), max_model_len=64, stall=StallWatch())  # type: ignore[arg-type]
     staged = StagedWeights(tmp_path, manifest(1))
     for command in (thread.halt, lambda answer: thread.read_back(staged, answer)):
-        left: Future[object] = Future()
+        left: Future[Any] = Future()
         left.cancel()
         thread._stood_since = 0.0
-        command(left)  # type: ignore[operator]
+        command(left)
         assert left.cancelled()
 
     told: Future[int] = Future()
@@ -160,7 +161,7 @@ def test_weights_of_a_large_model_have_the_time_that_their_bytes_take(tmp_path: 
     limits = []
 
     class Noting(Answers):
-        async def within(self, answer, seconds, what, **options):  # type: ignore[no-untyped-def]
+        async def within(self, answer, seconds, what, **options):
             limits.append((what, seconds))
             return await super().within(answer, seconds, what, **options)
 

@@ -50,7 +50,7 @@ def settings_of(folder: Path, **run: object) -> Settings:
             model="init",
             directory=folder,
             max_prompt_tokens=LIMIT - 1,
-            **run,  # type: ignore[arg-type]
+            **run,
         )
     )
 

@@ -168,7 +168,8 @@ def test_who_writes_never_cuts_a_file_off(tmp_path):
         for _ in range(2):
             for _ in range(NUM_SLOTS):
                 plane.publish()
-            seen.append({path: as_registered(path) for path in plane.publisher._folder.path.glob("slot-?")})
+            slots = plane.publisher._folder.path.glob("slot-?")
+            seen.append({path: as_registered(path) for path in slots})
         assert seen[1] == seen[0]
         assert len(seen[0]) == NUM_SLOTS
     finally:
