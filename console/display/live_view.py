@@ -316,7 +316,7 @@ class _Page:
             _labelled("learner", time or ["-"], width),
         ]
         wanted = progress.actors_wanted
-        if wanted is not None and wanted != self._view.actors_alive:
+        if wanted is not None and self._view.actors_alive not in {None, wanted}:
             lines.append(
                 _labelled("fleet", [f"{wanted} wanted", progress.actors_wanted_why], width)
             )

@@ -44,7 +44,8 @@ class View:
     progress: Progress
     stages: Mapping[str, str]
     """Process -> its stage of starting, until the first batch of this session."""
-    actors_alive: int
+    actors_alive: int | None
+    """None = not known: nobody who counts them has answered."""
     is_training: bool = True
     """The first batch of this session is trained."""
     alarm: str | None = None
@@ -114,7 +115,8 @@ def until_the_batch(view: View) -> list[str]:
 def wanted_actors(view: View) -> str:
     """Write how many actors there are, and how many the run wants where that differs."""
     alive, wanted = view.actors_alive, view.progress.actors_wanted
-    return str(alive) if wanted in {None, alive} else f"{alive} ({wanted} wanted)"
+    there = "-" if alive is None else str(alive)
+    return there if wanted in {None, alive} else f"{there} ({wanted} wanted)"
 
 
 def end_of(actor: ActorSeen) -> str:

@@ -90,6 +90,11 @@ class LocalRun:
         return self._folder.state is RunState.FINISHED
 
     @property
+    def has_looked(self) -> bool:
+        """Whether its store has been asked, if it has one."""
+        return self._watch is None or self._watch.has_looked
+
+    @property
     def has_stopped(self) -> bool:
         """Whether nobody has kept it up, and no store has answered, for a while."""
         now = time.monotonic()
@@ -106,14 +111,15 @@ class LocalRun:
         trained_at = self._progress.newest_at
         begun_at = learner.at if learner is not None else 0.0
         alarm = None
-        if newest is None and not self._folder.is_held and not self.is_over:
+        is_away = newest is None and self.has_looked
+        if is_away and not self._folder.is_held and not self.is_over:
             alarm = stopped_line(self._folder, steps=self._settings.run.steps)
         elif self._watch is not None and time.time() - max(trained_at, begun_at) >= self._alarm_s:
             alarm = self._watch.idle()
         view = View(
             progress,
             {name: stage.name for name, stage in stages.items()},
-            (self._watch.alive if self._watch is not None else None) or 0,
+            None if self._watch is None else self._watch.alive,
             is_training=progress.step > 0 and trained_at >= begun_at,
             alarm=alarm,
             sample=self._sample.look(),
@@ -146,6 +152,8 @@ class LocalRun:
 # A run on other machines as its broker describes it to an observer: no files, no sampled text.
 
 LOOK_EVERY_S = 1.0
+FIRST_LOOK_S = 5.0  # a store of this machine answers within a tenth of a second
+POLL_S = 0.05
 DEADLINE_S = 10.0  # of one look; the next one begins at once
 GIVEN_UP_AFTER_S = 600.0  # of silence: a broker that restarts, or its network, is back by then
 ALARM_S = 60.0  # as `console.alarm_s`, which is on the other machine
@@ -219,6 +227,11 @@ class RemoteRun:
         return self._newest is not None and self._newest[0].state == ENDED
 
     @property
+    def has_looked(self) -> bool:
+        """Whether its broker has answered."""
+        return self._newest is not None
+
+    @property
     def has_stopped(self) -> bool:
         """Whether its broker has not answered for a while."""
         heard_at = self._began_at if self._newest is None else self._newest[1]
@@ -233,7 +246,7 @@ class RemoteRun:
         self._worker.check()
         if self._newest is None:
             stages = {self._address.endpoint: self._away}
-            return View(progress_of(Bulletin(), steps=0), stages, 0, is_training=False)
+            return View(progress_of(Bulletin(), steps=0), stages, None, is_training=False)
         reply, at = self._newest
         bulletin = Bulletin.decode(reply.bulletin) if reply.bulletin else Bulletin()
         progress = progress_of(bulletin, steps=reply.steps)
@@ -317,6 +330,8 @@ def top(
     source, folder = _source(run, key)
     try:
         with _without_logs(), make_display(console, name=source.name, plain=plain) as display:
+            if isinstance(display, PlainDisplay):
+                _wait_for_a_look(source)
             display.show(source.look())
             while not source.is_over:
                 if isinstance(display, PlainDisplay) and source.has_stopped:
@@ -330,6 +345,14 @@ def top(
     print_line(console, f"{source.name} has finished")
     if folder is not None:
         print_result(console, folder)
+
+
+def _wait_for_a_look(source: LocalRun | RemoteRun) -> None:
+    """Let lines begin with a whole look, where one comes soon: each line stays for good."""
+    deadline = time.monotonic() + FIRST_LOOK_S
+    source.look()  # begins to ask
+    while not (source.has_looked or source.is_over) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
 
 
 @contextmanager

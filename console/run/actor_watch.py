@@ -100,6 +100,7 @@ class ActorWatch:
         self._reports: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._pending = PendingDeaths()
         self._newest: StoreLook | None = None
+        self._has_looked = False
         # Never joined: a look at a dead server does not keep `nyala up` from ending.
         self._worker = Worker(self._watch, name="actor-watch")
 
@@ -107,6 +108,11 @@ class ActorWatch:
     def newest(self) -> StoreLook | None:
         """The last look; None before the first and while Redis is away."""
         return self._newest
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether a look has been tried, even if Redis did not answer."""
+        return self._has_looked
 
     @property
     def alive(self) -> int | None:
@@ -159,6 +165,7 @@ class ActorWatch:
                         self._look(store)
                     except NyalaError:
                         self._newest = None
+                    self._has_looked = True
                     is_open = self._receive()
         finally:
             self._newest = None

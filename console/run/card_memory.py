@@ -223,10 +223,9 @@ class CardMemory:
             f"memory of the learner {place.format(self.ranks)}, computed: microbatches of at most "
             f"{self.tokens} tokens, activation_checkpointing {self.kind}"
         )
-        lines = [head, *(f"  {size / GIB:8.2f} GiB  {name}" for name, size in rows.items())]
+        lines = [head, *table_of_sizes(rows)]
         if self.host:
-            lines.append("in host memory, for each card:")
-            lines += [f"  {size / GIB:8.2f} GiB  {name}" for name, size in self.host.items()]
+            lines += ["in host memory, for each card:", *table_of_sizes(self.host)]
         return lines
 
     def check(self, card_bytes: int) -> None:
@@ -253,6 +252,12 @@ class CardMemory:
                 "choose a smaller model"
             )
         return f"set learner.microbatch_tokens below {self.tokens}"
+
+
+def table_of_sizes(rows: Mapping[str, int]) -> list[str]:
+    """Write name -> bytes as lines; what would be shown as 0 is left out."""
+    shown = {name: f"{size / GIB:.2f}" for name, size in rows.items()}
+    return [f"  {text:>8} GiB  {name}" for name, text in shown.items() if text != "0.00"]
 
 
 def card_memory(

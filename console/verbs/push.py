@@ -13,6 +13,7 @@ import typer
 from configs.errors import SettingsError
 from console.command_line import Run
 from console.report.model_card import CARD, write_card
+from console.run.checks.model import hub_is_away
 from console.run.run_folder import RunFolder, RunState, run_folder_of, settings_of
 from console.samples.try_command import Checkpoint, model_of
 
@@ -62,15 +63,16 @@ def upload(
         get_token,
     )
 
-    if get_token() is None:
+    files = _files(model)
+    api = HfApi(library_name="nyala")
+    if get_token() is None and not is_dry:
         raise SettingsError(
             f"a token of the Hugging Face hub that may write must be there, got none; {LOGIN}"
         )
-    api = HfApi(library_name="nyala")
-    files = _files(model)
     with _errors_of(api, name):
         if is_dry:
-            return _plan(api, name, files, private=private, revision=revision)
+            away = f"no token: {LOGIN}" if get_token() is None else hub_is_away()
+            return _plan(api, name, files, private=private, revision=revision, away=away)
         _make(api, name, private=private, revision=revision)
         old = _left_over(api.list_repo_files(name, revision=revision), files)
         commit = api.create_commit(
@@ -91,9 +93,35 @@ def _left_over(there: Iterable[str], files: Mapping[str, Path]) -> list[str]:
 
 
 def _plan(
-    api: HfApi, name: str, files: Mapping[str, Path], *, private: bool, revision: str | None
+    api: HfApi,
+    name: str,
+    files: Mapping[str, Path],
+    *,
+    private: bool,
+    revision: str | None,
+    away: str,
 ) -> str:
-    """Describe an upload; the hub is asked who we are and what is there, and nothing is changed."""
+    """Describe an upload: where it goes, files with their sizes, the card; nothing is changed.
+
+    The hub is asked who we are and what is there, unless something keeps it away.
+    """
+    if away:
+        seen, old = f"nothing was looked at on the hub ({away})", []
+    else:
+        seen, old = _seen_on_hub(api, name, files, private=private, revision=revision)
+    lines = [f"{name}, branch {revision or 'main'}; {seen}; nothing was uploaded"]
+    sizes = {path: file.stat().st_size / 2**20 for path, file in files.items()}
+    lines += [f"  {size:10.2f} MiB  {path}" for path, size in sizes.items()]
+    lines += [f"  {'removed':>14}  {path}" for path in old]
+    lines += [f"  {sum(sizes.values()):10.2f} MiB  in {len(sizes)} files"]
+    lines += ["", f"{CARD}:", files[CARD].read_text(encoding="utf-8").rstrip()]
+    return "\n".join(lines)
+
+
+def _seen_on_hub(
+    api: HfApi, name: str, files: Mapping[str, Path], *, private: bool, revision: str | None
+) -> tuple[str, list[str]]:
+    """Say whose token it is and what would be made; and list the weights that would be removed."""
     from huggingface_hub.errors import RevisionNotFoundError  # noqa: PLC0415 - half a second
 
     who = api.whoami()
@@ -105,12 +133,8 @@ def _plan(
         _check_private(api, name, private=private)
         with suppress(RevisionNotFoundError):
             old = _left_over(api.list_repo_files(name, revision=revision), files)
-    seen = "" if is_there else f", made as a {'private' if private else 'public'} model"
-    lines = [f"{name}{seen}, branch {revision or 'main'}, as {who['name']}; nothing was uploaded"]
-    sizes = {path: file.stat().st_size / 2**20 for path, file in files.items()}
-    lines += [f"  {size:10.2f} MiB  {path}" for path, size in sizes.items()]
-    lines += [f"  {'removed':>14}  {path}" for path in old]
-    return "\n".join([*lines, f"  {sum(sizes.values()):10.2f} MiB  in {len(sizes)} files"])
+    made = "is there" if is_there else f"is made as a {'private' if private else 'public'} model"
+    return f"it {made}, as {who['name']}", old
 
 
 def _files(model: Path) -> dict[str, Path]:
@@ -210,7 +234,7 @@ def push(
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Show what would be uploaded where, and change nothing."),
+        typer.Option("--dry-run", help="Show files, sizes and card, and change nothing."),
     ] = False,
 ) -> None:
     """Upload the trained model of a run to the Hugging Face hub.

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import yaml
 from rich.console import Console
 
 from buffer.admin import forget_run
@@ -25,8 +24,10 @@ from configs.machine import memory_of_machine
 from configs.settings import Settings
 from configs.weight_path import describe_weight_path
 from console.command_line import Config, ConfigOption, Overrides, TrustCheckpoint, one_of, program
+from console.display.display import print_line
 from console.display.result import print_result
-from console.run.card_memory import GIB, smallest_card
+from console.report.record import changed_settings
+from console.run.card_memory import GIB, smallest_card, table_of_sizes
 from console.run.checks.model import learner_memory, machine_memory
 from console.run.fork_server import fork_server_of
 from console.run.init_model import reuse
@@ -56,7 +57,10 @@ def up(  # noqa: PLR0917 - typer calls it by name
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, start nothing, show the settings.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Check everything, start nothing, show what would be started."
+        ),
     ] = False,
     card_gib: Annotated[
         float | None,
@@ -221,7 +225,7 @@ def say_card_memory(console: Console, settings: Settings, card_gib: float | None
         lines.append("memory of this machine for the whole run, computed:")
         parts = machine_memory(settings, memory)
         rows = {**parts, "together": sum(parts.values()), "there is": memory_of_machine()}
-        lines += [f"  {size / GIB:8.2f} GiB  {name}" for name, size in rows.items()]
+        lines += table_of_sizes(rows)
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
     if on_gpu and card_bytes is not None:
@@ -248,7 +252,7 @@ def _begin_anew(
 
 
 def _print_plan(console: Console, settings: Settings, folder: RunFolder) -> None:
-    """Show what would be started, and with which settings."""
+    """Show what would be started, and which settings are not the defaults."""
     if settings.buffer.url is not None:
         settings = with_value(settings, "buffer", "url", without_password(settings.buffer.url))
     console.print(f"would start in {folder.path} ({folder.state}):", soft_wrap=True)
@@ -257,5 +261,6 @@ def _print_plan(console: Console, settings: Settings, folder: RunFolder) -> None
         where = f"GPU {gpus}" if gpus else f"{command.environment['OMP_NUM_THREADS']} thread(s)"
         console.print(f"  {command.name}: {where}", highlight=False)
     say_weight_path(console, settings)
-    text = yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
-    console.print(text, highlight=False, markup=False, soft_wrap=True, end="")
+    print_line(console, "settings that differ from their defaults; `nyala settings` lists all:")
+    for path, (value, default) in changed_settings(settings).items():
+        print_line(console, f"  {path}: {value}" + f" (default {default})" * (default != "-"))

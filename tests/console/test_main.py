@@ -24,6 +24,7 @@ from console.main import app
 from console.run.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
+SETTINGS_HEAD = "settings that differ from their defaults; `nyala settings` lists all:"
 HEAVY = ("torch", "vllm", "transformers", "rich.console", "pydantic", "redis", "zmq")
 
 
@@ -109,9 +110,15 @@ def test_a_method_by_name_goes_over_the_file_and_under_set(tmp_path):
 
     done = CliRunner().invoke(app, ["up", str(path), "--dry-run", *chosen])
 
-    assert "surrogate: gspo" in done.output
-    assert "correction: none" in done.output
-    assert "clip_low: 0.1" in done.output
+    lines = done.output.splitlines()
+    changed = lines[lines.index(SETTINGS_HEAD) + 1 :]
+    assert [each.partition(" (default")[0] for each in changed if "algorithm." in each] == [
+        "  algorithm.correction: none",
+        "  algorithm.surrogate: gspo",
+        "  algorithm.aggregation: sequence",
+        "  algorithm.clip_low: 0.1",
+        "  algorithm.clip_high: 0.3",
+    ]
 
 
 @pytest.mark.slow

@@ -262,5 +262,7 @@ def test_dry_run_starts_and_writes_nothing(up):
 
     assert code == 0
     assert "would start in" in out
-    assert "max_policy_lag: 2" in out
+    told = out.split("settings that differ from their defaults")[1].splitlines()
+    assert "  actors.count: 2 (default 1)" in told
+    assert "max_policy_lag" not in out
     assert not up.run.exists()

@@ -113,7 +113,7 @@ def test_a_dry_run_says_what_would_be_done_and_changes_nothing(
 
     codes, texts = zip(*answers, strict=True)
     assert codes == (0, 0, 2, 2, 2), texts
-    assert "step-000004 of r would go to me/new, made as a private model, branch main" in texts[0]
+    assert "of r would go to me/new, branch main; it is made as a private model, as me" in texts[0]
     assert "MiB  model.safetensors" in texts[0]
     assert "in 7 files" in texts[0]
     assert "removed  model-00001-of-00002.safetensors" in texts[1]
@@ -123,6 +123,38 @@ def test_a_dry_run_says_what_would_be_done_and_changes_nothing(
     assert "the hub must know your token, got 401" in texts[4]
     assert {*hub.repositories} == {"me/open"}
     assert hub.repositories["me/open"].branches == {"main": left}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("token", "offline", "why"),
+    [
+        ("", "0", "(no token: set HF_TOKEN to one, or run `hf auth login`)"),
+        (TOKEN, "1", "HF_HUB_OFFLINE"),
+        (TOKEN, "0", "Connection refused"),
+    ],
+    ids=["no token", "offline", "out of reach"],
+)
+def test_a_dry_run_without_the_hub_shows_files_and_card_and_says_so(
+    tmp_path: Path, ranks: Ranks, token: str, offline: str, why: str
+) -> None:
+    run = trained_run(tmp_path, ranks)
+    with ModelHub().serving() as hub:
+        url = hub.url
+    hub.server_close()
+
+    ((code, text),) = _push(
+        run, [["me/new", "--dry-run"]], url, tmp_path, token=token, HF_HUB_OFFLINE=offline
+    )
+
+    assert code == 0, text
+    first, *lines = text.splitlines()
+    assert "of r would go to me/new, branch main; nothing was looked at on the hub (" in first
+    assert why in first
+    assert first.endswith("; nothing was uploaded")
+    assert any("MiB  model.safetensors" in line for line in lines)
+    assert "README.md:" in lines
+    assert "2 of 9 batches" in text or "4 of 9 batches" in text
 
 
 @pytest.mark.slow
@@ -160,19 +192,21 @@ def _refused(*arguments: object) -> str:
 
 
 def _push(
-    run: Path, asked: list[list[str]], url: str, home: Path, *, token: str = TOKEN
+    run: Path, asked: list[list[str]], url: str, home: Path, *, token: str = TOKEN, **more: str
 ) -> list[tuple[int, str]]:
     answers = _python(
-        PUSHING, [json.dumps([[str(run), *each] for each in asked])], url, home, token
+        PUSHING, [json.dumps([[str(run), *each] for each in asked])], url, home, token, **more
     )
     return [(code, text) for code, text in answers]
 
 
-def _python(program: str, arguments: list[str], url: str, home: Path, token: str = TOKEN) -> Any:
+def _python(
+    program: str, arguments: list[str], url: str, home: Path, token: str = TOKEN, **more: str
+) -> Any:
     """Run in a process of its own: the client reads where its hub is when imported."""
     environment = {name: os.environ[name] for name in os.environ if not name.startswith("HF_")}
     environment |= {"HF_ENDPOINT": url, "HF_HOME": str(home / "hf"), "HF_HUB_DISABLE_XET": "1"}
-    environment |= {"HF_TOKEN": token, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    environment |= {"HF_TOKEN": token, "HF_HUB_DISABLE_PROGRESS_BARS": "1"} | more
     path = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
     answered = subprocess.run(
         [sys.executable, "-c", program, *arguments],

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,10 +19,12 @@ from buffer import operations
 from buffer.store import Store
 from configs.loader import save
 from configs.settings import Settings
-from console.display.progress import TAIL_BYTES, newest_stage, stopped_line
+from console.display.progress import TAIL_BYTES, Progress, newest_stage, stopped_line
+from console.display.snapshot import View, figures, wanted_actors
 from console.live import top
 from console.live.top import LocalRun
 from console.main import app
+from console.run.actor_watch import ActorWatch
 from console.run.run_folder import RunFolder
 from tests.console.support.recorded_run import FOLDER, rows
 from tests.learner.support.tiny_run import begin_run, tiny_settings
@@ -172,6 +176,52 @@ def test_a_run_that_is_kept_up_has_not_stopped(
     wait_until(lambda: run.has_stopped)
     with folder.locked():
         assert not run.has_stopped
+
+
+def test_the_first_line_waits_for_a_look_at_the_store(
+    redis_url: str, settings: Settings, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_seen, look, ask = threading.Event(), LocalRun.look, ActorWatch._look
+
+    def look_first(run: LocalRun) -> View:
+        view = look(run)
+        is_seen.set()
+        return view
+
+    def ask_later(watch: ActorWatch, store: Store) -> None:
+        assert is_seen.wait(10)
+        ask(watch, store)
+
+    monkeypatch.setattr(LocalRun, "look", look_first)
+    monkeypatch.setattr(ActorWatch, "_look", ask_later)
+    folder.redis_url.write_text(redis_url)
+    with Store(redis_url, settings.run.name) as store:
+        begin_run(store, settings.run)
+        store.run(operations.actor_seen({"actor-7": {"host": "elsewhere", "capacity": "8"}}))
+        monkeypatch.setattr(LocalRun, "has_stopped", property(lambda run: run.has_looked))
+
+        answer = CliRunner().invoke(app, ["top", "--plain", os.fspath(folder.path)])
+
+    assert answer.exit_code == 0, answer.output
+    (line,) = [each for each in answer.output.splitlines() if "batch 47/" in each]
+    assert ", actors 1" in line
+    assert "ALARM" not in answer.output  # not kept up from here, yet its store is there
+
+
+def test_actors_that_nobody_has_counted_are_a_dash(
+    redis_url: str, folder: RunFolder, run: LocalRun
+) -> None:
+    assert figures(run.look())["actors"] == "-"
+    folder.redis_url.write_text(redis_url)
+
+    first = run.look()
+    if not run.has_looked:
+        assert first.alarm is None
+        assert wanted_actors(replace(first, progress=Progress(1, 2, actors_wanted=3))) == (
+            "- (3 wanted)"
+        )
+
+    wait_until(lambda: figures(run.look())["actors"] == "0")
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -133,6 +133,8 @@ class _Answers(BaseHTTPRequestHandler):
         if path.startswith("/api/models/"):
             owner, name, verb, rest = (path.removeprefix("/api/models/") + "///").split("/", 3)
             return self._api(f"{owner}/{name}", verb, rest.rstrip("/"), body)
+        if path in {"", "/"}:  # whether somebody is there
+            return b""
         owner, name, _, branch, file = path.removeprefix("/").split("/", 4)
         files = self._read(f"{owner}/{name}").branches[branch if branch != COMMIT else "main"]
         if file not in files:
