@@ -18,7 +18,7 @@ from configs.errors import printable_lines
 from console.command_line import as_typed
 
 from .live_view import live_view
-from .snapshot import View, figures, until_the_batch
+from .snapshot import View, figures, until_the_batch, wanted_actors
 
 # --------------------------------------------------------------------------------------------------
 # Lines at the bottom of a terminal that are redrawn in place: without flicker, without scrolling.
@@ -181,6 +181,7 @@ class PlainDisplay:
         self._last_step, self._sampled = 0, ""
         self._sampled_due = clock()
         self._alerts: str | None = None
+        self._wanted: int | None = None
         self._advised: set[str] = set()
         self._has_alarm = False
         self._closed: set[str] = set()
@@ -211,6 +212,10 @@ class PlainDisplay:
         self._last_step, self._due = step, self._clock() + PLAIN_EVERY_S
         values = ", ".join(f"{label} {value}" for label, value in figures(view).items())
         self.log(f"{self._name}: batch {step}/{view.progress.steps}, {values}")
+        wanted = view.progress.actors_wanted
+        if wanted_actors(view) != str(view.actors_alive) and wanted != self._wanted:
+            self.log(f"{self._name}: {wanted} actors wanted: {view.progress.actors_wanted_why}")
+        self._wanted = wanted
         if view.progress.alerts not in (None, self._alerts):
             self.log(f"{self._name}: ALERT {view.progress.alerts}; the learner's log says why")
         self._alerts = view.progress.alerts

@@ -58,9 +58,14 @@ def print_result(console: Console, folder: RunFolder) -> None:
     console.print(table)
     for text in advice_in(summary).values():
         print_line(console, f"ADVICE {text}")
+    others = f"nyala checkpoint export {folder.path} --adapter --to FOLDER"
     for path, what in (
         (folder.report, "curves, settings and answers, for a browser"),
         (folder.path / "model", "trained model (Hugging Face directory)"),
+        (
+            folder.path / "adapter",
+            f"adapter in PEFT's form, --lora-modules of vLLM; others: {others}",
+        ),
         (folder.path, "metrics, checkpoints, logs"),
     ):
         if path.exists():

@@ -95,9 +95,9 @@ def score_chart(runs: Sequence[Run], *, over_time: bool = False) -> Chart | None
 def reward_chart(runs: Sequence[Run]) -> Chart | None:
     """Draw the reward of held-out answers, where they are judged by something else."""
     curves = [
-        (run.name, f"c{number} d0", points)
+        (run.name, f"c{number} d0", [(e, e.result.trained) for e in run.evaluations])
         for number, run in enumerate(runs)
-        if (points := [(e, r) for e in run.evaluations if (r := e.result.reward) is not None])
+        if any(e.result.reward is not None for e in run.evaluations)
     ]
     return _held_out_chart(runs, REWARD, curves, over_time=False)
 

@@ -178,8 +178,8 @@ def _scores(evaluations: Sequence[Evaluation]) -> str:
     first, last = evaluations[0], evaluations[-1]
     rows: list[tuple[str, float | None, float]]
     rows = [(last.result.title, _alike(first, last), last.score)]
-    if last.result.reward is not None:
-        rows.append((REWARD, first.result.reward, last.result.reward))
+    if (first.result.reward, last.result.reward) != (None, None):
+        rows.append((REWARD, first.result.trained, last.result.trained))
     rows += [
         (f"{last.result.title}, {name}", first.by_environment.get(name), score)
         for name, score in last.by_environment.items()

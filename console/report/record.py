@@ -95,8 +95,9 @@ def actor_lives(folder: Path, curves: Curves, *, max_policy_lag: int) -> list[Li
         time, end = ended.get(name, (math.inf, End.OPEN))
         if time >= newest:  # with the run, or not at all
             is_gone = curves.steps[-1] - last > max_policy_lag + GONE_AFTER
-            time, end = (trained_at, End.DIED) if is_gone else (newest, End.OPEN)
-        elif end is End.DIED:
+            time = trained_at if is_gone and seen else newest
+            end = End.DIED if is_gone else End.OPEN
+        elif end is End.DIED and seen:
             time = min(time, trained_at)  # noticed when another took its place
         lives.append(Life(name, began, max(began, time), end, seen.episodes if seen else 0))
     return sorted(lives, key=lambda life: (life.began, life.name))

@@ -41,8 +41,9 @@ def headline(run: Run) -> str:
     if len(run.evaluations) > 1:
         first, last = run.evaluations[0], run.evaluations[-1]
         text += f"; held-out {last.result.title} from {first.score:.3f} to {last.score:.3f}"
-        if first.result.reward is not None and last.result.reward is not None:
-            text += f", held-out reward from {first.result.reward:.3f} to {last.result.reward:.3f}"
+        if (first.result.reward, last.result.reward) != (None, None):
+            rewards = f"{first.result.trained:.3f} to {last.result.trained:.3f}"
+            text += f", held-out reward from {rewards}"
     return f"{text[0].upper()}{text[1:]}. Model: {run.settings.run.model}."
 
 

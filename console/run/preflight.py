@@ -29,6 +29,7 @@ from .checks.model import (
     check_memory,
     check_model,
     check_parallel,
+    check_rate,
     check_shared_memory,
     check_size,
     check_template,
@@ -116,6 +117,7 @@ def checks_of_doubt(settings: Settings, redis_url: str | None) -> list[Check]:
             "shared card",
             lambda: _doubt(shared_card_warning(settings, visible_gpus()), "none"),
         ),
+        Check("model", "learning rate", lambda: check_rate(settings), "opens"),
         Check(
             "model", "small engine", lambda: _doubt(small_engine_warning(settings), "not needed")
         ),

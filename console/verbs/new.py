@@ -19,7 +19,7 @@ from configs.settings import RunSettings
 from console.command_line import Config, ConfigOption, Overrides, one_of
 from console.display.display import print_line
 from console.run.card_memory import ModelShape
-from console.run.checks.model import check_model, model_config
+from console.run.checks.model import check_model, model_config, usual_rate
 from console.run.init_model import make_if_needed
 from console.run.own_files import resolve
 from console.run.run_folder import settings_of
@@ -34,9 +34,6 @@ FILES = {
 }
 ROWS = 1000  # of data.jsonl
 PROMPT_STEP = 32  # limits of prompts are multiples of it
-RATES = ((300e6, 1e-5), (3e9, 2e-6))
-"""Learning rates of models of fewer parameters than this; larger ones have `LARGE_RATE`."""
-LARGE_RATE = 1e-6
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -123,7 +120,7 @@ def _values(model: str) -> dict[str, str]:
     config = model_config(run)
     assert config is not None, model
     parameters = ModelShape.of(config).parameters
-    rate = next((rate for most, rate in RATES if parameters < most), LARGE_RATE)
+    rate = usual_rate(parameters)
     return {
         "MODEL": json.dumps(model),
         "LONGEST": str(longest),

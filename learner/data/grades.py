@@ -90,6 +90,11 @@ class HeldOut(NamedTuple):
     """Mean reward, where it is not that score."""
 
     @property
+    def trained(self) -> float:
+        """Mean reward, whatever answers are judged by."""
+        return self.score if self.reward is None else self.reward
+
+    @property
     def label(self) -> str:
         """Name the score beside figures of training."""
         return self.title if self.title.startswith(ACCURACY) else f"held-out {self.title}"
@@ -101,5 +106,5 @@ def held_out(line: Mapping[str, object]) -> HeldOut | None:
     if isinstance(score, bool) or not isinstance(score, int | float):
         return None
     title = str(line.get("metric", ACCURACY))
-    is_other = title != REWARD and isinstance(reward, int | float)
+    is_other = title != REWARD and isinstance(reward, int | float) and reward != score
     return HeldOut(title, float(score), float(str(reward)) if is_other else None)

@@ -94,9 +94,13 @@ def _held_out(run: RunSettings, evaluations: Sequence[Mapping[str, Any]]) -> dic
             each: result.score if result else None for each, result in of_each.items()
         },
     }
-    for when, result in (("before", before), ("after", after)):
-        if result is not None and result.reward is not None:
-            figures[f"held_out_reward_{when}"] = result.reward
+    ends = {"before": before, "after": after}
+    if any(result is not None and result.reward is not None for result in ends.values()):
+        figures |= {
+            f"held_out_reward_{when}": result.trained
+            for when, result in ends.items()
+            if result is not None
+        }
     return figures
 
 

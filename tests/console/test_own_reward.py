@@ -184,3 +184,39 @@ def test_figures_of_an_actor_are_rounded() -> None:
         "a on h, heard of 1 s ago, version none yet, busy_s 344, memory_gib 6.7, name x, "
         "probe_max 2.57e-05, span_s 12346, tokens 123456"
     )
+
+
+def test_a_reward_that_is_the_accuracy_is_shown_once_by_that_name(tmp_path: Path) -> None:
+    folder: Path = made_run(tmp_path / "same", environment="calculator", steps=4)
+    for step, score in ((0, BEFORE), (4, AFTER)):
+        row = {"step": step, "metric": "accuracy", "score": score, "accuracy": score}
+        write_lines(folder / "eval.jsonl", [row | {"reward": score, "parts": {"exact": score}}])
+    view = View(RunProgress(RunFolder(folder), steps=40).look(), {}, 1)
+    settings = load(folder / "config.yaml").run.model_copy(update={"steps": 4})
+    page = folder / "page.html"
+    done = CliRunner().invoke(app, ["report", str(folder), "--output", str(page)])
+
+    assert done.exit_code == 0, done.output
+    assert figures(view)["accuracy"] == "0.812"
+    assert "held-out reward" not in figures(view)
+    rows = rows_of(_held_out(settings, Journal(folder).lines("eval")))
+    assert {name for name in rows if name.startswith("held-out")} == {
+        "held-out accuracy before",
+        "held-out accuracy after",
+    }
+    assert "held-out reward" not in page.read_text()
+
+
+def test_a_reward_that_only_begins_as_the_accuracy_is_shown_at_both_ends(tmp_path: Path) -> None:
+    folder: Path = made_run(tmp_path / "shaped", environment="calculator", steps=4)
+    for step, score, reward in ((0, 0.0, 0.0), (4, 0.5, 0.7)):
+        row = {"step": step, "metric": "accuracy", "score": score, "accuracy": score}
+        write_lines(folder / "eval.jsonl", [row | {"reward": reward}])
+    settings = load(folder / "config.yaml").run.model_copy(update={"steps": 4})
+    (folder / "model").mkdir()
+    write_card(folder / "model", load(folder / "config.yaml"), 4)
+
+    rows = rows_of(_held_out(settings, Journal(folder).lines("eval")))
+
+    assert (rows["held-out reward before"], rows["held-out reward after"]) == ("0.000", "0.700")
+    assert "| reward | 0.000 | 0.700 |" in (folder / "model" / "README.md").read_text()

@@ -403,3 +403,16 @@ def test_the_live_display_draws_once_a_second_and_at_its_end():
         assert "batch 4 of 10" in out.getvalue()
         display.show(view(5))
     assert "batch 5 of 10" in out.getvalue()
+
+
+def test_plain_lines_say_why_other_actors_are_wanted_once():
+    now, out = [0.0], io.StringIO()
+    display = PlainDisplay(Console(file=out, width=200), name="demo", clock=lambda: now[0])
+
+    for step, wanted in ((1, 2), (2, 3), (3, 3), (4, 2), (5, 3)):
+        why = "learner idle 44%, actors busy 100%"
+        display.show(view(step, actors_wanted=wanted, actors_wanted_why=why))
+        now[0] += 9
+
+    told = [line for line in out.getvalue().splitlines() if "actors wanted" in line]
+    assert told == ["demo: 3 actors wanted: learner idle 44%, actors busy 100%"] * 2

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
+
+from rich.console import Console
+
 from console.display.progress import advice_in
-from console.display.result import rows_of
+from console.display.result import print_result, rows_of
+from console.run.run_folder import RunFolder
 
 
 def test_what_did_not_happen_is_left_out_and_what_is_not_known_is_a_dash():
@@ -41,3 +46,16 @@ def test_advice_is_not_a_row_but_a_sentence_of_its_own():
     assert advice_in(summary) == {"groups_flat": "raise it"}
     assert rows_of(summary) == {"rollbacks": "1"}
     assert advice_in({}) == {}
+
+
+def test_the_end_of_a_run_with_adapters_names_their_folder_and_how_to_export_others(tmp_path):
+    folder = RunFolder(tmp_path / "r")
+    (folder.path / "adapter").mkdir(parents=True)
+    folder.summary.write_text("{}")
+    out = io.StringIO()
+
+    print_result(Console(file=out, width=80), folder)
+
+    (line,) = [each for each in out.getvalue().splitlines() if "--lora-modules" in each]
+    assert line.startswith(f"{folder.path}/adapter  ")
+    assert line.endswith(f"nyala checkpoint export {folder.path} --adapter --to FOLDER")

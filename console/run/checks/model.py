@@ -247,6 +247,47 @@ def hub_is_away() -> str:
         return f"{constants.ENDPOINT}: no answer within {HUB_TIMEOUT_S:g} s"
 
 
+# --------------------------------------------------------------------------------------------------
+# Check the learning rate against the model's size.
+
+RATES = ((300e6, 1e-5), (3e9, 2e-6))
+"""Learning rates of models of fewer parameters than this; larger ones have `LARGE_RATE`."""
+LARGE_RATE = 1e-6
+OF_ADAPTERS = 10.0
+"""Times the rate of whole weights."""
+FAR = 20.0
+"""Times more or less than usual: no tuning goes so far."""
+LEAST_PARAMETERS = 30e6
+"""Smaller models are made for one task, and learn at rates of their own."""
+
+
+def usual_rate(parameters: int, *, has_adapters: bool = False) -> float:
+    """Return the learning rate that a pretrained model of this size begins to be tuned at."""
+    rate = next((rate for most, rate in RATES if parameters < most), LARGE_RATE)
+    return rate * OF_ADAPTERS if has_adapters else rate
+
+
+def check_rate(settings: Settings) -> str | Doubt:
+    """`learner.lr` is within reach of what suits the model's size."""
+    lr, rank, config = settings.learner.lr, settings.learner.lora_rank, model_config(settings.run)
+    if config is None:
+        return "of a model that is made first"
+    try:
+        parameters = ModelShape.of(config).parameters
+    except KeyError:  # of an architecture that is refused elsewhere
+        return "of a model of unknown size"
+    usual = usual_rate(parameters, has_adapters=rank > 0)
+    what = "the adapters" if rank else "all weights"
+    of = f"{what} of {parameters / 1e6:,.0f} million parameters"
+    if parameters < LEAST_PARAMETERS or usual / FAR <= lr <= usual * FAR:
+        return f"{lr:g} for {of}"
+    return Doubt(
+        f"learner.lr should be about {usual:g} for {of}, got {lr:g}; "
+        + ("the model may collapse" if lr > usual else "nothing may be learned")
+        + f": set learner.lr: {usual:g}, and tune from there"
+    )
+
+
 def is_at_hand(run: RunSettings) -> bool:
     """Whether a run's model, or its part that is fetched first, is on this machine."""
     return Path(run.model).expanduser().exists() or _kept_config(run.model) is not None

@@ -101,3 +101,16 @@ def test_a_learner_that_came_back_is_marked(tmp_path):
     assert chart is not None
     assert "life 2 of the learner" in [spot.text for spot in chart.spots]
     assert chart.legend[-1].label == "the learner began again"
+
+
+def test_an_actor_that_died_before_its_first_episode_lived_until_its_end_was_noticed(tmp_path):
+    folder = made_run(tmp_path / "r", steps=30, metrics=by_actor)
+    events = [event("joined", "a", 0), event("joined", "e", 2), event("replaced", "e", 6)]
+    events += [event("joined", "f", 3)]
+    write_lines(folder / "logs" / "audit.jsonl", events)
+
+    lives = lives_of(folder)
+
+    assert (lives["e"].began, lives["e"].ended, lives["e"].end) == (at(2), at(6), End.DIED)
+    # Nobody has noted its end, which was at some time before that of the run.
+    assert (lives["f"].began, lives["f"].ended, lives["f"].end) == (at(3), at(30), End.DIED)
