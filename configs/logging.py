@@ -71,7 +71,7 @@ def configure_logging(role: str, *, run: str = "", incarnation: str = "") -> Non
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
     logging.captureWarnings(True)
-    _quiet_libraries()
+    quiet_libraries()
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_uncaught_in_thread
 
@@ -107,7 +107,8 @@ def _rendering(is_terminal: bool) -> list[Processor]:
     return [structlog.processors.format_exc_info, render]
 
 
-def _quiet_libraries() -> None:
+def quiet_libraries() -> None:
+    """Keep warnings of libraries out of a terminal; call before importing vLLM."""
     # vLLM installs handlers of its own when it is imported, unless this is set beforehand.
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

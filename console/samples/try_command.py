@@ -19,6 +19,7 @@ from rich.text import Text
 
 from configs.architecture import present_model
 from configs.errors import printable, printable_lines
+from configs.logging import quiet_libraries
 from configs.settings import Settings
 from console.command_line import Run
 from console.display.display import print_line
@@ -121,6 +122,7 @@ def try_prompt(
     """
     from .answers import answer  # noqa: PLC0415 - torch
 
+    quiet_libraries()
     settings = settings_of(run_folder_of(run).path)
     text = sys.stdin.read() if prompt == "-" else prompt
     if temperature is None:

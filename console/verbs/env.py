@@ -25,6 +25,7 @@ from actors.rewards.pool import Parts, RewardPool
 from broker.protocol.messages import Lease, TaskSpec
 from configs.errors import RewardError, SettingsError
 from configs.loader import load
+from configs.logging import quiet_libraries
 from configs.settings import ActorSettings, RunSettings, Settings
 from console.command_line import AsJson, Config, ConfigOption, Overrides, one_of
 from console.display.display import print_line
@@ -101,7 +102,8 @@ def show(
     """
     settings = load(one_of(config, config_option), overrides or ())
     policies = policy or list(Policy)
-    with _own_stdout():
+    quiet_libraries()
+    with own_stdout():
         shown = asyncio.run(_play_all(settings, policies, episodes))
     if as_json:
         print_facts(Facts("", [_as_json(each) for each in shown]), as_json=True)
@@ -121,12 +123,12 @@ async def _play_all(settings: Settings, policies: Sequence[Policy], n: int) -> l
         model: Model | None = None
         if Policy.MODEL in policies:
             await stack.enter_async_context(asyncio.timeout(LONGEST_S))
-            model = await stack.enter_async_context(_model(settings))
+            model = await stack.enter_async_context(started_model(settings))
         shown = []
         for name, run in settings.run.by_environment.items():
             with naming(run):
                 played = await _play_one(run, settings.actors, policies, n, model)
-                rewards = await _judge(run, settings.actors, [each for _, each in played])
+                rewards = await judge(run, settings.actors, [each for _, each in played])
             shown += [
                 Shown(name, *pair, given) for pair, given in zip(played, rewards, strict=True)
             ]
@@ -183,7 +185,7 @@ async def _check_prompts(run: RunSettings, actors: ActorSettings, n: int) -> Non
 
 
 @contextmanager
-def _own_stdout() -> Iterator[None]:
+def own_stdout() -> Iterator[None]:
     """Send what engines, environments and rewards print to stderr: stdout has the result alone."""
     try:
         out, error = sys.stdout.fileno(), sys.stderr.fileno()
@@ -203,7 +205,7 @@ def _own_stdout() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def _model(settings: Settings) -> AsyncIterator[Model]:
+async def started_model(settings: Settings) -> AsyncIterator[Model]:
     """Start the engine of the run's model, and end it."""
     tokenizer = ModelTokenizer.of(settings.run)
     engine, _ = make_engine(settings)
@@ -214,7 +216,7 @@ async def _model(settings: Settings) -> AsyncIterator[Model]:
         await engine.close()
 
 
-async def _judge(
+async def judge(
     run: RunSettings, actors: ActorSettings, played: Sequence[Played]
 ) -> list[Parts | RewardError]:
     if not run.reward_functions:

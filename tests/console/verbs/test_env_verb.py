@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -166,3 +168,16 @@ def test_an_environment_in_a_python_of_its_own_is_played(config: Path) -> None:
     own += ["--set", f"run.environment={source}:Count"]
 
     assert "echo, item 0: reward 1.000" in run(config, *own, "--policy", "echo", "-n", "1")
+
+
+def test_warnings_of_an_engine_are_as_quiet_as_in_an_actor(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("VLLM_CONFIGURE_LOGGING", "VLLM_LOGGING_LEVEL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(logging.getLogger("vllm"), "level", logging.NOTSET)
+
+    run(config, "--policy", "script", "-n", "1")
+
+    assert os.environ["VLLM_LOGGING_LEVEL"] == "ERROR"
+    assert not logging.getLogger("vllm.engine").isEnabledFor(logging.WARNING)
