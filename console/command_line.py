@@ -40,6 +40,10 @@ VERBS = {
     ),
     "sweep": ("console.sweep.sweep", "Make a run for each combination of values, or search."),
     "try": ("console.samples.try_command", "Ask the newest model of a run."),
+    "eval": (
+        "console.verbs.evaluate",
+        "Ask a model the held-out questions of a run, and train nothing.",
+    ),
     "actor": ("console.verbs.roles", "Join a run with one more actor."),
     "join-pack": (
         "console.verbs.join_pack",

@@ -40,6 +40,8 @@ class Played:
     model."""
     prompt: str = ""
     """What a model was given, the chat template around it; empty without one."""
+    tokens: int = 0
+    """Of the completion, where a model wrote it."""
 
 
 def follow_script(conversation: Conversation, said: Sequence[Message]) -> str:
@@ -144,7 +146,10 @@ def _played(rollout: Rollout, tokenizer: Tokenizer, maker: EpisodeMaker) -> Play
     assert rollout.score is not None
     pieces = tuple(_pieces(rollout, tokenizer))
     prompt = tokenizer.decode(rollout.prompt_ids)
-    return Played(maker.sample(rollout), rollout.score, rollout.finish_reason, pieces, prompt)
+    tokens = len(rollout.completion().token_ids)
+    return Played(
+        maker.sample(rollout), rollout.score, rollout.finish_reason, pieces, prompt, tokens
+    )
 
 
 def _pieces(rollout: Rollout, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:

@@ -6,6 +6,7 @@ checkpoints      `nyala checkpoint`: a list of a run's checkpoints, a check, an 
 compare          `nyala compare`: whether one run answers held-out questions better than another
 data             `nyala data`: a look at a dataset before a run is trained on it
 env              `nyala env`: a few episodes of an environment, played for a person to look at
+evaluate         `nyala eval`: a model on the held-out questions of a run, without training
 fleet            `nyala fleet`: recipes for schedulers, and jobs by the number of actors that a run
                  wants
 join_pack        `nyala join-pack`: one file with all that a machine needs to join a run

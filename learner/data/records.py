@@ -118,18 +118,36 @@ def shape_reward(
         rewards: Weights, and what is done about length.
         max_completion_tokens: The limit that cut episodes off.
     """
-    reward, parts, completion = episode.reward, episode.reward_parts, episode.completion
-    if rewards.weights:
-        reward = sum(weight * parts.get(name, 0.0) for name, weight in rewards.weights.items())
-    if buffer := rewards.overlong_buffer_tokens:
-        punishment = rewards.overlong_penalty * overlong(
-            len(completion.token_ids), max_completion_tokens, buffer
-        )
-        reward += punishment
-        parts = parts | {OVERLONG: punishment}
+    completion = episode.completion
+    reward, parts = shaped(
+        episode.reward,
+        episode.reward_parts,
+        rewards,
+        tokens=(len(completion.token_ids), max_completion_tokens),
+    )
     if rewards.overlong_filter and episode.finish_reason == "length":
         completion = replace(completion, loss_mask=np.zeros_like(completion.loss_mask))
     return replace(episode, reward=reward, reward_parts=parts, completion=completion)
+
+
+def shaped(
+    reward: float, parts: dict[str, float], rewards: RewardSettings, *, tokens: tuple[int, int]
+) -> tuple[float, dict[str, float]]:
+    """Weigh the parts of a reward and punish length.
+
+    Args:
+        reward: The actor's own.
+        parts: Of it.
+        rewards: Weights, and what is done about length.
+        tokens: Length of the completion, and the limit that cuts completions off.
+    """
+    if rewards.weights:
+        reward = sum(weight * parts.get(name, 0.0) for name, weight in rewards.weights.items())
+    if buffer := rewards.overlong_buffer_tokens:
+        punishment = rewards.overlong_penalty * overlong(*tokens, buffer)
+        reward += punishment
+        parts = parts | {OVERLONG: punishment}
+    return reward, parts
 
 
 def overlong(length: int, limit: int, buffer: int) -> float:

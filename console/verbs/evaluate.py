@@ -1,0 +1,157 @@
+"""`nyala eval`: a model on the held-out questions of a run, without training."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import typer
+from rich.console import Console
+
+from actors.environments.registry import make_environment, naming
+from actors.episodes.maker import EpisodeMaker
+from actors.episodes.play import play_model
+from configs.errors import RewardError, SettingsError
+from configs.logging import quiet_libraries
+from configs.settings import Settings
+from console.command_line import AsJson, Overrides
+from console.display.display import print_line
+from console.run.checks.model import check_model
+from console.run.own_files import resolve, with_value
+from console.run.run_folder import settings_of
+from console.samples.try_command import Checkpoint, ModelOfRun, model_of
+from learner.data.curriculum import eval_task
+from learner.data.grades import REWARD, common_title, metrics_of
+from learner.data.records import shaped
+
+from .env import judge, own_stdout, started_model
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+class Graded(NamedTuple):
+    """The greedy answer to a held-out question."""
+
+    environment: str
+    title: str
+    """What it is judged by."""
+    grade: float
+    reward: float
+    """As it would be trained."""
+
+
+@app.command("eval")
+def evaluate(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN|FOLDER", help="A run, or a model with SETTINGS.")
+    ],
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="[SETTINGS]", help="Of a run, for a model.", show_default=False),
+    ] = None,
+    overrides: Overrides = None,
+    *,
+    checkpoint: Checkpoint = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a model the held-out questions of a run, as its evaluations do, and train nothing.
+
+    Of a run: its trained model, else its newest checkpoint, else the model that it begins with. Or
+    any model's folder, with a settings file or a run behind it. Answers are greedy, by the run's
+    engine; `--set run.eval_episodes=500` asks more questions.
+
+    Example: `nyala eval models/smollm2-135m mine.yaml`
+    """
+    quiet_libraries()
+    settings = resolve(settings_of(run if config is None else config, overrides or []))
+    if config is not None and checkpoint is not None:
+        raise SettingsError("--checkpoint must be of a run, got a model's folder; leave it out")
+    if not settings.run.mixture.num_questions:
+        raise SettingsError(
+            "run.eval_episodes must be above 0 to ask held-out questions, got 0; add --set "
+            "run.eval_episodes=64"
+        )
+    chosen = model_of(settings, checkpoint) if config is None else _at(run)
+    with own_stdout(), chosen as model:
+        answers = asyncio.run(_answers(with_value(settings, "run", "model", model.path)))
+    found = {"model": model.name, **_figures(answers)}
+    if settings.run.environments:
+        names = dict.fromkeys(each.environment for each in answers)
+        found["environments"] = {
+            name: _figures([each for each in answers if each.environment == name]) for name in names
+        }
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        return
+    console = Console()
+    _print(console, model.name, found)
+    for name, figures in found.get("environments", {}).items():
+        _print(console, f"  {name}", figures)
+
+
+@contextmanager
+def _at(folder: Path) -> Iterator[ModelOfRun]:
+    yield ModelOfRun(str(folder), str(folder.expanduser().resolve()), 0)
+
+
+async def _answers(settings: Settings) -> list[Graded]:
+    """Answer all held-out questions, and grade them as the learner does."""
+    check_model(settings.run)
+    mixture, metrics = settings.run.mixture, metrics_of(settings.run, settings.rewards)
+    numbers = [(mixture.held_out(number), number) for number in range(mixture.num_questions)]
+    answers: list[Graded] = []
+    async with started_model(settings) as model:
+        for at, (name, run) in enumerate(settings.run.by_environment.items()):
+            own = [(place.item, number) for place, number in numbers if place.environment == at]
+            specs = [
+                msgspec.structs.replace(eval_task(settings.run, number, number), index=item)
+                for item, number in own
+            ]
+            limit_s = settings.actors.environment_timeout_s
+            maker = EpisodeMaker(model.tokenizer, run, "eval", limit_s=limit_s)
+            with naming(run):
+                environment = make_environment(run)
+                played = await play_model(model.engine, model.tokenizer, maker, environment, specs)
+                given = await judge(run, settings.actors, played)
+            shown = []
+            for each, functions in zip(played, given, strict=True):
+                if isinstance(functions, RewardError):
+                    raise functions
+                reward = sum(functions.values()) if functions else each.score.reward
+                tokens = each.tokens, run.max_completion_tokens
+                parts = each.score.parts | functions
+                shown.append(shaped(reward, parts, settings.rewards, tokens=tokens))
+            metric = metrics[name].in_answers(parts for _, parts in shown)
+            answers += [
+                Graded(name, metric.title, metric.grade(reward, parts), reward)
+                for reward, parts in shown
+            ]
+    return answers
+
+
+def _figures(answers: list[Graded]) -> dict[str, Any]:
+    grades, n = [each.grade for each in answers], len(answers)
+    return {
+        "metric": common_title(each.title for each in answers),
+        "score": fmean(grades),
+        "standard_error": stdev(grades) / n**0.5 if n > 1 else None,
+        "n": n,
+        REWARD: fmean(each.reward for each in answers),
+    }
+
+
+def _print(console: Console, name: str, found: dict[str, Any]) -> None:
+    error = found["standard_error"]
+    spread = "" if error is None else f" (standard error {error:.3f})"
+    text = (
+        f"{name}: held-out {found['metric']} {found['score']:.3f}{spread}, {found['n']} questions"
+    )
+    other = f", held-out reward {found[REWARD]:.3f}" * (found[REWARD] != found["score"])
+    print_line(console, text + other)
