@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from configs.errors import SettingsError
+from configs.errors import SettingsError, quoted
 
 # --------------------------------------------------------------------------------------------------
 # Prompts that are the messages of a chat, and what is said in an episode, as messages.
@@ -46,7 +46,7 @@ def read_prompt(given: GivenPrompt, what: str = "the prompt of an item") -> Prom
     if any(isinstance(each, str) for each in given):
         raise SettingsError(
             f"{what} must be a text, or messages of role and content, got a list of texts, "
-            f"{list(given)!r:.80}; join them, or take one of them for a column of its own"
+            f"{quoted(list(given))}; join them, or take one of them for a column of its own"
         )
     messages = tuple(_message(each, what) for each in given)
     if not messages or messages[-1].role == "assistant":
@@ -82,7 +82,7 @@ def _message(given: Any, what: str) -> Message:
     if filled.keys() != {"role", "content"} or not all(isinstance(v, str) for v in filled.values()):
         raise SettingsError(
             f"{what} must be a text, or messages of role and content, both text, "
-            f"got {given!r:.80}; tool calls and images are not supported"
+            f"got {quoted(given)}; tool calls and images are not supported"
         )
     return Message(_whole(filled["role"]), _whole(filled["content"]))
 

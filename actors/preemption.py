@@ -21,6 +21,8 @@ from typing import Literal, Protocol, TypeAlias
 
 import structlog
 
+from configs.errors import quoted
+
 log = structlog.get_logger()
 
 Cloud: TypeAlias = Literal["none", "aws", "gcp", "azure"]
@@ -90,7 +92,9 @@ class AzureNotices:
             events = json.loads(answer or "{}").get("Events", [])
             taken = [event for event in events if event.get("EventType") == "Preempt"]
         except (ValueError, AttributeError, TypeError) as error:
-            raise OSError(f"scheduled events must be a JSON object, got {answer!r:.80}") from error
+            raise OSError(
+                f"scheduled events must be a JSON object, got {quoted(answer)}"
+            ) from error
         return f"not before {taken[0].get('NotBefore', 'now')}" if taken else None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -357,7 +358,9 @@ def _describe(detail: ErrorDetails) -> Iterator[str]:
         yield f"$.{path[0]} must be a table of keys, got {_show(value)}"
     else:
         # The checks across tables: their text already names what is wrong and what follows.
-        yield "$." + str(detail["msg"]).removeprefix("Value error, ")
+        text = str(detail["msg"]).removeprefix("Value error, ")
+        begins = re.match(r"(\w+)\.\w+", text)
+        yield f"$.{text}" if begins and begins[1] in Settings.model_fields else text
 
 
 def _missing(path: tuple[str, ...]) -> Iterator[str]:
@@ -415,7 +418,7 @@ def _number(bound: float) -> str:
 def _show(value: object) -> str:
     """Write a value as in YAML, short."""
     text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return text if len(text) <= 80 else f"{text[:50]}...{text[-27:]}"  # with its closing quote
 
 
 @cache

@@ -28,6 +28,8 @@ NyalaError
 
 from __future__ import annotations
 
+import reprlib
+
 FIRST_FREE_CODE = 10
 """Exit codes from here to 125 are left to users; those below are ours, those above the shell's."""
 
@@ -162,6 +164,36 @@ def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
     return found
+
+
+# --------------------------------------------------------------------------------------------------
+# Values in the text of an error.
+
+ITEMS_QUOTED = 4
+"""Of a list or map: more tell nothing more."""
+LEAST_QUOTED = 16  # characters of such an item
+
+
+def quoted(value: object, most: int = 80) -> str:
+    """Return a value's repr; a long one without its middle, so that its quotes stay whole.
+
+    Args:
+        value: Any, of whatever size; no error of it gets out.
+        most: Characters of it; a list or map has a few of its items, each with its share of them.
+
+    Example:
+        >>> print(quoted("twelve pencils", 12), quoted(["a", "b"]))
+        'twe...ils' ['a', 'b']
+    """
+    brief = reprlib.Repr()
+    brief.maxlevel = 2
+    brief.maxother = brief.maxlong = most
+    brief.maxstring = most if isinstance(value, str) else max(LEAST_QUOTED, most // ITEMS_QUOTED)
+    brief.maxlist = brief.maxtuple = brief.maxset = brief.maxdict = ITEMS_QUOTED
+    try:
+        return brief.repr(value[: 2 * most] if isinstance(value, bytes) else value)
+    except (ValueError, RecursionError):  # of a number of thousands of digits, say
+        return type(value).__name__
 
 
 # --------------------------------------------------------------------------------------------------

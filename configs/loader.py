@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from . import durable
 from .error_text import describe_all
-from .errors import SettingsError
+from .errors import SettingsError, quoted
 from .settings import Settings
 
 Tree = dict[str, Any]
@@ -100,7 +100,8 @@ def _read(path: Path) -> Tree:
         raise SettingsError(f"{path} must have a `run:` table with a `model`, got an empty file")
     if not isinstance(tree, dict):
         raise SettingsError(
-            f"{path} must have tables such as `run:`, got {type(tree).__name__} {str(tree)[:60]!r}"
+            f"{path} must have tables such as `run:`, got {type(tree).__name__} "
+            f"{quoted(str(tree), 60)}"
         )
     return {str(table): {} if keys is None else keys for table, keys in tree.items()}
 

@@ -16,7 +16,7 @@ from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from configs.errors import SettingsError
+from configs.errors import SettingsError, quoted
 from configs.settings import LearnerSettings
 from learner.algorithm.microbatch import Sequences
 from learner.data.dealing import deal
@@ -146,7 +146,7 @@ def read_pairs(path: Path) -> list[Pair]:
         except (ValueError, KeyError, TypeError) as error:
             raise SettingsError(
                 f'line {number} of {path} must be {{"prompt": ..., "segments": '
-                f"[[text, trained], ...]}}, got {line[:80]!r}; {error}"
+                f"[[text, trained], ...]}}, got {quoted(line)}; {error}"
             ) from error
     if not pairs:
         raise SettingsError(f"--pairs must hold at least one pair, got an empty file {path}")

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from actors.chat import FORMS, Message, Prompt, ToolCall, as_given, as_messages, read_calls
 from configs.architecture import present_model
-from configs.errors import SettingsError
+from configs.errors import SettingsError, quoted
 from configs.settings import RunSettings
 
 from .turns import TurnFrame
@@ -284,7 +284,7 @@ class ModelTokenizer:
         if read_calls(written) != [TRIAL]:
             raise SettingsError(
                 f"run.model must have a chat template that writes calls of tools as {FORMS}, got "
-                f"from it {written.strip()!r:.120}; choose another model, or an environment "
+                f"from it {quoted(written.strip(), 120)}; choose another model, or an environment "
                 f"without tools"
             )
         return functions

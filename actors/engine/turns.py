@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from configs.errors import SettingsError
+from configs.errors import SettingsError, quoted
 
 # --------------------------------------------------------------------------------------------------
 # Frame that a chat template puts around the policy's turn, and faults that it can have.
@@ -36,7 +36,8 @@ class TurnFrame(NamedTuple):
         if self.unopened:
             raise SettingsError(
                 f"run.model must have a chat template that adds a generation prompt, got one that "
-                f"ignores add_generation_prompt, and writes {self.unopened!r:.60} before answers: "
+                f"ignores add_generation_prompt, and writes {quoted(self.unopened, 60)} before "
+                f"answers: "
                 f"the policy would have to write that itself; put it behind `{{% if "
                 f"add_generation_prompt %}}` at the end of its chat_template"
             )
@@ -54,9 +55,9 @@ class TurnFrame(NamedTuple):
         text = self.closing.strip()
         if text and not self.has_stop and not any(each in self.closing for each in strings):
             raise SettingsError(
-                f"a stop token of run.model must end its turns, got {text!r:.60} from its chat "
-                f"template, in which there is none; set run.stop: [{text.split()[0]!r}], or make "
-                f"it a special token of the tokenizer"
+                f"a stop token of run.model must end its turns, got {quoted(text, 60)} from its "
+                f"chat template, in which there is none; set run.stop: [{text.split()[0]!r}], or "
+                f"make it a special token of the tokenizer"
             )
         return f"ends it with {text!r}" if text else "ends it with the end-of-sequence token"
 

@@ -24,6 +24,7 @@ from typing import Any
 from actors.environments.dataset.scorers import SCORERS, score_of
 from actors.environments.final_answer import marked_answer, without_thinking
 from actors.numbers import read_number
+from configs.errors import quoted
 
 FORMULA_CPU_S = 2.0  # so that sixteen without an end, on two cores, fit in the limit of a turn
 CPU_S = {"math-verify": FORMULA_CPU_S, "reasoning_gym": 15.0}  # which makes the item first
@@ -49,7 +50,7 @@ def compare_mathematics(text: str, reference: Any) -> float | None:
     gold = str(reference).strip()
     wanted = _read(gold)
     if not wanted:
-        raise ValueError(f"must be mathematics, got {gold!r:.60}")
+        raise ValueError(f"must be mathematics, got {quoted(gold, 60)}")
     marked = marked_answer(text)
     same = None if marked is None else same_number(gold, marked)
     if same is not None:

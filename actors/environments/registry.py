@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from actors.chat import Prompt, read_prompt, text_of
-from configs.errors import DeadlineError, NyalaError, SettingsError
+from configs.errors import DeadlineError, NyalaError, SettingsError, quoted
 from configs.own_code import explain, load_own
 from configs.settings import RunSettings
 from configs.worker import Worker
@@ -321,7 +321,8 @@ def _check_repeated(sample: Conversation, again: Conversation, run: RunSettings)
     if prompt != other:
         raise SettingsError(
             f"run.environment must begin the same item with the same prompt, got from "
-            f"{run.environment} {text_of(prompt)!r:.60} and then {text_of(other)!r:.60}; an item "
+            f"{run.environment} {quoted(text_of(prompt), 60)} and then "
+            f"{quoted(text_of(other), 60)}; an item "
             f"may depend on its index, or on the seed that reset gets, and on nothing else"
         )
 

@@ -33,7 +33,7 @@ from typing import Any
 
 from actors.chat import Message, Prompt, as_given, read_prompt, text_of
 from actors.environments.base import Conversation, columns_of
-from configs.errors import RewardError, SettingsError
+from configs.errors import RewardError, SettingsError, quoted
 from configs.own_code import load_own
 
 FORMS = (
@@ -200,7 +200,7 @@ def checked(value: object) -> float | None:
     if callable(as_python):
         value = as_python()
     if not isinstance(value, int | float):
-        raise RewardError(f"reward must be a float, got {value!r:.80}")
+        raise RewardError(f"reward must be a float, got {quoted(value)}")
     number = float(value)
     if not math.isfinite(number):
         raise RewardError(f"reward must be finite, got {number}")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from actors.chat import Message, text_of
 from actors.environments.base import Conversation
-from configs.errors import RewardError
+from configs.errors import RewardError, quoted
 from configs.settings import ActorSettings, RunSettings
 
 from .functions import Convention, RewardSample
@@ -87,7 +87,7 @@ class RewardPool:
             if isinstance(result, RewardError):
                 asked = text_of(sample.prompt)
                 raise RewardError(
-                    f"run.reward must score the sample {asked!r:.80} -> {completion!r:.80}, "
+                    f"run.reward must score the sample {quoted(asked)} -> {quoted(completion)}, "
                     f"got: {result}; try it by hand"
                 )
         pairs = zip(self._functions.values(), self._conventions, strict=True)

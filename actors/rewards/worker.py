@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, BinaryIO, TypeVar
 
 from configs.child import die_with_parent, read_frame
-from configs.errors import RewardError, SettingsError
+from configs.errors import RewardError, SettingsError, quoted
 from configs.own_code import explain
 
 from .frames import (
@@ -181,7 +181,7 @@ def _reason(error: Exception, sample: RewardSample) -> Outcome:
         raise error
     if isinstance(error, RewardError):
         return None, str(error)
-    about = f"; for item {sample.index}, {sample.completion!r:.80}"
+    about = f"; for item {sample.index}, {quoted(sample.completion)}"
     reason = f"reward raised {explain(error)}"
     return None, reason[: MAX_REASON_CHARACTERS - len(about)] + about
 

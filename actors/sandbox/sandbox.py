@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from configs.errors import RewardError, SettingsError
+from configs.errors import RewardError, SettingsError, quoted
 
 from .entry import READY
 from .kernel import VIEWS
@@ -126,7 +126,7 @@ class Sandbox:
             if probe.output == READY + PROBED:
                 return ""
             last = probe.reason().strip().rpartition("\n")[2]
-            return last or f"a program could do too much, or too little: {probe.output!r:.80}"
+            return last or f"a program could do too much, or too little: {quoted(probe.output)}"
 
     def run(self, program: str, stdin: bytes, limits: Limits) -> Outcome:
         """Run a program to its end, or to that of its time.

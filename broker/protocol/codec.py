@@ -23,7 +23,7 @@ from msgspec import Meta, MsgspecError, Raw, Struct
 from msgspec.msgpack import Decoder, Encoder
 from msgspec.structs import fields, replace
 
-from configs.errors import RecordError
+from configs.errors import RecordError, quoted
 
 from .fields import Message, Text
 from .manifest import WeightManifest
@@ -192,7 +192,7 @@ def decode_spec(stored: bytes) -> TaskSpec:
     except _MALFORMED as error:
         raise RecordError(f"a task must be of its type: {error!s:.300}") from None
     if spec.purpose not in ("train", "eval"):
-        raise RecordError(f"purpose must be train or eval, got {spec.purpose!r:.20}")
+        raise RecordError(f"purpose must be train or eval, got {quoted(spec.purpose, 20)}")
     return spec
 
 
@@ -200,7 +200,7 @@ def _encode(value: Struct) -> bytes:
     try:
         return _ENCODER.encode(value)
     except _MALFORMED as error:
-        raise RecordError(f"a message must fit msgpack, got {error!r:.120}") from None
+        raise RecordError(f"a message must fit msgpack, got {quoted(error, 120)}") from None
 
 
 def _check_version(frame: Frame) -> None:

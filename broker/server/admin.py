@@ -31,7 +31,7 @@ from broker.transport.enrolled import EnrolledKeys
 from buffer import operations
 from buffer.sampling import closed_lines, groups_in_flight, why_nobody_samples
 from buffer.store import AsyncStore
-from configs.errors import SettingsError, StoreError
+from configs.errors import SettingsError, StoreError, quoted
 from configs.settings import Settings
 
 from .audit import Audit
@@ -85,7 +85,7 @@ class AdminService:
         """Carry out a request."""
         run = self._settings.run.name
         if envelope.run != run:
-            return Refusal("run", f"run must be {run!r}, got {envelope.run!r:.80}")
+            return Refusal("run", f"run must be {run!r}, got {quoted(envelope.run)}")
         try:
             match envelope.message:
                 case StatusRequest():
@@ -162,7 +162,7 @@ class AdminService:
         peers = self._peers.named(incarnation)
         if not peers:
             raise SettingsError(
-                f"the actor to drain must be one this broker serves, got {incarnation!r:.80}; "
+                f"the actor to drain must be one this broker serves, got {quoted(incarnation)}; "
                 "ask for the status to see their names, or ask another broker"
             )
         for peer in peers:

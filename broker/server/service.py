@@ -53,7 +53,7 @@ from buffer.operations.values import (
 from buffer.record.object_store import ObjectStore
 from buffer.record.rules import EpisodeLimits
 from buffer.store import AsyncStore
-from configs.errors import RecordError, StoreError, StoreUnreachable, printable
+from configs.errors import RecordError, StoreError, StoreUnreachable, printable, quoted
 from configs.settings import BrokerSettings, BufferSettings, RunSettings
 from configs.traces import tracing_stores
 from configs.validation.store import max_partial_bytes
@@ -227,7 +227,7 @@ class Service:
 
     async def _answer(self, envelope: Envelope, key: str, tag: str, route: bytes) -> object | None:
         if envelope.run != self._run:
-            got = f"{envelope.run!r:.80}; this broker serves only it"
+            got = f"{quoted(envelope.run)}; this broker serves only it"
             return Refusal("run", f"run must be {self._run!r}, got {got}")
         message = envelope.message
         if isinstance(message, Hello):

@@ -29,7 +29,7 @@ from buffer.record.episode import PolicyVersion
 from buffer.record.rules import EpisodeLimits
 from buffer.record.summaries import Summary, summaries_of_chunks, summaries_of_records
 from buffer.record.wire import MAX_INCARNATION_CHARS
-from configs.errors import RecordError
+from configs.errors import RecordError, quoted
 
 # --------------------------------------------------------------------------------------------------
 # Permissions: the requests that a broker accepts from each role; no role includes another.
@@ -90,7 +90,9 @@ class Versions(NamedTuple):
 def check_hello(hello: Hello, *, incarnation: str) -> None:
     """Refuse a HELLO in the name of another incarnation."""
     if hello.incarnation != incarnation:
-        raise RecordError(f"incarnation must be {incarnation!r:.80}, got {hello.incarnation!r:.80}")
+        raise RecordError(
+            f"incarnation must be {quoted(incarnation)}, got {quoted(hello.incarnation)}"
+        )
     _name("incarnation", hello.incarnation)
     _name("host", hello.host)
     _in_range("capacity", hello.capacity, 1, MAX_LINES)
@@ -162,7 +164,7 @@ def _name(field: str, value: str) -> None:
     if not 0 < len(value) <= MAX_INCARNATION_CHARS or not value.isprintable():
         raise RecordError(
             f"{field} must have 1 to {MAX_INCARNATION_CHARS} printable characters, got "
-            f"{len(value)}: {value!a:.80}"
+            f"{len(value)}: {quoted(value)}"
         )
 
 

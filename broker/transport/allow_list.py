@@ -22,7 +22,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from configs import durable
-from configs.errors import SettingsError
+from configs.errors import SettingsError, quoted
 
 from .keys import (
     ALLOWED,
@@ -239,7 +239,7 @@ def _check(name: str) -> None:
     if NAME.fullmatch(name) is None:
         raise SettingsError(
             f"the name of a key must be letters, digits, dots, dashes and underscores, at most 64, "
-            f"got {name!r:.80}; it becomes the name of a file"
+            f"got {quoted(name)}; it becomes the name of a file"
         )
 
 

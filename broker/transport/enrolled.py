@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from configs import durable
-from configs.errors import SettingsError
+from configs.errors import SettingsError, quoted
 
 from .allow_list import AllowList, Member, Role, enrolled_folder
 from .keys import ALLOWED, is_key, load_pair, load_public, make_pair, place_public, read_key
@@ -70,7 +70,9 @@ class EnrolledKeys:
             SettingsError: it is no key, is allowed already, or the folder cannot be written.
         """
         if not is_key(public):
-            raise SettingsError(f"a key to enrol must be z85 of 40 characters, got {public!r:.80}")
+            raise SettingsError(
+                f"a key to enrol must be z85 of 40 characters, got {quoted(public)}"
+            )
         self._allowed.refresh()
         known = self._allowed.member(public)
         if known is not None and known.enrolled_by != enrolment:

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from buffer.record.object_store import LONGEST_REFERENCE
-from configs.errors import RecordError
+from configs.errors import RecordError, quoted
 
 from .keys import record_key
 from .operation import (
@@ -191,7 +191,9 @@ def claim_bytes(k: int) -> Operation[int]:
 
 def _check_reason(reason: str) -> None:
     if not _REASON.fullmatch(reason):
-        raise RecordError(f"reason must be lower-case letters, digits and _, got {reason!r:.60}")
+        raise RecordError(
+            f"reason must be lower-case letters, digits and _, got {quoted(reason, 60)}"
+        )
 
 
 # --------------------------------------------------------------------------------------------------

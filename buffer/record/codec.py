@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from configs.errors import RecordError
+from configs.errors import RecordError, quoted
 
 from .episode import SCHEMA, Completion, Episode, FenceRun, PolicyVersion, VersionSpan
 from .rules import check_fences
 from .summaries import checked_chunk, checked_record
-from .wire import MAX_NUMBER, CompletionFields, EpisodeFields, quoted, write
+from .wire import MAX_NUMBER, CompletionFields, EpisodeFields, write
 
 MAX_RECORD_BYTES = 16 * 2**20
 """Upper bound of `buffer.max_episode_bytes`."""

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 
 import structlog
 
-from configs.errors import RecordError, StoreUnreachable
+from configs.errors import RecordError, StoreUnreachable, quoted
 from configs.settings import BufferSettings
 
 from .filesystems import filesystem_at
@@ -85,7 +85,9 @@ class ObjectStore:
         """
         found = _REFERENCE.fullmatch(reference)
         if found is None:
-            raise RecordError(f"a reference must hold SHA-256 and length, got {reference!r:.60}")
+            raise RecordError(
+                f"a reference must hold SHA-256 and length, got {quoted(reference, 60)}"
+            )
         digest, length = found[1].decode(), int(found[2])
         record = self._read(self._path(task_id, digest))
         if len(record) != length or hashlib.sha256(record).hexdigest() != digest:

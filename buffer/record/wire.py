@@ -7,7 +7,6 @@ comes back as it was written, so `write` refuses these.
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Annotated, Literal, TypeVar, get_args
@@ -17,7 +16,7 @@ from msgspec import Meta, MsgspecError, Struct
 from msgspec.msgpack import Decoder, Encoder
 from msgspec.structs import asdict
 
-from configs.errors import RecordError
+from configs.errors import RecordError, quoted
 
 from .episode import SCHEMA
 
@@ -91,10 +90,6 @@ MAX_QUOTED_CHARS = 80
 Check = Callable[[str, object], None]
 """Raises a RecordError for a value that the field of this name cannot have."""
 
-_brief = reprlib.Repr()
-_brief.maxlevel = 2
-_brief.maxstring = _brief.maxother = _brief.maxlong = MAX_QUOTED_CHARS
-
 
 def refusal(fields: object, kind: type[Struct], fault: object) -> RecordError:
     """Name the first field that is wrong.
@@ -109,15 +104,6 @@ def refusal(fields: object, kind: type[Struct], fault: object) -> RecordError:
     except RecordError as refused:
         return refused
     return RecordError(f"a record must be a map of the fields of schema {SCHEMA}; {fault!s:.300}")
-
-
-def quoted(value: object) -> str:
-    """Return a value's repr, cut; never an error."""
-    try:
-        value = value[:MAX_QUOTED_CHARS] if isinstance(value, bytes) else value
-        return f"{_brief.repr(value):.{MAX_QUOTED_CHARS}}"
-    except (ValueError, RecursionError):  # of a number of thousands of digits, say
-        return type(value).__name__
 
 
 def _check_map(name: str, value: object, checks: dict[str, tuple[str, Check]]) -> None:

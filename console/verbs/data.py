@@ -18,7 +18,7 @@ from actors.environments.dataset.environment import Dataset, DatasetConversation
 from actors.environments.registry import make_dataset, naming
 from actors.rewards.functions import RewardSample
 from actors.rewards.pool import Parts, RewardPool
-from configs.errors import RewardError, SettingsError
+from configs.errors import RewardError, SettingsError, quoted
 from configs.loader import load
 from configs.settings import ActorSettings, RunSettings
 from console.command_line import AsJson, Config, ConfigOption, Overrides, one_of
@@ -139,7 +139,7 @@ def _said_back(conversations: list[DatasetConversation]) -> Finding:
     found = f"{sum(right)} of {len(right)} right"
     if all(right):
         return Finding("answers, said back to the scorer", found)
-    advice = f"the first that is not: {conversations[right.index(False)].answer!r:.60}"
+    advice = f"the first that is not: {quoted(conversations[right.index(False)].answer, 60)}"
     return Finding(
         "answers, said back to the scorer", found, advice if any(right) else f"{NOTHING}; {advice}"
     )

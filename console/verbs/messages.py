@@ -23,6 +23,8 @@ ROOMS = ("configs", "buffer", "broker", "actors", "learner", "console")
 UNNAMED = "<…>"
 OWN_STYLE = re.compile(r"[^ ].* must .*, got\b")
 """The form of most texts about something that a person has to change."""
+AS_IT_IS = {"quoted", "printable", "repr", "str", "tuple", "list", "sorted"}
+"""Calls that show a value as what it is."""
 OF_BYTES = {"RecordError", "WeightsError", "MalformedReply"}
 """Errors about bytes of a peer: they stand within other messages as their reason."""
 OF_CALLERS = {"ValueError", "TypeError"}
@@ -75,6 +77,8 @@ def shape(node: ast.expr) -> str:
             return text
         case ast.JoinedStr(parts):
             return "".join(shape(part) for part in parts)
+        case ast.FormattedValue(ast.Call(ast.Name(how), [argument, *_])) if how in AS_IT_IS:
+            return shape(ast.FormattedValue(argument, -1))
         case ast.FormattedValue(ast.Name(name) | ast.Attribute(attr=name)):
             return f"<{name}>"
         case _:
@@ -190,13 +194,21 @@ def as_lines(wanted: str | None) -> str:
     if wanted is not None:
         fitting = [each for each in every if _fits(each, wanted)]
         words = wanted.lower()
-        every = fitting or [each for each in every if words in " ".join(each).lower()]
+        every = fitting or _with(words.split(), every)
     if not every:
         return "no message has this text; try a few words of it\n"
     return "\n".join(
         f"{each.text}  ({each.family})\n    cause: {each.cause}\n    cure: {each.cure}\n"
         for each in every
     )
+
+
+def _with(words: Sequence[str], every: Sequence[Message]) -> list[Message]:
+    """Choose the messages with these words side by side, values between them, else with all."""
+    beside = re.compile(r"\s+(?:<\S+>\s+)*".join(map(re.escape, words)))
+    texts = {each: " ".join(each).lower() for each in every}
+    found = [each for each, text in texts.items() if beside.search(text)]
+    return found or [each for each, text in texts.items() if all(word in text for word in words)]
 
 
 def as_markdown() -> str:

@@ -22,7 +22,7 @@ from typing import IO
 import structlog
 from msgspec import structs
 
-from configs.errors import WeightsError
+from configs.errors import WeightsError, quoted
 from configs.worker import Worker
 
 from .publisher_process import PublisherSettings
@@ -187,7 +187,7 @@ class Sidecar:
             line = json.loads(text)
             event = line["event"]
         except (ValueError, TypeError, KeyError):  # cut off, or printed by a library
-            log.warning("line of the weight publisher ignored", line=repr(text[:200]))
+            log.warning("line of the weight publisher ignored", line=quoted(text, 200))
             return
         if event == "listening":
             self._endpoint, self._bound = str(line["endpoint"]), str(line["bound"])

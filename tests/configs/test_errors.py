@@ -1,5 +1,7 @@
 """Exit codes of errors, by which `nyala up` decides about restarts."""
 
+import re
+
 import pytest
 
 from configs import errors
@@ -37,3 +39,35 @@ def test_every_error_is_in_the_tree_at_the_top_of_the_module():
     assert len(kinds) > 5
     for name in kinds:
         assert name in errors.__doc__
+
+
+@pytest.mark.parametrize(
+    ("value", "most"),
+    [
+        ("Ben shares 81 pencils with each friend. " * 9, 80),
+        ('it\'s "his" ' * 40, 60),
+        (b"\xff" * 900, 60),
+        (["a text of many words" * 9] * 9, 80),
+        ({"question": "a text of many words" * 9}, 80),
+        ([[["deep" * 99] * 99] * 99] * 99, 80),
+        (10**400, 80),
+    ],
+    ids=["text", "both quotes", "bytes", "list", "map", "nested", "number"],
+)
+def test_a_value_that_is_cut_keeps_its_quotes_and_brackets(value: object, most: int) -> None:
+    text = errors.quoted(value, most)
+
+    assert "..." in text
+    assert len(text) <= 2 * most
+    assert re.sub(r"\\.", "", text).count("'") % 2 == 0
+    ends = {"'": "'", "b": "'", "[": "]", "{": "}", "1": "0"}
+    assert text[-1] == ends[text[0]]
+
+
+def test_a_value_without_a_repr_is_named_by_its_type() -> None:
+    looped: list[object] = []
+    looped.append(looped)
+
+    assert errors.quoted(10**9999) == "int"
+    assert errors.quoted(looped).startswith("[[")
+    assert errors.quoted("short") == "'short'"

@@ -248,3 +248,14 @@ def test_bytes_that_are_not_text_are_refused(tmp_path):
     path.write_bytes(b"\xff\xfe\x00run")
 
     assert "bytes that are not UTF-8" in refusal(path)
+
+
+def test_only_a_setting_is_named_as_a_path(write):
+    path = write("run: {model: init}")
+
+    text = refusal(path, "buffer.maxmemory_mb=16")
+    assert "\n  Redis' maxmemory must hold " in text
+    assert "$.Redis" not in text
+    assert "\n  $.replay.max_lag must be >= learner.checkpoint_every" in refusal(
+        path, "replay.capacity=64", "run.group_size=8", "replay.max_lag=1"
+    )

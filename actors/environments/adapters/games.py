@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 
 from actors.chat import GivenPrompt
 from actors.environments.base import Score, Segment, Step
-from configs.errors import SettingsError
+from configs.errors import SettingsError, quoted
 
 # --------------------------------------------------------------------------------------------------
 # The generators that a process shares, `random`'s and numpy's, as one episode sees them.
@@ -159,7 +159,8 @@ class GymGame:
             case other:
                 raise SettingsError(
                     "step must return (observation, reward, terminated, truncated, info) or "
-                    f"(observation, reward, done, info), as gymnasium's does, got {other!r:.80}; a "
+                    f"(observation, reward, done, info), as gymnasium's does, got "
+                    f"{quoted(other)}; a "
                     "class whose methods are tools is named as factory of `environment: dataset`"
                 )
         return Turn("" if done else _text(observation, "step"), float(reward), done, info)
@@ -222,7 +223,7 @@ class RowGame:
         if not isinstance(found, Mapping) or not {"observations", "reward", "done"} <= found.keys():
             raise SettingsError(
                 f"step must return observations, reward and done, as skyrl-gym's does, got "
-                f"{found!r:.80}"
+                f"{quoted(found)}"
             )
         done = bool(found["done"])
         if not done and not found["observations"]:

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from actors.chat import GivenPrompt, column_at, columns_in, fill_in, read_prompt, text_of
 from actors.environments.base import Score, Segment, Step, is_held_out
 from actors.environments.final_answer import FORMAT
-from configs.errors import SettingsError
+from configs.errors import SettingsError, quoted
 
 from .programs import FORM
 from .rows import Row, Rows, open_rows
@@ -274,7 +274,8 @@ class Dataset:
             given = prompt_of(row, settings)
             if not given or not isinstance(given, (str, Sequence)):
                 raise SettingsError(
-                    f"row {number} of {path} must have a text or messages to ask, got {given!r:.60}"
+                    f"row {number} of {path} must have a text or messages to ask, got "
+                    f"{quoted(given, 60)}"
                 )
             if settings.answer is not None:
                 self._check_reference(reference_of(row, settings), number, path)
@@ -303,8 +304,9 @@ class Dataset:
         if not isinstance(reference, plain):
             raise SettingsError(
                 f"{column} of row {number} of {path} must be a text or a number, got "
-                f"{reference!r:.60}; an answer is compared with one text: name what lies inside of "
-                f"it, such as {column}.{'0' if isinstance(reference, list) else 'ground_truth'}, "
+                f"{quoted(reference, 60)}; an answer is compared with one text: name what lies "
+                f"inside of it, such as "
+                f"{column}.{'0' if isinstance(reference, list) else 'ground_truth'}, "
                 f"or write it into a column"
             )
         try:
@@ -372,8 +374,9 @@ def _check_text(value: Any, column: str, number: int, path: str) -> None:
         return
     inside = "0" if isinstance(value, list) else next(iter(value or ()), "key")
     raise SettingsError(
-        f"{{{column}}} of row {number} of {path} must be a text or a number, got {value!r:.60}; "
-        f"write a text there, or name what lies inside of it, such as {{{column}.{inside}}}"
+        f"{{{column}}} of row {number} of {path} must be a text or a number, got "
+        f"{quoted(value, 60)}; write a text there, or name what lies inside of it, such "
+        f"as {{{column}.{inside}}}"
     )
 
 

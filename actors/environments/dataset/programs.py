@@ -20,6 +20,7 @@ from typing import Any
 
 from actors.environments.final_answer import fenced_blocks, without_thinking
 from actors.sandbox.sandbox import Limits, Sandbox
+from configs.errors import quoted
 
 FORM = "Write the program in Python, in one block that begins with ```python and ends with ```."
 """Sentence that tells a model how to answer."""
@@ -110,14 +111,14 @@ def read_tests(reference: Any) -> Printed | Called:
     except (KeyError, TypeError, AttributeError):
         inputs, outputs, function = [], [], None
     if not inputs or len(inputs) != len(outputs):
-        raise ValueError(f"must be {SHAPES}, got {reference!r:.60}")
+        raise ValueError(f"must be {SHAPES}, got {quoted(reference, 60)}")
     if function is None:
         return Printed(tuple((_text(a), _text(b)) for a, b in zip(inputs, outputs, strict=True)))
     try:
         cases = [_call(a, b) for a, b in zip(inputs, outputs, strict=True)]
     except ValueError as error:
         raise ValueError(
-            f"must have JSON in texts of calls, got {inputs[0]!r:.60}: {error}"
+            f"must have JSON in texts of calls, got {quoted(inputs[0], 60)}: {error}"
         ) from None
     return Called("calls", json.dumps({"function": function, "cases": cases}))
 
@@ -161,13 +162,14 @@ def _code(source: str) -> Called:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
-        raise ValueError(f"must be {SHAPES}, got {source!r:.60}: {error}") from None
+        raise ValueError(f"must be {SHAPES}, got {quoted(source, 60)}: {error}") from None
     definitions = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign)
     runs = [node for node in tree.body if not isinstance(node, definitions)]
     tests = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")]
     if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)) or not (runs or tests):
         raise ValueError(
-            f"must assert something when it is run, got {source!r:.60}; a function that checks is "
+            f"must assert something when it is run, got {quoted(source, 60)}; a function that "
+            f"checks is "
             'called behind it, as in answer: "{test}\\ncheck({entry_point})"'
         )
     missing = sorted(_imports(tree) - sys.stdlib_module_names - {"solution"})

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from configs.errors import SettingsError
+from configs.errors import SettingsError, quoted
 from configs.machine import install_command
 
 Row = Mapping[str, Any]
@@ -263,7 +263,7 @@ def _check_characters(row: Any, where: str) -> None:
 
 def _object(row: Any, where: str) -> Row:
     if not isinstance(row, dict):
-        raise SettingsError(f"{where} must be an object of columns, got {row!r:.60}")
+        raise SettingsError(f"{where} must be an object of columns, got {quoted(row, 60)}")
     return row
 
 

@@ -19,7 +19,7 @@ from actors.environments.answer_process import AnswerScorer
 from actors.environments.final_answer import candidates, fenced_blocks
 from actors.numbers import stated_number, unwrapped
 from actors.sandbox.sandbox import Limits, Sandbox
-from configs.errors import SettingsError
+from configs.errors import SettingsError, quoted
 from configs.machine import install_command
 
 from .programs import CodeScorer
@@ -76,7 +76,8 @@ def numeric(candidate: str, reference: Any) -> float | None:
     wanted = stated_number(str(reference))
     if wanted is None:
         raise ValueError(
-            f"must have a number, got {reference!r:.60}; scorer: math-verify compares expressions"
+            f"must have a number, got {quoted(reference, 60)}; scorer: math-verify compares "
+            f"expressions"
         )
     number = stated_number(candidate)
     if number is None:
@@ -89,7 +90,7 @@ def choice(candidate: str, reference: Any) -> float | None:
     """The same letter: `b`, `(B)` and `B. Paris` are alike."""
     wanted = LETTER.fullmatch(unwrapped(str(reference)))
     if wanted is None:
-        raise ValueError(f"must be a letter, got {reference!r:.60}")
+        raise ValueError(f"must be a letter, got {quoted(reference, 60)}")
     letter = LETTER.fullmatch(unwrapped(candidate))
     return None if letter is None else float(letter[1].casefold() == wanted[1].casefold())
 
@@ -99,7 +100,9 @@ def regex(candidate: str, reference: Any) -> float | None:
     try:
         pattern = re.compile(str(reference))
     except re.error as error:
-        raise ValueError(f"must be a regular expression, got {reference!r:.60}: {error}") from None
+        raise ValueError(
+            f"must be a regular expression, got {quoted(reference, 60)}: {error}"
+        ) from None
     return float(pattern.fullmatch(candidate.strip()) is not None) if candidate.strip() else None
 
 
@@ -112,7 +115,9 @@ def json_schema(candidate: str, reference: Any) -> float | None:
         schema = json.loads(reference) if isinstance(reference, str) else reference
         Draft202012Validator.check_schema(schema)
     except (ValueError, SchemaError) as error:
-        raise ValueError(f"must be a JSON schema, got {reference!r:.60}: {error!s:.80}") from None
+        raise ValueError(
+            f"must be a JSON schema, got {quoted(reference, 60)}: {error!s:.80}"
+        ) from None
     blocks = fenced_blocks(candidate)
     fenced = [text for name, text, closed in blocks if closed and name.lower() in ("", "json")]
     try:

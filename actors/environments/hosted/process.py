@@ -23,6 +23,7 @@ from typing import Any
 import structlog
 
 from configs.child import MalformedFrame
+from configs.errors import quoted
 from configs.worker import Worker
 
 from .program import OLD_PYTHON
@@ -125,7 +126,9 @@ class HostProcess:
                 if reply:
                     self._settle(reply)
         except (MalformedFrame, KeyError, TypeError) as error:
-            reason = f"its environment must leave the answers of its host alone: {error!r:.200}"
+            reason = (
+                f"its environment must leave the answers of its host alone: {quoted(error, 200)}"
+            )
         finally:
             self._end(reason or self._status(process))
             self._requests.put(None)

@@ -29,7 +29,7 @@ from actors.environments.registry import (
 )
 from actors.rewards.pool import Parts, score_answers
 from actors.rewards.pool import check_reward as try_reward
-from configs.errors import NyalaError, RewardError, SettingsError
+from configs.errors import NyalaError, RewardError, SettingsError, quoted
 from configs.settings import ActorSettings, LearnerSettings, RunSettings, Settings
 from learner.data.grades import REWARD
 
@@ -123,7 +123,8 @@ def _worse_where_it_ends(run: RunSettings, *, actors: ActorSettings) -> str:
     string = next(each for each in run.stop if turn.startswith(each, len(text)))
     return (
         f"run.stop should leave right answers of {run.environment} right, got {string!r}, before "
-        f"which {turn!r:.60} has only {text!r:.60} and a reward of {cut:g} instead of {whole:g}; "
+        f"which {quoted(turn, 60)} has only {quoted(text, 60)} and a reward of {cut:g} instead "
+        f"of {whole:g}; "
         f"take it out, or choose a string that no answer needs"
     )
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Set as AbstractSet
 
 from broker.protocol.weight_messages import Join, Neighbours, Peer
-from configs.errors import RecordError
+from configs.errors import RecordError, quoted
 
 from .pull_tree import PullTree
 
@@ -95,4 +95,4 @@ def check_share(share: Peer, key: str) -> None:
     if share.public_key != key:
         raise RecordError("an actor must share under the key of its connection, got another")
     if not ADDRESS.fullmatch(share.endpoint):
-        raise RecordError(f"an actor must share at tcp://host:port, got {share.endpoint[:80]!r}")
+        raise RecordError(f"an actor must share at tcp://host:port, got {quoted(share.endpoint)}")
