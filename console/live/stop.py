@@ -42,13 +42,17 @@ def stop(run: Run) -> None:
         return
     print_line(console, f"stopping process {folder.holder}: actors drain and the learner saves")
     stop_run(folder)
-    kept = folder.newest_checkpoint() or "no checkpoint, so the run begins again at batch 1"
-    print_line(console, f"kept: {kept}{_replayed(folder)}")
+    print_line(console, kept_of(folder))
     print_line(console, f"stopped; to go on: nyala up {folder.path}")
 
 
+def kept_of(folder: RunFolder) -> str:
+    """Name what a run that was stopped has kept, and the batches that its next start trains."""
+    kept = folder.newest_checkpoint() or "no checkpoint, so the run begins again at batch 1"
+    return f"kept: {kept}{_replayed(folder)}"
+
+
 def _replayed(folder: RunFolder) -> str:
-    """Name the batches that the next start trains again."""
     left, newest = read_left_batch(folder.path), folder.newest_checkpoint()
     if left is None:
         return ""

@@ -19,6 +19,7 @@ from console.display.display import Display, IdleTime, make_display, print_line
 from console.display.progress import NewestSample, Progress, RunProgress, Stages
 from console.display.result import print_result
 from console.display.snapshot import View
+from console.live.stop import kept_of
 from console.live.top import with_store
 from console.report.model_card import write_card
 from console.report.write import write_report
@@ -90,6 +91,7 @@ class Session:
             self._say(f"stopped: {outcome.reason}")
         if has_report:
             self._say(f"the curves so far are in {self._folder.report}")
+        self._say(kept_of(self._folder))
         self._say(f"to go on from {self._folder.newest_checkpoint() or 'the start'}:")
         self._say(f"  {self._resume_command}")
         if outcome is None:

@@ -12,6 +12,7 @@ import redis
 
 from configs.json_lines import read_rows
 from lab.faults.stores import SIZE_MB, fill, small_disk
+from learner.stopping import write_left_batch
 from tests.needs import needs
 from tests.waiting import is_alive, wait_until
 
@@ -159,6 +160,7 @@ def test_an_interrupted_run_stops_cleanly_and_goes_on_where_it_was(up, number):
     wait_until((up.run / "checkpoints" / "step-000010").exists)
     with up.redis() as client:
         client.set("k", "v")
+    write_left_batch(up.run, 1)  # as a learner does that is stopped within a batch
 
     child.send_signal(number)
     out, err = child.communicate(timeout=30)
@@ -166,6 +168,8 @@ def test_an_interrupted_run_stops_cleanly_and_goes_on_where_it_was(up, number):
     assert child.returncode == 130, err
     assert f"nyala up {up.config}" in out
     assert "to go on from step-0000" in out
+    (kept,) = [line for line in out.splitlines() if line.startswith("kept: ")]
+    assert kept.endswith("; batch 1, which was under way, is trained again")
     assert up.processes() == []
     roles = [str(row["role"]) for row in read_rows(up.run / "ends.jsonl")]
     assert sorted(roles[:3]) == ["actor", "actor", "learner"]
