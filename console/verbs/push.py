@@ -105,8 +105,9 @@ def _plan(
 
     The hub is asked who we are and what is there, unless something keeps it away.
     """
+    old: list[str] = []
     if away:
-        seen, old = f"nothing was looked at on the hub ({away})", []
+        seen = f"nothing was looked at on the hub ({away})"
     else:
         seen, old = _seen_on_hub(api, name, files, private=private, revision=revision)
     lines = [f"{name}, branch {revision or 'main'}; {seen}; nothing was uploaded"]

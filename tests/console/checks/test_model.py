@@ -8,6 +8,7 @@ import pytest
 
 from configs.errors import SettingsError
 from configs.settings import RunSettings, Settings
+from console.run.card_memory import ModelShape
 from console.run.checks import model
 from console.run.checks.check import Doubt
 from console.run.checks.model import check_template
@@ -77,7 +78,7 @@ def test_a_rate_far_from_what_suits_the_size_is_doubted(
 ):
     lr, rank = lr_rank
     (tmp_path / "config.json").write_text(json.dumps(SMOL))
-    monkeypatch.setattr(model.ModelShape, "parameters", property(lambda _: int(million * 1e6)))
+    monkeypatch.setattr(ModelShape, "parameters", property(lambda _: int(million * 1e6)))
     settings = Settings.model_validate(
         {
             "run": {"model": str(tmp_path), "environment": "calculator"},
