@@ -16,7 +16,7 @@ from configs.tables.run import RunSettings
 
 from .errors import SettingsError
 from .machine import arithmetic_hash
-from .own_code import source_of
+from .own_code import missing, source_of
 
 LOCAL_KEYS = {
     "directory",
@@ -141,6 +141,10 @@ def code_hash(name: str, *, setting: str) -> str:
     path = source_of(name, setting=setting)
     try:
         source = path.read_bytes()
+    except FileNotFoundError:
+        raise SettingsError(
+            f"{setting} must be a readable file, got {name!r}; {missing(path)}"
+        ) from None
     except OSError as error:
         raise SettingsError(
             f"{setting} must be a readable file, got {name!r}; {error.strerror}: {path}"

@@ -11,6 +11,7 @@ Example:
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from pydantic import ValidationError
 from . import durable
 from .error_text import describe_all
 from .errors import SettingsError, quoted
+from .own_code import beside, looked_in
 from .settings import Settings
 
 Tree = dict[str, Any]
@@ -30,12 +32,23 @@ Tree = dict[str, Any]
 MAX_FILE_BYTES = 2**20  # the longest preset has 3 kB: anything like this size is a wrong file
 
 
-def load(path: Path | str, overrides: Sequence[str] = ()) -> Settings:
+FILES = ("model", "environment", "environment_python", "reward")
+"""Keys of `run`, and of each of `run.environments`, that name files of the user."""
+DATA_FILES = ("path", "held_out", "factory")
+"""Keys of their `environment_settings` that do, of the environment `dataset`."""
+
+
+def load(path: Path | str, overrides: Sequence[str] = (), *, finds_files: bool = True) -> Settings:
     """Read settings from a YAML file.
+
+    A relative name of a file in it is looked for beside it first, and then, as those in `overrides`
+    alone, in the folder in which the command is typed.
 
     Args:
         path: The file.
         overrides: `table.key=value`, the value written as in YAML; later ones win.
+        finds_files: Make names of files that lie beside it absolute. Those of settings for other
+            machines stay as they are.
 
     Raises:
         SettingsError: The file cannot be read, or anything in it or in `overrides` is wrong; the
@@ -43,6 +56,8 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Settings:
     """
     path = Path(path)
     tree = _read(path)
+    if finds_files:
+        _find_files(tree.get("run"), Path(os.path.abspath(path)).parent)  # noqa: PTH100 - a link's own
     problems = [problem for text in overrides if (problem := _override(tree, text)) is not None]
     settings: Settings | None = None
     try:
@@ -55,6 +70,28 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Settings:
         lines = "".join(f"\n  {problem}" for problem in problems)
         raise SettingsError(f"{path} has {count}; nothing was started:{lines}")
     return settings
+
+
+def _find_files(run: Any, folder: Path) -> None:
+    """Make the names of files that lie in a folder absolute, in place."""
+    if not isinstance(run, dict):
+        return
+    if folder not in looked_in:
+        looked_in.append(folder)
+    data = run.get("environment_settings") if run.get("environment") == "dataset" else None
+    named: list[tuple[Tree, tuple[str, ...]]] = [(run, FILES)]
+    if isinstance(data, dict):
+        named.append((data, DATA_FILES))
+    for table, keys in named:
+        for key in keys:
+            match table.get(key):
+                case str() as name:
+                    table[key] = beside(name, folder)
+                case list() as names:
+                    table[key] = [beside(n, folder) if isinstance(n, str) else n for n in names]
+    environments = run.get("environments")
+    for each in environments if isinstance(environments, list) else ():
+        _find_files(each, folder)
 
 
 def save(settings: Settings, path: Path) -> None:

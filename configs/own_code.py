@@ -20,6 +20,10 @@ from .errors import SettingsError
 ROOT = Path(__file__).parents[1]
 """The folder that has our packages."""
 
+looked_in: list[Path] = []
+"""Folders of the settings files that this process has read: what they name is looked for there, and
+then in the folder in which the command is typed."""
+
 PACKAGES = ("actors", "broker", "buffer", "configs", "console", "learner")
 
 
@@ -43,6 +47,35 @@ def source_of(name: str, *, setting: str) -> Path:
             f"there is no module {place!r} on this machine"
         )
     return Path(spec.origin)
+
+
+def beside(name: str, folder: Path) -> str:
+    """Return the name of a file, or of something in one, as absolute if it lies in a folder.
+
+    Else it is returned as it is: of the folder in which the command is typed, or no file.
+
+    Args:
+        name: A path, `path/to/file.py:name`, or anything else.
+        folder: Of the settings file that has it.
+    """
+    place, colon, attribute = name.rpartition(":")
+    if not place.endswith(".py"):
+        place, colon, attribute = name, "", ""
+    path = Path(place).expanduser()
+    if not place or path.is_absolute() or not (folder / path).exists():
+        return name
+    return f"{(folder / path).absolute()}{colon}{attribute}"
+
+
+def missing(path: Path | str) -> str:
+    """Say where a file was looked for that is nowhere."""
+    place = Path(path).expanduser()
+    if place.is_absolute():
+        return f"there is no {place}"
+    here = [folder / place for folder in (*looked_in, Path.cwd())]
+    return "there is no " + " and no ".join(
+        dict.fromkeys(str(each) for each in here if not each.exists())
+    )
 
 
 def load_own(name: str, *, setting: str, kind: str) -> Any:
@@ -99,7 +132,9 @@ def _is_own(file: str) -> bool:
 def _load_file(name: str, setting: str) -> ModuleType:
     path = Path(name.rpartition(":")[0]).expanduser().resolve()
     if not path.is_file():
-        raise SettingsError(f"{setting} must be an existing file, got {name!r}; there is no {path}")
+        raise SettingsError(
+            f"{setting} must be an existing file, got {name!r}; {missing(name.rpartition(':')[0])}"
+        )
     spec = importlib.util.spec_from_file_location(f"own_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

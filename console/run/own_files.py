@@ -1,7 +1,7 @@
 """Files of the user in the settings of a run: made absolute when it is created, then kept.
 
-The run's config.yaml then means the same from any folder, and so does the user's own file, whose
-relative paths are those of the folder in which the run was begun.
+The run's config.yaml then means the same from any folder. What the user's own file names lies
+beside it (`configs/loader.py`), or else in the folder in which the run was begun.
 """
 
 from __future__ import annotations

@@ -306,7 +306,7 @@ def write_recipes(
     Example: `nyala fleet render mine.yaml k8s --to kubernetes`
     """
     file = config / "config.yaml" if config.is_dir() else config
-    for path in render(load(file, overrides or []), to, out):
+    for path in render(load(file, overrides or [], finds_files=False), to, out):
         print(path)
 
 

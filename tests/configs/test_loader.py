@@ -1,9 +1,16 @@
 """Settings from files and overrides: accepted, refused, and the words of a refusal."""
 
-import pytest
+import json
 
+import pytest
+from typer.testing import CliRunner
+
+from actors.environments.dataset.rows import open_rows
+from configs import own_code
 from configs.errors import SettingsError
+from configs.hashes import reward_hash
 from configs.loader import load, save
+from console.main import app
 
 
 @pytest.fixture
@@ -259,3 +266,137 @@ def test_only_a_setting_is_named_as_a_path(write):
     assert "\n  $.replay.max_lag must be >= learner.checkpoint_every" in refusal(
         path, "replay.capacity=64", "run.group_size=8", "replay.max_lag=1"
     )
+
+
+NAMES = {
+    "run.environment": ("own.py:Own", "environment"),
+    "run.environment_python": ("venv/bin/python", "environment_python"),
+    "run.model": ("model", "model"),
+    "run.reward": ("rewards.py:right", "reward"),
+    "run.environment_settings.path": ("rows.jsonl", "path"),
+    "run.environment_settings.held_out": ("data/held.jsonl", "held_out"),
+    "run.environment_settings.factory": ("own.py:Own", "factory"),
+}
+"""What names a file of the user -> such a name, and its key."""
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """The folder in which the command is typed; another than that of the settings."""
+    folder = tmp_path / "typed here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    before = [*own_code.looked_in]
+    own_code.looked_in.clear()
+    yield folder
+    own_code.looked_in[:] = before
+
+
+def make(folder, name):
+    """Make the file that it names, and return the name with its whole path."""
+    place, colon, attribute = name.partition(":")
+    path = folder / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return f"{path}{colon}{attribute}"
+
+
+def settings_with(setting, name, *, of_several=False):
+    """A run that names a file, in `run` or in an environment of several."""
+    run = {"model": "init"}
+    table = run
+    if of_several and setting != "run.model":
+        run["environments"] = [table := {"environment": "calculator"}]
+    table["environment"] = "dataset" if "settings" in setting else "calculator"
+    _, *above, key = setting.split(".")
+    for each in above:
+        table = table.setdefault(each, {"path": "rows.jsonl", "prompt": "q"})
+    table[key] = name
+    return json.dumps({"run": run})
+
+
+def found(settings, setting, *, of_several=False):
+    run = settings.run
+    if of_several and setting != "run.model":
+        (run,) = settings.run.environments
+    key = NAMES[setting][1]
+    return run.environment_settings[key] if "settings" in setting else getattr(run, key)
+
+
+@pytest.mark.parametrize("of_several", [False, True])
+@pytest.mark.parametrize("setting", NAMES)
+def test_a_file_that_settings_name_lies_beside_them_wherever_the_command_is_typed(
+    write, tmp_path, elsewhere, setting, of_several
+):
+    name, _ = NAMES[setting]
+    path = write(settings_with(setting, name, of_several=of_several))
+    typed = make(elsewhere, name)
+
+    assert found(load(path), setting, of_several=of_several) == name  # as typed: of this folder
+    beside = make(tmp_path, name)
+    assert found(load(path), setting, of_several=of_several) == beside != typed
+    kept = load(path, finds_files=False)
+    assert found(kept, setting, of_several=of_several) == name, "for another machine"
+
+
+@pytest.mark.parametrize("setting", NAMES)
+def test_a_file_typed_with_set_is_of_the_folder_in_which_it_is_typed(
+    write, tmp_path, elsewhere, setting
+):
+    name, _ = NAMES[setting]
+    path = write(settings_with(setting, name))
+    make(tmp_path, name)
+    make(elsewhere, name)
+
+    settings = load(path, [f"{setting}={json.dumps(name)}"])
+
+    assert found(settings, setting) == name
+    assert elsewhere.samefile(".")
+
+
+def test_a_list_of_rewards_and_names_that_are_no_files(write, tmp_path, elsewhere):
+    one = make(tmp_path, "rewards.py:one")
+    rewards = ["rewards.py:one", "module:two", "other.py:three", "/abs/rewards.py:four"]
+    run = {"model": "owner/name", "environment": "calculator", "reward": rewards}
+    path = write(json.dumps({"run": run | {"environment_settings": {"path": "rewards.py"}}}))
+
+    settings = load(path)
+
+    assert settings.run.reward == [one, *rewards[1:]]
+    assert settings.run.model == "owner/name"
+    assert settings.run.environment_settings == {"path": "rewards.py"}, "no dataset's"
+
+
+def test_a_file_that_is_nowhere_is_refused_with_both_folders(write, tmp_path, elsewhere):
+    settings = load(write(settings_with("run.reward", "rewards.py:right")))
+    both = rf"there is no {tmp_path}/rewards\.py and no {elsewhere}/rewards\.py"
+
+    with pytest.raises(SettingsError, match=f"run.reward must be an existing file.*{both}"):
+        own_code.load_own(settings.run.reward, setting="run.reward", kind="function")
+    with pytest.raises(SettingsError, match=f"run.reward must be a readable file.*{both}"):
+        reward_hash(settings.run.reward)
+    with pytest.raises(SettingsError, match=both.replace(r"rewards\.py", r"rows\.jsonl")):
+        open_rows("rows.jsonl")
+    make(tmp_path, "rewards.py")  # of the settings; that of --set is not there
+    with pytest.raises(SettingsError, match=rf"there is no {elsewhere}/rewards\.py$"):
+        own_code.load_own("rewards.py:right", setting="run.reward", kind="function")
+
+
+def test_a_command_typed_in_another_folder_reads_the_rows_beside_the_settings(
+    write, tmp_path, elsewhere
+):
+    rows = [{"question": f"{n} + 1 =", "answer": str(n + 1)} for n in range(20)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = {"path": "rows.jsonl", "prompt": "question", "answer": "answer", "scorer": "exact"}
+    run = {"model": "init", "environment": "dataset", "environment_settings": asked}
+    write(json.dumps({"run": run | {"eval_episodes": 2}}))
+
+    done = CliRunner().invoke(app, ["data", "check", "../settings.yaml"])
+
+    assert done.exit_code == 0, done.output
+    assert "18" in done.output
+    (tmp_path / "rows.jsonl").unlink()
+    refused = CliRunner().invoke(app, ["data", "check", "../settings.yaml"])
+    assert refused.exit_code == 2
+    text = "".join(refused.output.split("\n"))
+    assert f"there is no {tmp_path}/rows.jsonl and no {elsewhere}/rows.jsonl" in text

@@ -22,6 +22,7 @@ import msgspec
 
 from configs.errors import SettingsError, quoted
 from configs.machine import install_command
+from configs.own_code import missing
 
 Row = Mapping[str, Any]
 
@@ -68,6 +69,10 @@ def open_rows(path: str, *, subset: str | None = None, split: str = "train") -> 
         return reader(place)
     except SettingsError:
         raise
+    except FileNotFoundError:
+        raise SettingsError(
+            f"the path of a dataset must be a readable file, got {path}; {missing(path)}"
+        ) from None
     except OSError as error:
         raise SettingsError(
             f"the path of a dataset must be a readable file, got {path} in {Path.cwd()}: "

@@ -21,6 +21,7 @@ import structlog
 from packaging.requirements import InvalidRequirement, Requirement
 
 from configs.errors import SettingsError
+from configs.own_code import missing
 from configs.settings import RunSettings
 
 log = structlog.get_logger()
@@ -59,7 +60,8 @@ def host_python(run: RunSettings) -> Path | None:
         if not python.is_file():
             raise SettingsError(
                 f"run.environment_python must be the Python of a virtual environment, got "
-                f"{run.environment_python}, which does not exist; make one with `python -m venv`"
+                f"{run.environment_python}; {missing(run.environment_python)}; make one with "
+                "`python -m venv`"
             )
         return python
     if not run.environment_requirements:
