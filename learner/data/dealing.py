@@ -4,7 +4,8 @@ All ranks run their j-th microbatch together, layer by layer, so each waits for 
 most: what is dealt alike is not only a rank's sum, but each microbatch over the ranks.
 
 A prompt is computed once for its completions in a microbatch. Keeping them together saves prompts,
-but large bundles are dealt less alike, so several sizes of bundles are tried.
+but large bundles are dealt less alike, so several sizes of bundles are tried. They also leave gaps:
+where these make more than one microbatch too many, episodes of later bundles fill them.
 
 Every rank gets the same number of microbatches, some of them perhaps empty.
 """
@@ -12,9 +13,10 @@ Every rank gets the same number of microbatches, some of them perhaps empty.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from learner.model.sequence_cost import SequenceCost
@@ -53,24 +55,28 @@ def deal_episodes(
         ranks: Number of ranks.
         microbatch_tokens: Most tokens of a microbatch.
     """
-    fastest = math.inf
+    best = math.inf, math.inf  # microbatches too many, and time
     places: list[Place] = []
-    room = microbatch_tokens
+    budget = microbatch_tokens
+    room = budget
     is_cut = False
     while not is_cut:
         bundles = _bundle(sizes, room)
         is_cut = len(bundles) == len(sizes)
-        costs = [_cost_of([sizes[row] for row in rows], cost) for rows in bundles]
-        tokens = [_tokens_of([sizes[row] for row in rows]) for rows in bundles]
-        dealt = deal(tokens, costs, ranks=ranks, microbatch_tokens=microbatch_tokens)
-        took = lockstep(dealt, costs)
-        if took < fastest:
-            fastest = took
-            place_of = {row: dealt[n] for n, rows in enumerate(bundles) for row in rows}
-            places = [place_of[row] for row in range(len(sizes))]
-        if took * ranks <= sum(costs) * (1 + 1e-9):  # no rank waits, and smaller ones cost more
+        for is_tight in (False, True):
+            dealt = _deal_bundles(sizes, bundles, cost, ranks, budget, is_tight=is_tight)
+            tokens, costs = _weigh(dealt, sizes, cost)
+            number = 1 + max(place.microbatch for place in dealt)
+            too_many = max(0, number - (math.ceil(tokens / (ranks * budget)) + 1))
+            took = lockstep(list(costs), list(costs.values()))
+            if (too_many, took) < best:
+                best, places = (too_many, took), dealt
+            if not too_many:
+                break
+        # No rank waits, and smaller ones cost more.
+        if not too_many and took * ranks <= sum(costs.values()) * (1 + 1e-9):
             break
-        room = min(room, max(tokens)) * 3 // 4
+        room = min(room, max(_tokens_of([sizes[row] for row in rows]) for rows in bundles)) * 3 // 4
     return places
 
 
@@ -93,6 +99,82 @@ def _bundle(sizes: Sequence[Size], room: int) -> list[list[int]]:
                 open_ones.append(([row], sizes[row].prompt_tokens + tokens))
         bundles += [bundle for bundle, _ in open_ones]
     return bundles
+
+
+def _weigh(
+    places: Sequence[Place], sizes: Sequence[Size], cost: SequenceCost
+) -> tuple[int, dict[Place, float]]:
+    """Return the tokens of all microbatches, and the cost of each; a prompt counts once in each."""
+    tokens = 0
+    costs: defaultdict[Place, float] = defaultdict(float)
+    prompts: set[tuple[Place, bytes]] = set()
+    for place, size in zip(places, sizes, strict=True):
+        if (place, size.prompt) not in prompts:
+            prompts.add((place, size.prompt))
+            tokens += size.prompt_tokens
+            costs[place] += cost(size.prompt_tokens, 0)
+        tokens += size.tokens
+        costs[place] += cost(size.tokens, size.scored, after=size.prompt_tokens)
+    return tokens, costs
+
+
+def _deal_bundles(
+    sizes: Sequence[Size],
+    bundles: Sequence[Sequence[int]],
+    cost: SequenceCost,
+    ranks: int,
+    budget: int,
+    *,
+    is_tight: bool,
+) -> list[Place]:
+    """Deal bundles as `deal` does sequences; the place of each episode.
+
+    Args:
+        sizes: Of each episode.
+        bundles: Rows of episodes with one prompt.
+        cost: Of a sequence.
+        ranks: Number of ranks.
+        budget: Most tokens of a microbatch.
+        is_tight: Fill what room bundles leave in a microbatch with episodes of later ones, longest
+            first, which repeat their prompt.
+    """
+    places: dict[int, Place] = {}
+    left = [list(rows) for rows in bundles]
+    for number in itertools.count():
+        if not left:
+            return [places[row] for row in range(len(sizes))]
+        tokens = [_tokens_of([sizes[row] for row in rows]) for rows in left]
+        costs = [_cost_of([sizes[row] for row in rows], cost) for rows in left]
+        order = sorted(range(len(left)), key=lambda n: (-costs[n], left[n]))
+        most = _most([tokens[n] for n in order], [costs[n] for n in order], ranks, budget)
+        dealt = _fill(order, tokens, costs, most, ranks=ranks, room=budget)
+        places |= {row: Place(rank, number) for n, rank in dealt.items() for row in left[n]}
+        later = [left[n] for n in order if n not in dealt]
+        if is_tight:
+            for rank in range(ranks):
+                own = [n for n, each in dealt.items() if each == rank]
+                free = budget - sum(tokens[n] for n in own)
+                prompts = {sizes[left[n][0]].prompt for n in own}
+                for row in _gap(sizes, later, free, prompts):
+                    places[row] = Place(rank, number)
+        left = [rows for rows in later if rows]
+    raise AssertionError("unreachable")
+
+
+def _gap(
+    sizes: Sequence[Size], bundles: Sequence[list[int]], free: int, prompts: set[bytes]
+) -> Iterator[int]:
+    """Take the episodes out of bundles that fill `free` tokens, the longest that fits first."""
+    needed = sorted(
+        (-sizes[row].tokens - (sizes[row].prompt not in prompts) * sizes[row].prompt_tokens, row, n)
+        for n, rows in enumerate(bundles)
+        for row in rows
+    )
+    for negative, row, n in needed:
+        if -negative <= free:
+            free += negative
+            bundles[n].remove(row)
+            yield row
 
 
 def _tokens_of(bundle: Sequence[Size]) -> int:
@@ -134,16 +216,23 @@ def deal(
     left = sorted(range(len(costs)), key=lambda row: (-costs[row], row))
     number = 0
     while left:
-        room = FILLED * ranks * microbatch_tokens
-        needed = math.ceil(sum(tokens[row] for row in left) / room)
-        share = sum(costs[row] for row in left) / (ranks * needed)
-        # Of the last ones every sequence is part, if its tokens fit.
-        most = max(costs[left[0]], share) if needed > 1 else math.inf
+        most = _most(
+            [tokens[row] for row in left], [costs[row] for row in left], ranks, microbatch_tokens
+        )
         dealt = _fill(left, tokens, costs, most, ranks=ranks, room=microbatch_tokens)
         places |= {row: Place(rank, number) for row, rank in dealt.items()}
         left = [row for row in left if row not in dealt]
         number += 1
     return [places[row] for row in range(len(costs))]
+
+
+def _most(tokens: Sequence[int], costs: Sequence[float], ranks: int, budget: int) -> float:
+    """Return what each of the next microbatches may cost, of sequences dearest first."""
+    needed = math.ceil(sum(tokens) / (FILLED * ranks * budget))
+    # Of the last ones every sequence is part, if its tokens fit; and nobody waits for one rank.
+    if needed == 1 or ranks == 1:
+        return math.inf
+    return max(costs[0], sum(costs) / (ranks * needed))
 
 
 def _fill(
