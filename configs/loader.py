@@ -89,6 +89,8 @@ def _find_files(run: Any, folder: Path) -> None:
                     table[key] = beside(name, folder)
                 case list() as names:
                     table[key] = [beside(n, folder) if isinstance(n, str) else n for n in names]
+                case _:  # none, or what is refused later
+                    pass
     environments = run.get("environments")
     for each in environments if isinstance(environments, list) else ():
         _find_files(each, folder)
