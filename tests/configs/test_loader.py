@@ -1,6 +1,7 @@
 """Settings from files and overrides: accepted, refused, and the words of a refusal."""
 
 import json
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -303,7 +304,7 @@ def make(folder, name):
 
 def settings_with(setting, name, *, of_several=False):
     """A run that names a file, in `run` or in an environment of several."""
-    run = {"model": "init"}
+    run: dict[str, Any] = {"model": "init"}
     table = run
     if of_several and setting != "run.model":
         run["environments"] = [table := {"environment": "calculator"}]
@@ -368,13 +369,13 @@ def test_a_list_of_rewards_and_names_that_are_no_files(write, tmp_path, elsewher
 
 
 def test_a_file_that_is_nowhere_is_refused_with_both_folders(write, tmp_path, elsewhere):
-    settings = load(write(settings_with("run.reward", "rewards.py:right")))
+    named = str(load(write(settings_with("run.reward", "rewards.py:right"))).run.reward)
     both = rf"there is no {tmp_path}/rewards\.py and no {elsewhere}/rewards\.py"
 
     with pytest.raises(SettingsError, match=f"run.reward must be an existing file.*{both}"):
-        own_code.load_own(settings.run.reward, setting="run.reward", kind="function")
+        own_code.load_own(named, setting="run.reward", kind="function")
     with pytest.raises(SettingsError, match=f"run.reward must be a readable file.*{both}"):
-        reward_hash(settings.run.reward)
+        reward_hash(named)
     with pytest.raises(SettingsError, match=both.replace(r"rewards\.py", r"rows\.jsonl")):
         open_rows("rows.jsonl")
     make(tmp_path, "rewards.py")  # of the settings; that of --set is not there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,9 +155,11 @@ def recorded(name: str, groups: int) -> list[Size]:
     if name == "mixed":  # log-normal, as were dealt on a card into nine microbatches for seven
         random = np.random.default_rng(17)
         drawn = random.lognormal(math.log(512), 0.8, 8 * groups).clip(8, 1920).astype(int)
-        made = [(128, drawn[8 * n : 8 * n + 8].tolist()) for n in range(groups)]
+        made: list[tuple[int, Any]] = [
+            (128, drawn[8 * n : 8 * n + 8].tolist()) for n in range(groups)
+        ]
     else:
-        own = RECORDED[name]
+        own: list[Any] = RECORDED[name]
         made = [own[n % len(own)] for n in range(groups)]
     return [
         Size(n.to_bytes(4, "big"), prompt, tokens, tokens)
