@@ -34,6 +34,8 @@ MAX_FILE_BYTES = 2**20  # the longest preset has 3 kB: anything like this size i
 
 FILES = ("model", "environment", "environment_python", "reward")
 """Keys of `run`, and of each of `run.environments`, that name files of the user."""
+IN_FILES = ("environment", "reward", "factory")
+"""Those of them that name something in a file of Python; else a module, or something of ours."""
 DATA_FILES = ("path", "held_out", "factory")
 """Keys of their `environment_settings` that do, of the environment `dataset`."""
 
@@ -85,15 +87,25 @@ def _find_files(run: Any, folder: Path) -> None:
     for table, keys in named:
         for key in keys:
             match table.get(key):
-                case str() as name:
+                case str() as name if _may_be_a_file(key, name):
                     table[key] = beside(name, folder)
                 case list() as names:
-                    table[key] = [beside(n, folder) if isinstance(n, str) else n for n in names]
+                    table[key] = [
+                        beside(name, folder)
+                        if isinstance(name, str) and _may_be_a_file(key, name)
+                        else name
+                        for name in names
+                    ]
                 case _:  # none, or what is refused later
                     pass
     environments = run.get("environments")
     for each in environments if isinstance(environments, list) else ():
         _find_files(each, folder)
+
+
+def _may_be_a_file(key: str, name: str) -> bool:
+    """False for our own names, whatever lies beside the settings: a run's folder has an `init`."""
+    return ".py:" in name if key in IN_FILES else name != "init"
 
 
 def save(settings: Settings, path: Path) -> None:

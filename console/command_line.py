@@ -42,7 +42,7 @@ VERBS = {
     "try": ("console.samples.try_command", "Ask the newest model of a run."),
     "eval": (
         "console.verbs.evaluate",
-        "Ask a model the held-out questions of a run, and train nothing.",
+        "Ask a model the held-out questions of a run, as its evaluations do, and train nothing.",
     ),
     "actor": ("console.verbs.roles", "Join a run with one more actor."),
     "join-pack": (

@@ -368,6 +368,27 @@ def test_a_list_of_rewards_and_names_that_are_no_files(write, tmp_path, elsewher
     assert settings.run.environment_settings == {"path": "rewards.py"}, "no dataset's"
 
 
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [
+        ("run.model", "init"),
+        ("run.environment", "calculator"),
+        ("run.environment", "own:Own"),
+        ("run.reward", "own:right"),
+        ("run.environment_settings.factory", "own:Own"),
+    ],
+)
+def test_a_name_of_ours_or_of_a_module_is_no_folder_of_that_name(write, tmp_path, setting, name):
+    (tmp_path / name).mkdir()
+
+    settings = load(write(settings_with(setting, name)))
+
+    value = settings.model_dump()
+    for key in setting.split("."):
+        value = value[key]
+    assert value == name
+
+
 def test_a_file_that_is_nowhere_is_refused_with_both_folders(write, tmp_path, elsewhere):
     named = str(load(write(settings_with("run.reward", "rewards.py:right"))).run.reward)
     both = rf"there is no {tmp_path}/rewards\.py and no {elsewhere}/rewards\.py"

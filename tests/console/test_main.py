@@ -296,7 +296,7 @@ def test_status_of_a_run_that_is_starting_says_so(tmp_path):
     assert "starting: the model that it begins with is being made" in made.stdout
     assert "starting or stopping: its store does not answer" in starting.stdout
     assert "not running: " in stopped.stdout
-    assert f"to go on: `nyala up {folder.path}`" in stopped.stdout
+    assert f"to go on from its beginning: `nyala up {folder.path}`" in stopped.stdout
     assert [a.exit_code for a in (checked, made, starting, stopped)] == [2, 0, 0, 0]
 
 

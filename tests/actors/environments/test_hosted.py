@@ -318,7 +318,7 @@ def _runs(pid: int) -> bool:
         ("Guess", {"environment_requirements": ["clash>=3"]}, r"got clash 2\.1 for 'clash>=3'"),
         ("Guess", {"environment_requirements": ["absent"]}, "got absent not installed for"),
         ("Guess", {"environment_requirements": ["-r x"]}, "must be packages as pip takes them"),
-        ("Guess", {"environment_python": "/none/python"}, "/none/python, which does not exist"),
+        ("Guess", {"environment_python": "/none/python"}, "there is no /none/python; make"),
         ("Guess", {"environment_python": "/etc/hostname"}, "it cannot be started"),
         ("Guess", {"environment_settings": {"lowest": 1}}, "unexpected keyword argument 'lowest'"),
         ("Guess", {"environment": "calculator"}, "must be for a class of yours, got calculator"),

@@ -53,10 +53,13 @@ def test_each_fault_has_its_line_and_the_rest_is_checked(project):
     assert "ZeroDivisionError" in answer.output
     assert "cannot be reached" in answer.output
     skipped = [line.split()[1] for line in lines if line.startswith("  skipped")]
-    expected = ["version", "eviction", "durability", "memory", "weights", "stop", "rows", "answers"]
+    expected = [
+        *("version", "eviction", "durability", "memory", "prompts", "weights", "stop", "rows"),
+        "answers",
+    ]
     assert skipped == expected
     assert "Traceback" not in answer.output
-    assert lines[-1].endswith("2 failed, 8 skipped")
+    assert lines[-1].endswith("2 failed, 9 skipped")
     assert not (project / "runs").exists()  # nothing was begun
 
 

@@ -261,7 +261,7 @@ def test_without_a_card_the_memory_is_only_said(
 
     up.say_card_memory(console, _tiny(tmp_path, device), card_gib)
 
-    assert "GiB  moments" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "GiB  at most at a time" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_card_that_is_too_small_is_refused(tmp_path: Path) -> None:
