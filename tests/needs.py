@@ -12,6 +12,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,12 @@ def _namespaces() -> str | None:
     return None if made and not made.returncode else "this user may not make any (run it as root)"
 
 
+def _triton() -> str | None:
+    return (
+        None if find_spec("triton") else "no triton, whose interpreter runs kernels (pip install)"
+    )
+
+
 def _root() -> str | None:
     return "another user runs the tests" if os.geteuid() else None
 
@@ -48,6 +55,7 @@ def _program(name: str, package: str) -> Callable[[], str | None]:
 
 PARTS: dict[str, Callable[[], str | None]] = {
     "vLLM": _vllm,
+    "Triton": _triton,
     "namespaces": _namespaces,
     "root": _root,
     "a second network": obstacle,

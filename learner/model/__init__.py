@@ -4,7 +4,10 @@ activations        Activations of layers: computed again in the backward pass, o
                    memory
 attention          Attention within each of several packed sequences: the one place where they could
                    meet
+compilers          Compilers of this machine, for code that is made while a model runs
 cpu                Products and memory of a CPU, where torch or the C library leaves them slow
+logit_kernels      Kernels for the logits of a card, in Triton, which read them once and keep the
+                   rest in registers
 logits             Logits of tokens, a chunk at a time: log-probs, entropies and their gradients
 lora               Low-rank adapters: small trained matrices beside frozen ones
 memory_rules       Rules by which the learner trades memory for time

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from configs.architecture import LogitChange
 
+from .compilers import has_kernels
 from .memory_rules import CHUNK_SIZES
 
 # --------------------------------------------------------------------------------------------------
@@ -44,6 +47,13 @@ class Softmax:
             return slope
         tanh = prepared * (self.temperature / self.change.cap)
         return tanh.square_().neg_().add_(1).mul_(slope)
+
+    def factors(self) -> dict[str, float | None]:
+        """Say the same in two factors: within the hyperbolic tangent and of it, None = no cap."""
+        factor, cap = self.change.factor, self.change.cap
+        if cap is None:
+            return {"inner": factor / self.temperature, "outer": None}
+        return {"inner": factor / cap, "outer": cap / self.temperature}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -127,13 +137,21 @@ ALL_OF_IT = VocabularyPart()
 # --------------------------------------------------------------------------------------------------
 # The logits of a chunk of tokens, in one buffer that the next chunk overwrites.
 #
-# So an [N, V] tensor never exists. All between the products goes block by block, a few tokens at a
-# time, so that it stays in a core's caches.
+# So an [N, V] tensor never exists. On a card kernels read the logits once for the scores and once
+# for the gradient (`logit_kernels.py`). Elsewhere all between the products goes block by block, a
+# few tokens at a time, so that it stays in a core's caches.
 #
 # Shapes: N scored tokens (flat), C tokens of a chunk, R of a block, D model width, V vocabulary,
 # S blocks of scratch memory.
 
 BLOCKS_PER_CHUNK = 16  # fewer, and their temporaries outweigh the chunk
+
+
+@cache
+def kernels_for(device_type: str) -> Any | None:
+    """The module of kernels; None where torch's operators serve."""
+    found = has_kernels(device_type)
+    return import_module(".logit_kernels", __package__) if found else None
 
 
 class Inputs(NamedTuple):
@@ -175,7 +193,7 @@ class Chunk:
         targets_C: Tensor,
         *,
         softmax: Softmax,
-        scratch_SRV: Tensor,
+        scratch: Callable[[], Tensor],
         part: VocabularyPart,
     ) -> None:
         self.rows = rows
@@ -184,25 +202,38 @@ class Chunk:
         self._places_C, self._is_here_C = part.places(targets_C, logits_CV.shape[1])
         self._part = part
         self._softmax = softmax
-        self._scratch_SRV = scratch_SRV
+        self._scratch = scratch
+        self._wide = torch.promote_types(logits_CV.dtype, torch.float32)
+        """bfloat16, in which the layer computes, has too few digits for a log-prob."""
+        is_double = self._wide == torch.float64
+        self._kernels = None if is_double else kernels_for(logits_CV.device.type)
         self._is_prepared = False
 
     def statistics(self) -> Statistics:
         """Compute log-probs and entropies."""
-        found = self._scratch_SRV.new_empty(4, len(self.logits_CV))
+        found = self._measure()
+        tops_C, chosen_C, sums_C, products_C = self._part.merge(found, self._is_here_C)
+        logs_C = sums_C.log()
+        return Statistics(tops_C + logs_C, chosen_C - logs_C, logs_C - products_C / sums_C)
+
+    def _measure(self) -> Tensor:
+        """Find a maximum or a sum over the vocabulary, or one element of it. Shape [4, C]."""
+        if self._kernels is not None:
+            factors = self._softmax.factors()
+            measured: Tensor = self._kernels.measure(self.logits_CV, self._places_C, **factors)
+            return measured
+        found = self.logits_CV.new_empty(4, len(self.logits_CV), dtype=self._wide)
+        scratch_SRV = self._scratch()
         for rows, logits_RV in self._blocks():
-            # Each is a maximum or a sum over the vocabulary, or one element of it.
             tops_R = logits_RV.amax(-1)
-            shifted_RV, powers_RV = self._scratch_SRV[:2, : len(tops_R)]
+            shifted_RV, powers_RV = scratch_SRV[:2, : len(tops_R)]
             torch.sub(logits_RV, tops_R[:, None], out=shifted_RV)
             found[0, rows] = tops_R
             found[1, rows] = shifted_RV.gather(1, self._places_C[rows, None])[:, 0]
             torch.exp(shifted_RV, out=powers_RV)
             found[2, rows] = powers_RV.sum(-1)
             found[3, rows] = powers_RV.mul_(shifted_RV).sum(-1)
-        tops_C, chosen_C, sums_C, products_C = self._part.merge(found, self._is_here_C)
-        logs_C = sums_C.log()
-        return Statistics(tops_C + logs_C, chosen_C - logs_C, logs_C - products_C / sums_C)
+        return found
 
     def draw(self, numbers_C: Tensor) -> Tensor:
         """Draw a token from each distribution, by numbers between 0 and 1. Shape [C], int64."""
@@ -226,11 +257,22 @@ class Chunk:
             entropies_C: Of these logits. Shape [C].
             slopes: Of the loss.
         """
+        if self._kernels is not None:
+            places_C = self._places_C
+            if self._is_here_C is not None:
+                places_C = torch.where(self._is_here_C, places_C, -1)
+            scores = places_C, log_sums_C, entropies_C
+            factors = self._softmax.factors()
+            self._kernels.differentiate(
+                self.logits_CV, *scores, slopes.logprobs_C, slopes.entropies_C, **factors
+            )
+            return
+        scratch_SRV = self._scratch()
         for rows, logits_RV in self._blocks():
             slope = self._softmax.slope(logits_RV)
             slopes_R1 = slopes.logprobs_C[rows, None]
             log_pi_RV = logits_RV.sub_(log_sums_C[rows, None])
-            gradient_RV = self._scratch_SRV[0, : len(log_pi_RV)]
+            gradient_RV = scratch_SRV[0, : len(log_pi_RV)]
             torch.exp(log_pi_RV, out=gradient_RV)
             if slopes.entropies_C is None:
                 gradient_RV.mul_(-slopes_R1)
@@ -247,14 +289,14 @@ class Chunk:
         first = 0
         for narrow_RV in self.logits_CV.split(-(-len(self.logits_CV) // BLOCKS_PER_CHUNK)):
             logits_RV = narrow_RV
-            if narrow_RV.dtype != self._scratch_SRV.dtype:
-                logits_RV = self._scratch_SRV[2, : len(narrow_RV)].copy_(narrow_RV)
+            if narrow_RV.dtype != self._wide:
+                logits_RV = self._scratch()[2, : len(narrow_RV)].copy_(narrow_RV)
             if not self._is_prepared:
                 self._softmax.prepare(logits_RV)
             yield slice(first, first + len(logits_RV)), logits_RV
             first += len(logits_RV)
         # Then they were changed in place.
-        self._is_prepared = self.logits_CV.dtype == self._scratch_SRV.dtype
+        self._is_prepared = self.logits_CV.dtype == self._wide
 
 
 class Gradients:
@@ -294,20 +336,21 @@ def chunks(inputs: Inputs, targets_N: Tensor, softmax: Softmax) -> Iterator[Chun
     size = max(1, min(len(states_ND), max(least.tokens, least.logits // len(weight_VD))))
     dtype = softmax.dtype or weight_VD.dtype
     buffer_CV = weight_VD.new_empty(size, len(weight_VD), dtype=dtype)
-    # bfloat16, in which the layer computes, has too few digits for a log-prob.
     wide = torch.promote_types(dtype, torch.float32)
-    # One allocation for all blocks: on a CPU, memory that is new takes longer than what fills it.
     shape = 2 + (wide != dtype), -(-size // BLOCKS_PER_CHUNK), len(weight_VD)
-    scratch_SRV = weight_VD.new_empty(shape, dtype=wide)
+
+    @cache
+    def scratch() -> Tensor:
+        """Allocate once for all blocks: on a CPU, new memory takes longer than what fills it."""
+        return weight_VD.new_empty(shape, dtype=wide)
+
     for start in range(0, len(states_ND), size):
         rows = slice(start, min(start + size, len(states_ND)))
         logits_CV = buffer_CV[: rows.stop - start]
         _multiply(states_ND[rows], weight_VD.T, logits_CV)
         if bias_V is not None:
             logits_CV.add_(bias_V)
-        yield Chunk(
-            rows, logits_CV, targets_N[rows], softmax=softmax, scratch_SRV=scratch_SRV, part=part
-        )
+        yield Chunk(rows, logits_CV, targets_N[rows], softmax=softmax, scratch=scratch, part=part)
 
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:

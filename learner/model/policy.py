@@ -10,8 +10,6 @@ Shapes: T tokens of all sequences of a microbatch, N of these that are scored, D
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from typing import NamedTuple, cast
@@ -29,11 +27,11 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from transformers import AttentionInterface, PreTrainedModel
 
-from configs.errors import SettingsError
 from learner.algorithm.microbatch import Sequences
 
 from .activations import Kept, checkpoint_layers
 from .attention import PACKED, attend_over_ranks, pack_attention, run_trunk, take
+from .compilers import check_compiler
 from .cpu import choose_products
 from .logits import ALL_OF_IT
 from .lora import Adapter
@@ -58,22 +56,10 @@ def compile_layers(layers: Iterable[nn.Module], device_type: str) -> None:
     Raises:
         SettingsError: There is nothing to compile with.
     """
-    _check_compiler(device_type)
+    check_compiler(device_type)
     AttentionInterface.register(PACKED, torch.compiler.disable(attend_over_ranks))
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=True)
-
-
-def _check_compiler(device_type: str) -> None:
-    """Find what inductor calls: a C++ compiler on a CPU, and a C compiler for Triton on a GPU."""
-    names = [os.environ.get("CXX", "g++")]
-    if device_type == "cuda":
-        names = [os.environ.get("CC", "gcc"), "clang"]
-    if not any(shutil.which(name) for name in names):
-        raise SettingsError(
-            f"learner.compile must be false without a compiler, got true; none of {names} is "
-            "installed"
-        )
 
 
 # --------------------------------------------------------------------------------------------------
