@@ -6,7 +6,8 @@ all its tokens here and a part of the heads (`sequence_parallel.py`). Where sequ
 others, keys and values are repeated for each of them, so that each attends to one stretch. What
 computes it:
 
-    CUDA, 16 bits, no cap     torch's kernel for sequences of different lengths
+    CUDA, 16 bits, no cap     torch's kernel for sequences of different lengths, unless all of a
+                              microbatch are one run that the next line takes at once
     otherwise                 SDPA for each run of neighbours of one size, its causal path where
                               they continue nothing and no window ends within them
     a cap of the logits       written out, as SDPA has none (Gemma-2)
@@ -72,16 +73,17 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if sequences.seen is not None:
         key, value = (_repeat(x, sequences.seen.places) for x in (key, value))
-    if has_varlen_kernel(query, softcap):
+    if has_varlen_kernel(query, softcap) and not _is_one_run(sequences, sliding_window):
         out_THK = _attend_at_once(query, key, value, sequences, scale=scale, window=sliding_window)
         return out_THK[None], None
     runs = list(sequences.equal_runs())
-    own, seen = [r.number * r.length for r in runs], [r.number * r.seen for r in runs]
-    sizes = own, seen, seen
-    split = zip(
-        *(x[0].split(size, 1) for x, size in zip((query, key, value), sizes, strict=True)),
-        strict=True,
-    )
+    tensors = query[0], key[0], value[0]
+    split = [tensors]
+    if len(runs) > 1:  # whose gradient is a copy
+        own, seen = [r.number * r.length for r in runs], [r.number * r.seen for r in runs]
+        sizes = own, seen, seen
+        parts = (x.split(size, 1) for x, size in zip(tensors, sizes, strict=True))
+        split = [*zip(*parts, strict=True)]
     pieces = []
     for run, tensors in zip(runs, split, strict=True):
         q, k, v = (x.unflatten(1, (run.number, -1)).transpose(0, 1) for x in tensors)
@@ -92,7 +94,14 @@ def attend(
             else _attend_capped(q, k, v, mask, scale=scale, cap=softcap)
         )
         pieces.append(out_RHLK.transpose(1, 2).flatten(0, 1))
-    return torch.cat(pieces)[None], None
+    return (torch.cat(pieces) if len(pieces) > 1 else pieces[0])[None], None
+
+
+def _is_one_run(sequences: Sequences, window: int | None) -> bool:
+    """Whether SDPA takes all sequences at once and without a mask; on some cards by cuDNN."""
+    first, *others = sequences.lengths
+    is_equal = sequences.seen is None and all(length == first for length in others)
+    return is_equal and (window is None or first <= window)
 
 
 def _repeat(keys: Tensor, places: Tensor) -> Tensor:
