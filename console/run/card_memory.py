@@ -282,6 +282,7 @@ def card_memory(
     states = _states(settings, shape, shard=layout.shard)
     kept, again = _kept(learner, shape, kind, itemsize, longest)
     step = _step(settings, shape, own_tokens, kept, itemsize)
+    step |= _copies(settings, shape, kind, itemsize)
     layer = own_tokens * (again + itemsize * (3 * shape.inner + 2 * shape.width))
     reduction = _reduction(settings, shape, layout.shard, itemsize)
     if on_gpu:
@@ -394,6 +395,19 @@ def _reduction(settings: Settings, shape: ModelShape, shard: int, itemsize: int)
     rank, is_whole = settings.learner.lora_rank, settings.critic.kind == "model"
     parameters = shape.adapter_parameters(rank) if rank and not is_whole else shape.root_parameters
     return parameters * (itemsize + (12 if shard == 1 else itemsize + 4))
+
+
+def _copies(settings: Settings, shape: ModelShape, kind: str, itemsize: int) -> dict[str, int]:
+    """Bytes of the layers' narrow weights that one rank without FSDP2 keeps with their activations.
+
+    Those of two are counted as gathered.
+    """
+    learner = settings.learner
+    is_plain = learner.ranks == 1 and not learner.compile and "parameters" not in learner.offload
+    if kind != "none" or itemsize == 4 or not is_plain:
+        return {}
+    others = max(0, shape.layers - 2)
+    return {"weights of the other layers in 16 bits": itemsize * others * shape.layer_parameters}
 
 
 def _chunk(shape: ModelShape, *, on_gpu: bool) -> int:

@@ -11,6 +11,8 @@ logit_kernels      Kernels for the logits of a card, in Triton, which read them 
 logits             Logits of tokens, a chunk at a time: log-probs, entropies and their gradients
 lora               Low-rank adapters: small trained matrices beside frozen ones
 memory_rules       Rules by which the learner trades memory for time
+one_rank           The weights of one rank that computes in a narrower dtype than it trains in,
+                   without FSDP2
 output_layer       The output layer: log-probs and entropies of tokens from the hidden states before
                    them
 policy             The target policy: a Hugging Face causal language model, sharded with FSDP2, that

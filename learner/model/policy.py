@@ -36,6 +36,7 @@ from .cpu import choose_products
 from .logits import ALL_OF_IT
 from .lora import Adapter
 from .memory_rules import host_share, reduces_once
+from .one_rank import narrow_layers, narrow_rest
 from .output_layer import draw_tokens, output_layer, score_tokens, softmax_of
 from .ranks import Ranks
 from .saved_model import layers_of
@@ -231,7 +232,8 @@ def shard(
 ) -> Policy:
     """Shard a policy over the ranks of `mesh` with FSDP2: each layer a unit, the rest one more.
 
-    One rank on a CPU needs no FSDP2: then parameters stay plain tensors, with the same results.
+    One rank needs no FSDP2 unless its weights are offloaded or its layers compiled: then parameters
+    stay plain tensors, with the same results, and each layer makes its copies of them in `dtype`.
 
     Args:
         policy: The whole policy, equal on every rank; weights may still be without memory.
@@ -250,8 +252,14 @@ def shard(
         choose_products(policy.causal_lm.base_model.modules(), mesh.device_type)
     divide_tensors(policy, tensor)
     policy.vocabulary_part = tensor.vocabulary_part(policy.vocabulary)
+    is_plain = not compiled and "parameters" not in offload and narrows(policy, mesh, dtype)
+    if is_plain:
+        narrow_layers(layers, dtype)
     checkpoint_layers(layers, activations, offload="activations" in offload)
-    shard_units(policy, layers, mesh, dtype=dtype, offload="parameters" in offload)
+    if is_plain:
+        narrow_rest(policy, layers, dtype)
+    else:
+        shard_units(policy, layers, mesh, dtype=dtype, offload="parameters" in offload)
     policy.device = torch.device(mesh.device_type)
     return policy
 
@@ -292,6 +300,13 @@ def stays_whole(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> bool
         and mesh.device_type == "cpu"
         and all(p.dtype == dtype and not isinstance(p, DTensor) for p in module.parameters())
     )
+
+
+def narrows(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> bool:
+    """Whether there is nothing to gather or to move, but something to cast."""
+    parameters = [*module.parameters()]
+    is_whole = mesh.size() == 1 and not any(isinstance(p, DTensor) for p in parameters)
+    return is_whole and any(p.dtype != dtype for p in parameters)
 
 
 def freeze(policy: Policy) -> Policy:

@@ -195,6 +195,22 @@ def test_divided_matrices_take_a_part_of_each_card() -> None:
     assert parts.publication == whole.publication, "gathered tensor by tensor"
 
 
+def test_one_card_keeps_its_layers_in_16_bits_where_it_keeps_their_activations() -> None:
+    name = "weights of the other layers in 16 bits"
+    none = {"activation_checkpointing": "none"}
+    one = card_memory(_multi_gpu(ranks=1, **none), QWEN3_8B, on_gpu=True)
+    others: list[dict[str, Any]] = [
+        none | {"ranks": 4},
+        none | {"ranks": 1, "compile": True},
+        none | {"ranks": 1, "offload": ["parameters"]},
+        {"ranks": 1, "activation_checkpointing": "full"},
+    ]
+
+    assert one.step[name] == 2 * 34 * ModelShape.of(QWEN3_8B).layer_parameters
+    for each in others:
+        assert name not in card_memory(_multi_gpu(**each), QWEN3_8B, on_gpu=True).step
+
+
 def test_logits_in_float32_take_more_than_those_in_bfloat16() -> None:
     narrow = _multi_gpu()
     wide = narrow.model_copy(

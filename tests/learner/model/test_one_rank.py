@@ -8,23 +8,32 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from configs.settings import CriticSettings, LearnerSettings
+from learner.algorithm.microbatch import Sequences
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.tensors import Shards
-from learner.model.policy import Policy, probe_scores
+from learner.model.activations import Kept
+from learner.model.lora import adapt, begin_adapters
+from learner.model.policy import Policy, probe_scores, release, shard
 from learner.model.ranks import Ranks
+from learner.model.saved_model import layers_of, local_of
 from learner.training.optimizer import ScheduledOptimizer
 from learner.training.step import BatchOutcome
 from tests.learner.support.adapted_policy import SETTINGS, adapted_policy, published_bytes
 from tests.learner.support.made_critic import HEAD, MODEL, make_pair, train_pair
+from tests.learner.support.random_models import ARCHITECTURES, make_random_model
 from tests.learner.support.ranks.forced_shards import forced_shards
 from tests.learner.support.ranks.one_of_two_ranks import STATE, new_policy, train, whole_moments
 from tests.learner.support.ranks.one_of_two_ranks import whole_parameters as whole
+from tests.learner.support.tiny_policy import constant_rate, tiny_causal_lm
 
+NARROW = "bfloat16", "bfloat16, full", "bfloat16, adapters"
 KINDS = {
+    **dict.fromkeys(NARROW, LearnerSettings()),
+    "bfloat16, adapters": SETTINGS,
     "adamw": LearnerSettings(),
     "muon": LearnerSettings(optimizer="muon"),
     "adamw8bit": LearnerSettings(optimizer="adamw8bit"),
@@ -45,9 +54,28 @@ class Found(NamedTuple):
 def _make(kind: str, ranks: Ranks, *, is_sharded: bool) -> tuple[Policy, ScheduledOptimizer]:
     make = adapted_policy if kind == "lora" else new_policy
     with forced_shards() if is_sharded else nullcontext():
-        policy, optimizer = make(ranks, settings=KINDS[kind])
+        if kind in NARROW:
+            policy, optimizer = _make_narrow(kind, ranks)
+        else:
+            policy, optimizer = make(ranks, settings=KINDS[kind])
     assert all(isinstance(p, DTensor) == is_sharded for p in policy.parameters())
     return policy, optimizer
+
+
+def _make_narrow(kind: str, ranks: Ranks) -> tuple[Policy, ScheduledOptimizer]:
+    """Make a policy that trains in float32 and computes in bfloat16, as on a card."""
+    causal_lm, settings = tiny_causal_lm(), KINDS[kind]
+    adapt(causal_lm, settings)
+    policy = Policy(causal_lm, temperature=1.0).eval()
+    kept: Kept = "full" if "full" in kind else "none"
+    shard(policy, ranks.mesh, dtype=torch.bfloat16, activations=kept)
+    if settings.lora_rank:
+        policy.adapter = begin_adapters(causal_lm, settings, dtype="bfloat16", ranks=ranks)
+        with torch.no_grad():
+            for name, parameter in policy.named_parameters():
+                if name.endswith("lora_b"):
+                    local_of(parameter).fill_(0.01)
+    return policy, ScheduledOptimizer(policy, constant_rate(1e-3), settings)
 
 
 def _train(policy: Policy, optimizer: ScheduledOptimizer, steps: range, ranks: Ranks) -> Found:
@@ -75,6 +103,45 @@ def test_one_rank_trains_without_fsdp_as_with_it_to_the_bit(ranks: Ranks, kind: 
 
     _assert_alike(plain, sharded)
     assert all(outcome.grad_norm > 0 for _, outcome in plain.outcomes)
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_every_family_computes_in_bfloat16_without_fsdp_as_with_it_to_the_bit(
+    ranks: Ranks, family: str
+) -> None:
+    rows = [range(3, 12), range(5, 17), range(7, 9)]
+    sequences, indices_N = Sequences.of(rows, prefixes=[None, 0, None]), torch.arange(1, 9)
+    found = []
+    for is_sharded in (False, True):
+        causal_lm = make_random_model(family, initializer_range=0.05)
+        policy = Policy(causal_lm, temperature=1.0).eval()
+        with forced_shards() if is_sharded else nullcontext():
+            shard(policy, ranks.mesh, dtype=torch.bfloat16)
+        logprobs_N = policy(sequences, indices_N).logprobs_N
+        logprobs_N.sum().backward()
+        grads = (p.grad for p in policy.parameters())
+        own = [g.to_local() if isinstance(g, DTensor) else g for g in grads if g is not None]
+        release(policy)
+        found.append([logprobs_N.detach(), *own])
+
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert {gradient.dtype for gradient in found[0]} == {torch.float32}
+
+
+def test_narrow_copies_are_gone_once_a_layer_has_been_computed(ranks: Ranks) -> None:
+    policy, _ = _make("bfloat16, full", ranks, is_sharded=False)
+    dtypes: list[set[torch.dtype]] = []
+
+    def look(layer: nn.Module, *_: object) -> None:
+        dtypes.append({parameter.dtype for parameter in layer.parameters()})
+
+    for layer in layers_of(policy.causal_lm.base_model):
+        layer.register_forward_hook(look)
+
+    probe_scores(policy, PROBE, NUMBERS)
+
+    assert dtypes == 2 * [{torch.float32}]
+    assert {p.dtype for p in policy.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize("settings", [HEAD, MODEL], ids=["head", "model"])

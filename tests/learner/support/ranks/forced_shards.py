@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from unittest import mock
 
 from learner.model import policy
 
 
-def forced_shards() -> AbstractContextManager[object]:
+@contextmanager
+def forced_shards() -> Iterator[None]:
     """Shard what is made within, on one rank too."""
-    return mock.patch.object(policy, "stays_whole", return_value=False)
+    with (
+        mock.patch.object(policy, "stays_whole", return_value=False),
+        mock.patch.object(policy, "narrows", return_value=False),
+    ):
+        yield
