@@ -6,6 +6,10 @@ attention          Attention within each of several packed sequences: the one pl
                    meet
 compilers          Compilers of this machine, for code that is made while a model runs
 cpu                Products and memory of a CPU, where torch or the C library leaves them slow
+fused              Norms, rotary embeddings and gated activations of layers by one kernel each, on a
+                   card
+kernels            Triton kernels of a layer: norm, rotary embedding and gated activation, forwards
+                   and backwards
 logit_kernels      Kernels for the logits of a card, in Triton, which read them once and keep the
                    rest in registers
 logits             Logits of tokens, a chunk at a time: log-probs, entropies and their gradients

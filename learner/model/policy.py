@@ -33,6 +33,7 @@ from .activations import Kept, checkpoint_layers
 from .attention import PACKED, attend_over_ranks, pack_attention, run_trunk, take
 from .compilers import check_compiler
 from .cpu import choose_products
+from .fused import fuse_layers
 from .logits import ALL_OF_IT
 from .lora import Adapter
 from .memory_rules import host_share, reduces_once
@@ -250,6 +251,7 @@ def shard(
         compile_layers(layers, mesh.device_type)
     else:  # the compiler chooses by itself
         choose_products(policy.causal_lm.base_model.modules(), mesh.device_type)
+        fuse_layers(policy.causal_lm.base_model.modules(), mesh.device_type)
     divide_tensors(policy, tensor)
     policy.vocabulary_part = tensor.vocabulary_part(policy.vocabulary)
     is_plain = not compiled and "parameters" not in offload and narrows(policy, mesh, dtype)

@@ -119,7 +119,7 @@ def _found(
 def _error(found: list[Tensor], expected: list[Tensor]) -> float:
     """The largest difference, relative."""
     pairs = zip(found, expected, strict=True)
-    return max(float((x.detach().double() - y).norm() / y.norm()) for x, y in pairs)
+    return max(float((x.detach().double() - y.detach()).norm() / y.detach().norm()) for x, y in pairs)
 
 
 @pytest.mark.usefixtures("_kernels")

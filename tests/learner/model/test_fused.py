@@ -1,0 +1,165 @@
+"""Layers by kernels, run by Triton's interpreter: those of transformers, forwards and backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from configs.settings import LearnerSettings
+from learner.model import fused, policy
+from learner.model.fused import fuse_layers
+from learner.model.lora import adapt
+from learner.model.policy import Policy, shard
+from learner.model.ranks import Ranks
+from tests.learner.support.adapted_policy import fill_adapters
+from tests.learner.support.exact_gradients import EXACT, assert_equal, make_model, packed, train
+from tests.learner.support.interpreted_kernels import counted_launches, interpreted_kernels
+from tests.learner.support.made_episodes import random_group_episodes
+from tests.learner.support.random_models import ARCHITECTURES, make_random_model
+from tests.needs import needs
+
+pytestmark = [
+    needs("Triton"),
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),  # interpreter
+]
+FUSED = [name for name in ARCHITECTURES if not name.startswith("cohere")]
+PARTS = ("RMSNorm", "MLP", "Attention")
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Iterator[ModuleType]:
+    """Have layers computed by them, on a CPU too."""
+    with interpreted_kernels() as kernels:
+        yield kernels
+
+
+def _fused(causal_lm: Any) -> Any:
+    fuse_layers(causal_lm.modules(), "cpu")
+    return causal_lm
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("family", FUSED)
+def test_gradients_are_those_of_transformers(family: str) -> None:
+    microbatches = packed(random_group_episodes(3, 2, seed=1), microbatch_tokens=40)
+    plain, ours = (make_model(family, torch.float64) for _ in range(2))
+
+    found = train(Policy(_fused(ours), temperature=0.7), microbatches)
+
+    assert any(each.sequences.seen is not None for each in microbatches), "shared prompts"
+    assert_equal(found, train(Policy(plain, temperature=0.7), microbatches), EXACT)
+    kinds = {part for m in ours.modules() for part in PARTS if type(m).__name__.endswith(part)}
+    own = {
+        p
+        for m in ours.modules()
+        for p in PARTS
+        if type(m).__name__.endswith(p) and "forward" in vars(m)
+    }
+    assert own == kinds == {*PARTS}
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("family", ["qwen3", "phi3"])
+def test_gradients_of_adapters_and_of_weights_that_are_not_tied(family: str) -> None:
+    microbatches = packed(random_group_episodes(2, 2, seed=2), microbatch_tokens=60)
+    found = []
+    for is_fused in (True, False):
+        causal_lm = make_random_model(family, tie_word_embeddings=False).double()
+        adapt(causal_lm, LearnerSettings(lora_rank=2))
+        fill_adapters(causal_lm)
+        if is_fused:
+            fuse_layers(causal_lm.modules(), "cpu")
+        found.append(train(Policy(causal_lm, temperature=1.0), microbatches))
+
+    assert_equal(*found, EXACT)
+
+
+def _norm(causal_lm: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return causal_lm.model.norm, (torch.randn(1, 37, 64),)
+
+
+def _inner(causal_lm: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return causal_lm.model.layers[0].mlp, (torch.randn(1, 37, 64),)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("family", FUSED)
+@pytest.mark.parametrize("part", [_norm, _inner], ids=["norm", "activation"])
+def test_values_are_rounded_where_transformers_rounds_them(
+    family: str, part: Callable[[Any], tuple[nn.Module, tuple[Tensor, ...]]]
+) -> None:
+    causal_lm = make_random_model(family).bfloat16()
+    torch.manual_seed(1)
+    module, inputs = part(causal_lm)
+    narrow = [x.bfloat16() for x in inputs]
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter))
+        expected = module(*narrow)
+        fuse_layers(causal_lm.modules(), "cpu")
+        found = module(*narrow)
+
+    assert found.dtype == torch.bfloat16
+    different = (found != expected).double().mean()
+    assert different < 0.01, "but for the order of a sum"
+    torch.testing.assert_close(found, expected, rtol=2**-7, atol=1e-2)
+
+
+def test_angles_of_other_shapes_are_left_to_transformers(kernels: ModuleType) -> None:
+    seen = []
+
+    def plain(*given: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append(given)
+        return given[0], given[1]
+
+    q, cos = torch.randn(1, 2, 5, 16), torch.randn(1, 5, 8)
+    assert fused._rotate(plain, q, q, cos, cos)[0] is q and len(seen) == 1, "a part of each head"
+    fused._rotate(plain, q.repeat(2, 1, 1, 1), q, cos, cos)
+    assert len(seen) == 2, "several rows"
+    wide = torch.randn(1, 5, 16)
+    assert fused._rotate(plain, q, q, wide, wide)[0].shape == q.shape and len(seen) == 2
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("family", ["cohere", "cohere2"])
+def test_other_families_stay_plain(family: str) -> None:
+    causal_lm = _fused(make_random_model(family))
+
+    assert not any("forward" in vars(module) for module in causal_lm.modules())
+
+
+def test_layers_on_a_cpu_and_those_that_are_compiled_stay_plain(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not fused.has_kernels("cpu")
+    asked: list[str] = []
+    monkeypatch.setattr(policy, "fuse_layers", lambda _, device: asked.append(device))
+    for compiled in (True, False):
+        made = Policy(make_random_model("qwen3"), temperature=1.0)
+        shard(made, ranks.mesh, dtype=torch.float32, compiled=compiled)
+    assert asked == ["cpu"], "once, where nothing is compiled"
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
+def test_a_step_launches_a_part_of_what_torch_does(kernels: ModuleType, family: str) -> None:
+    microbatches = packed(random_group_episodes(2, 2, seed=2), microbatch_tokens=400)
+    counts = []
+    for is_fused in (False, True):
+        layers = []
+        for number in (1, 2):
+            causal_lm = make_random_model(family, num_hidden_layers=number)
+            if is_fused:
+                fuse_layers(causal_lm.modules(), "cpu")
+            with counted_launches(kernels) as found:
+                train(Policy(causal_lm, temperature=1.0), microbatches)
+            layers.append(found)
+        layers[1].subtract(layers[0])
+        counts.append(+layers[1])
+    plain, ours = counts
+    print(sum(plain.values()), plain, sum(ours.values()), ours)
+    assert sum(ours.values()) < 0.5 * sum(plain.values())
