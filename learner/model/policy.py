@@ -259,11 +259,19 @@ def shard(
         narrow_layers(layers, dtype)
     checkpoint_layers(layers, activations, offload="activations" in offload)
     if is_plain:
+        _move(policy, mesh.device_type)
         narrow_rest(policy, layers, dtype)
     else:
         shard_units(policy, layers, mesh, dtype=dtype, offload="parameters" in offload)
     policy.device = torch.device(mesh.device_type)
     return policy
+
+
+def _move(module: nn.Module, device: str) -> None:
+    """Move what has memory to a device, as FSDP2 does."""
+    for each in (*module.parameters(), *module.buffers()):
+        if not each.is_meta:
+            each.data = each.data.to(device)
 
 
 def shard_units(

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from learner.algorithm.microbatch import Sequences
-from learner.model import fused
 from learner.model import policy as policies
+from learner.model.compilers import has_kernels
 from learner.model.policy import Policy, release, shard
 from learner.model.ranks import Ranks
 from tests.learner.support.random_models import ARCHITECTURES, make_random_model
@@ -52,7 +52,7 @@ def _largest(found: list[Tensor], expected: list[Tensor]) -> float:
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("family", [f for f in ARCHITECTURES if not f.startswith("cohere")])
 def test_fused_layers_are_those_of_transformers(card: Ranks, family: str, rows: str) -> None:
-    assert fused.has_kernels("cuda"), "a C compiler, and Python's headers, are there"
+    assert has_kernels("cuda"), "a C compiler, and Python's headers, are there"
     with _plain():
         exact, rounded = (_found(card, family, rows, d) for d in (torch.float32, torch.bfloat16))
 

@@ -197,7 +197,7 @@ def test_divided_matrices_take_a_part_of_each_card() -> None:
 
 def test_one_card_keeps_its_layers_in_16_bits_where_it_keeps_their_activations() -> None:
     name = "weights of the other layers in 16 bits"
-    none = {"activation_checkpointing": "none"}
+    none: dict[str, Any] = {"activation_checkpointing": "none"}
     one = card_memory(_multi_gpu(ranks=1, **none), QWEN3_8B, on_gpu=True)
     others: list[dict[str, Any]] = [
         none | {"ranks": 4},

@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -74,11 +74,12 @@ def counted_launches(kernels: ModuleType) -> Iterator[Counter[str]]:
     """Count the operators of torch, and each kernel once."""
     launches = Launches()
     with (
-        mock.patch.multiple(
-            kernels, **{name: _Counted(getattr(kernels, name), launches) for name in KERNELS}
-        ),
+        ExitStack() as counted,
         launches,
     ):
+        for name in KERNELS:
+            counter = _Counted(getattr(kernels, name), launches)
+            counted.enter_context(mock.patch.object(kernels, name, counter))
         yield launches.counts
 
 
