@@ -1,8 +1,9 @@
 """A pull over ZeroMQ, slice by slice: all bytes of a version, or one sparse update to it.
 
-Consumes CHUNK, LATER, GONE and MOVED; waits for the next slice. An unanswered request is repeated
-at growing intervals; of the publisher, which answers in order, the last one alone, because many
-actors that repeat all their requests would bury a network card that is merely slow.
+Consumes CHUNK, LATER, GONE and MOVED; waits for the next slice. Unanswered requests are repeated at
+growing intervals. The publisher, which answers in order, is first asked for a few bytes of the last
+slice: what has not come before these was lost, and a link that is merely slow carries no slice
+twice.
 
 Sources are asked one after the other: one that is silent, lies or has nothing makes way for the
 next, which goes on at the missing slices. So does a peer that is behind and slower than the
@@ -41,6 +42,8 @@ FIRST_WAIT_S = 1.0
 """Loopback and a rack answer in milliseconds; a lost request costs this much."""
 SILENT_S = 3 * FIRST_WAIT_S
 """Two rounds without an answer (the second twice as long): this peer is gone."""
+MOST_INQUIRIES = 256
+"""Told apart by their lengths, in bytes."""
 LATER_S = 10.0
 """A peer that promises for so long has no source itself: one nearer to the publisher is asked."""
 
@@ -94,6 +97,9 @@ class SlicePull:
         """Where peers are measured by it: if it is the last source."""
         self._todo = deque(range(0, len(memory), CHUNK_BYTES))
         self._asked: dict[int, None] = {}  # in the order of asking
+        self._inquiries = 0
+        self._inquiry: tuple[int, int] | None = None
+        """Offset and length of the last one, until what it has shown as lost is asked for again."""
         self.num_bytes = Counter[Kind]()
         """Received, by the kind of source."""
 
@@ -147,7 +153,10 @@ class SlicePull:
                     kind, answer = await self._inbox.get()
             except TimeoutError:
                 wait_s *= 2  # for as long as it is asked: the link is slow, or it is away
-                self._ask_again(list(self._asked)[-1 if source.kind == "publisher" else 0 :])
+                if source.kind == "publisher":
+                    self._inquire(post)
+                else:
+                    self._ask_again(list(self._asked))
                 continue
             take = self._take if kind == source.kind else self._compare
             end = await take(answer, source, pace)
@@ -169,6 +178,9 @@ class SlicePull:
                 if not await self._keep(answer, source.kind):
                     return _Failed("what it sent has a wrong digest", has_lied=True)
                 pace.brought()
+            case Chunk() if self._answers_inquiry(answer):
+                asked = list(self._asked)
+                self._ask_again(asked[: asked.index(answer.offset) + 1])
             case _:  # a repetition, or an answer to another pull
                 pass
         return None
@@ -210,7 +222,21 @@ class SlicePull:
             self._asked[offset] = None
             post(Pull(self._version, offset, self._length(offset), self._base))
 
+    def _inquire(self, post: Post) -> None:
+        """Ask the publisher for the beginning of the last slice: does it come before the slice?"""
+        offset = next(reversed(self._asked))
+        self._inquiries = self._inquiries % MOST_INQUIRIES + 1
+        self._inquiry = offset, self._inquiries
+        post(Pull(self._version, offset, self._inquiries, self._base))
+
+    def _answers_inquiry(self, chunk: Chunk) -> bool:
+        """Return whether this is the beginning that was asked for last, and nothing before came."""
+        is_ours = (chunk.version, chunk.base) == (self._version, self._base)
+        is_last = (chunk.offset, len(chunk.payload)) == self._inquiry
+        return is_ours and is_last and chunk.offset in self._asked
+
     def _ask_again(self, offsets: list[int]) -> None:
+        self._inquiry = None
         self._todo.extendleft(reversed(offsets))
         for offset in offsets:
             del self._asked[offset]

@@ -76,17 +76,31 @@ def test_all_that_was_lost_is_repeated(publisher, memory, monkeypatch):
     assert asyncio.run(pulled(publisher, memory)) is None
 
     assert memory[:] == contents(1)
-    assert len(publisher.asked) == 7 + PULL_CREDIT
+    assert [pull.num_bytes for pull in publisher.asked].count(CHUNK_BYTES) == 6 + PULL_CREDIT
 
 
-def test_a_slow_publisher_is_not_buried_under_repetitions(publisher, memory, monkeypatch):
+def test_of_a_slow_publisher_no_slice_is_asked_for_twice(publisher, memory, monkeypatch):
     monkeypatch.setattr(slices, "FIRST_WAIT_S", 0.02)
     publisher.delay_s = 0.1
 
     assert asyncio.run(pulled(publisher, memory)) is None
 
     assert memory[:] == contents(1)
-    assert len(publisher.asked) < 7 + 2 * PULL_CREDIT  # what two rounds of all would be
+    asked = [pull.num_bytes for pull in publisher.asked]
+    assert asked.count(CHUNK_BYTES) == 6  # and one of four bytes
+    assert 1 < len(asked) - 6 < 12  # whether anything was lost was asked at growing intervals
+
+
+def test_an_inquiry_that_is_late_asks_for_nothing_again(publisher, memory, monkeypatch):
+    monkeypatch.setattr(slices, "FIRST_WAIT_S", 0.02)
+    publisher.lose = {i * CHUNK_BYTES for i in range(PULL_CREDIT)}
+    publisher.delay_s = 0.15  # the first two inquiries are on their way together
+
+    assert asyncio.run(pulled(publisher, memory)) is None
+
+    assert memory[:] == contents(1)
+    asked = [pull.num_bytes for pull in publisher.asked]
+    assert asked.count(CHUNK_BYTES) == 6 + PULL_CREDIT
 
 
 def test_a_pull_ends_when_nothing_comes(publisher, memory, monkeypatch):
