@@ -44,7 +44,7 @@ def pull_through(folder: Path, size: ScarceCard, receivers: int, way: str) -> di
         folder,
         parameters_of(size.mib * MIB),
         receivers=receivers,
-        shares=way == "peers",
+        share_endpoint="tcp://127.0.0.1:0" if way == "peers" else None,
         route=limited,
         broadcast=False,
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -42,10 +42,19 @@ NUM_TENSORS = 50
 TIMEOUT_S = 120.0
 
 
+NOTHING_MORE: dict[str, str] = {}
+
+
 def parameters_of(num_bytes: int) -> nn.Module:
     """Make as many bytes as a model has, in as many tensors as a small one has."""
     count = num_bytes // 4 // NUM_TENSORS
     return nn.ParameterList(torch.zeros(count) for _ in range(NUM_TENSORS))
+
+
+def change_all(model: nn.Module) -> None:
+    """Take a step of every parameter."""
+    for parameter in model.parameters():
+        parameter.mul_(1.0 + 1e-4)
 
 
 class NoEngine:
@@ -75,10 +84,12 @@ class Place:
     name: str
     folder: Path
     publication: Publication
-    shares: bool
+    share_endpoint: str | None
+    site: str | None
     pull_from: tuple[WeightSource, ...]
     network: str | None
     copies: bool
+    environment: dict[str, str]
 
 
 class WeightRing:
@@ -89,12 +100,16 @@ class WeightRing:
         model: What is published.
         receivers: How many.
         engine: Makes a receiver's engine.
-        shares: Whether receivers pull from each other.
+        share_endpoint: Where receivers listen, to pull from each other; None = they do not.
+        site: Of all receivers.
         pull_from: As in the settings. With `memory` no receiver is in a group.
         route: Gives the address at which receivers reach the publisher's.
         network: Network of the receivers (`lab.faults.network`); None = ours.
         probe: Computes the learner's side of the probe.
         copies: Whether receivers copy what they find in the publisher's memory, as they once did.
+        dtype: Of what is published.
+        train: Changes the model between two versions.
+        environment: Of publisher and receivers, beside this process's.
         settings: Of the learner.
     """
 
@@ -105,12 +120,16 @@ class WeightRing:
         *,
         receivers: int = 1,
         engine: Callable[[], Any] = no_engine,
-        shares: bool = False,
+        share_endpoint: str | None = None,
+        site: str | None = None,
         pull_from: tuple[WeightSource, ...] = ("peers", "publisher"),
         route: Callable[[str], str] = str,
         network: str | None = None,
         probe: Callable[[nn.Module], Probe] = lambda _: Probe((1, 2), (0.0,)),
         copies: bool = False,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        train: Callable[[nn.Module], None] = change_all,
+        environment: dict[str, str] = NOTHING_MORE,
         **settings: Any,
     ) -> None:
         from learner.weights.publish import WeightPublisher
@@ -120,11 +139,16 @@ class WeightRing:
         self._publications: list[Publication] = []
         self._pointed = 0.0
         self._model = model
+        self._train = train
         self._step = 0
         self.swaps: list[dict[str, Any]] = []
         """Of every receiver in `pull`: step, pause and bytes that it has copied."""
         self._run = RunSettings(
-            name="weights", model="none", directory=folder, trusted_network=network is not None
+            name="weights",
+            model="none",
+            directory=folder,
+            dtype=dtype,
+            trusted_network=network is not None,
         )
         self._publisher = WeightPublisher(
             model,
@@ -133,6 +157,7 @@ class WeightRing:
             keys=keys,
             put_pointer=self._point,
             probe=partial(probe, model),
+            environment={**os.environ, **environment},
         )
         self._receivers = []
         self.publish()
@@ -141,7 +166,15 @@ class WeightRing:
         for number in range(receivers):
             ours, theirs = FORKS.Pipe()
             place = Place(
-                f"actor-{number}", folder, publication, shares, pull_from, network, copies
+                f"actor-{number}",
+                folder,
+                publication,
+                share_endpoint,
+                site,
+                pull_from,
+                network,
+                copies,
+                environment,
             )
             process = FORKS.Process(target=_receive, args=(place, theirs, engine), daemon=True)
             process.start()
@@ -157,8 +190,7 @@ class WeightRing:
         """Train and publish a version."""
         self._step += 1
         with torch.no_grad():
-            for parameter in self._model.parameters():
-                parameter.mul_(1.0 + 1e-4)
+            self._train(self._model)
         self._publisher.publish(self._model, PolicyVersion(1, self._step))
 
     def _point(self, publication: Publication) -> None:
@@ -245,7 +277,8 @@ def _receive(place: Place, pipe: Connection, make_engine: Callable[[], Any]) -> 
             engine,
             ActorSettings(
                 weight_timeout_s=TIMEOUT_S,
-                share_endpoint="tcp://127.0.0.1:0" if place.shares else None,
+                share_endpoint=place.share_endpoint,
+                site=place.site,
                 pull_from=place.pull_from,
             ),
             caller=Caller(load_pair(place.folder / "keys", "actor"), "weights", place.name),
@@ -265,6 +298,7 @@ def _receive(place: Place, pipe: Connection, make_engine: Callable[[], Any]) -> 
                 swap = {"step": version.step, "pause_s": receiver.counters.pause_s - paused_s}
                 pipe.send({**swap, "copied_bytes": copied.num_bytes})
 
+    os.environ.update(place.environment)
     if place.network is not None:
         enter(place.network)
     configure_logging("actor", run="weights", incarnation=place.name)
