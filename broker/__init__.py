@@ -9,6 +9,5 @@ metrics_page  The broker's page of `/metrics`: its actors, and the counts of the
 protocol/     Messages that cross a process boundary, and their wire form
 server/       The stateless broker process
 transport/    CURVE keys, authentication and ZeroMQ sockets
-weights/      The weight plane between learner and actors: ports, sparse updates, memory, object
-              store
+weights/      The weight plane between learner and actors: ports, sparse updates, memory
 """

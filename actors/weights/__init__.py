@@ -19,8 +19,7 @@ saved/            A copy of a policy version in a file, for people and their too
 share             An actor's own port, at which other actors pull the weights that it has
 slices            A pull over ZeroMQ, slice by slice: all bytes of a version, or one sparse update
                   to it
-sources           Sources of slices in the order of the settings: other actors, an object store, the
-                  publisher
+sources           Sources of slices in the order of the settings: other actors, the publisher
 staging_files     Files in shared memory in which arriving weights are assembled; mapped, and used
                   again
 transfer          From the announcement of a version to its checked bytes in shared memory: one at a

@@ -28,8 +28,6 @@ class WeightCounters:
     pulled_bytes: int = 0
     peer_bytes: int = 0
     """Of these, from other actors."""
-    store_bytes: int = 0
-    """Of these, from the object store."""
     digest_mismatches: int = 0
     probe_mismatches: int = 0
     read_backs: int = 0

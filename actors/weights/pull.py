@@ -1,7 +1,7 @@
 """Pulls as a transport: an adapter, a chain of sparse updates from what is held, or all bytes.
 
-Adapters come from the publisher and the object store; all bytes come from peers too, and sparse
-updates from those of a site. The digest of the whole is checked here.
+Adapters come from the publisher; all bytes come from peers too, and sparse updates from those of a
+site. The digest of the whole is checked here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import structlog
 
 from broker.protocol.manifest import BASE, AdapterSpec, SparseLink, WeightManifest, digest_of
-from broker.protocol.weight_messages import Announce, Chunk, Moved, Sources
+from broker.protocol.weight_messages import Announce, Chunk, Moved, Peer, Sources
 from buffer.record.episode import PolicyVersion
 
 from .counters import WeightCounters
@@ -63,10 +63,9 @@ class WeightPull:
         slices = self._slices
         return None if slices is None else (slices.num_bytes.total(), slices.wanted_bytes)
 
-    def can_fetch(self, wanted: Announce | Moved) -> bool:
-        """Return whether a source of the settings has it."""
-        has_update = self._adapter_of(wanted) is not None or bool(self._chain_to(wanted))
-        return has_update or bool(self._sources.of(wanted.sources))
+    def can_fetch(self, wanted: Announce | Moved) -> bool:  # noqa: ARG002 - as every transport
+        """Return True: the publisher can always be asked."""
+        return True
 
     def on_answer(self, answer: Chunk | Moved) -> None:
         """Process an answer of the publisher to the pull under way."""
@@ -101,39 +100,29 @@ class WeightPull:
         return is_right
 
     def _adapter_of(self, wanted: Announce | Moved) -> AdapterSpec | None:
-        """Return the adapter of a version, if it can be had from here."""
-        adapter = self._updates.adapter_of(wanted.manifest)
-        if adapter is None or wanted.manifest.version == self._only_whole:
+        """Return the adapter of a version, if it leads here; None = take something else."""
+        if wanted.manifest.version == self._only_whole:
             return None
-        stored = wanted.sources or Sources((), b"")
-        can_begin = self._updates.base == adapter.base or self._sources.of_update(stored.base)
-        return adapter if can_begin and self._sources.of_update(stored.adapter) else None
+        return self._updates.adapter_of(wanted.manifest)
 
     def _chain_to(self, wanted: Announce | Moved) -> tuple[SparseLink, ...]:
         """Return the updates that lead here to a version; none = take all bytes."""
         if wanted.manifest.version == self._only_whole:
             return ()
-        chain = self._updates.chain_to(wanted.manifest, wanted.links)
-        return chain if all(self._of_link(link, wanted) for link in chain) else ()
-
-    def _of_link(self, link: SparseLink, wanted: Announce | Moved) -> tuple[Source, ...]:
-        """Return the sources of a sparse update: peers only where its digests are known."""
-        peers = wanted.sources.peers if wanted.sources is not None else ()
-        return self._sources.of_update(link.store, peers if wanted.update_digests else ())
+        return self._updates.chain_to(wanted.manifest, wanted.links)
 
     async def _fetch_all(
         self, manifest: WeightManifest, offered: Sources | None, memory: mmap.mmap
     ) -> bool:
         """Pull all bytes; other actors can have each slice as it arrives."""
         version = manifest.version
-        if version == self._mismatched and self._sources.has_publisher:
-            offered = None
-        digests = offered.digests if offered is not None else b""
+        if version == self._mismatched or offered is None:
+            offered = Sources((), b"")
         is_right = False
         self._held.begin(version, memory)
         try:
-            sources = self._sources.of(offered)
-            if await self._pull(memory, version, sources, digests=digests):
+            sources = self._sources.of(offered.peers)
+            if await self._pull(memory, version, sources, digests=offered.digests):
                 is_right = await asyncio.to_thread(digest_of, [memory]) == manifest.digest
                 if not is_right:
                     self._counters.digest_mismatches += 1
@@ -150,15 +139,14 @@ class WeightPull:
         self, wanted: Announce | Moved, adapter: AdapterSpec, memory: mmap.mmap
     ) -> bool:
         """Pull an adapter, and once its base."""
-        manifest, stored = wanted.manifest, wanted.sources or Sources((), b"")
+        manifest, sources = wanted.manifest, self._sources.of()
         if self._updates.base != adapter.base:
             base = mmap.mmap(-1, manifest.num_bytes)
-            if not await self._pull(base, BASE, self._sources.of_update(stored.base)):
+            if not await self._pull(base, BASE, sources):
                 return False
             if not await self._updates.keep_base(adapter.base, memoryview(base)):
                 return False
         update = bytearray(adapter.num_bytes)
-        sources = self._sources.of_update(stored.adapter)
         if not await self._pull(update, manifest.version, sources, base=BASE):
             return False
         return await self._updates.add_adapter(update, manifest, memory)
@@ -177,14 +165,16 @@ class WeightPull:
         self, wanted: Announce | Moved, link: SparseLink, update: bytearray
     ) -> bool:
         """Pull one sparse update; in a site others can have each slice as it arrives."""
-        sources, digests = self._of_link(link, wanted), None
-        if wanted.update_digests:
+        peers: tuple[Peer, ...] = ()
+        digests = None
+        if wanted.update_digests:  # of an actor of a site
+            peers = wanted.sources.peers if wanted.sources is not None else ()
             digests = digests_of_link(link, wanted.links, wanted.update_digests)
             self._held.begin_update(link, update)
         is_whole = False
         try:
             is_whole = await self._pull(
-                update, link.version, sources, base=link.base, digests=digests
+                update, link.version, self._sources.of(peers), base=link.base, digests=digests
             )
         finally:
             if not is_whole:
@@ -216,5 +206,4 @@ class WeightPull:
         finally:
             self._slices = None
             self._counters.peer_bytes += slices.num_bytes["peers"]
-            self._counters.store_bytes += slices.num_bytes["store"]
             self._counters.pulled_bytes += slices.num_bytes.total()

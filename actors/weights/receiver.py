@@ -243,10 +243,10 @@ class WeightReceiver:
 
     def _join(self) -> Join:
         reads_memory = self._transfer.reads_memory
-        could_group = self._sources.has_publisher and self._place.is_open
         return Join(
             version=self._transfer.held,
-            can_group=could_group and not (self.is_dirty or reads_memory or self._settings.site),
+            can_group=self._place.is_open
+            and not (self.is_dirty or reads_memory or self._settings.site),
             device=self._device,
             paused_s=self._counters.pause_s,
             served_s=time.monotonic() - self._serving_since if self._serving_since else 0.0,

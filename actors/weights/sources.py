@@ -1,8 +1,7 @@
-"""Sources of slices in the order of the settings: other actors, an object store, the publisher.
+"""Sources of slices in the order of the settings: other actors, the publisher.
 
-Slices of all bytes from the first two are checked one by one, and of updates from peers. A peer
-that sent a wrong slice is never asked again, a silent one not for a while; the missing slices come
-from the next source.
+Slices from peers are checked one by one. A peer that sent a wrong slice is never asked again, a
+silent one not for a while; the missing slices come from the next source.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from typing import Literal, Protocol
 import structlog
 import zmq.asyncio
 
-from broker.protocol.weight_messages import Chunk, Gone, Later, Moved, Peer, Pull, Sources
-from broker.weights.object_store import StoredWeights
+from broker.protocol.weight_messages import Chunk, Gone, Later, Moved, Peer
 
 from .links import Caller, WeightLink
 
@@ -28,7 +26,7 @@ log = structlog.get_logger()
 REST_S = 30.0
 """For which a silent peer is not asked: it may be out of reach from here for ever."""
 
-Kind = Literal["memory", "peers", "store", "publisher"]
+Kind = Literal["memory", "peers", "publisher"]
 """As in `actors.pull_from`."""
 Answer = Chunk | Moved | Later | Gone
 Post = Callable[[object], bool]
@@ -40,7 +38,7 @@ class NoAddressError(Exception):
 
 
 class Source(Protocol):
-    """A process or store that answers pulls."""
+    """A process that answers pulls."""
 
     @property
     def name(self) -> str:
@@ -106,44 +104,6 @@ class PeerSource:
             link.close()
 
 
-class StoreSource:
-    """An object in the store: a version, or an update to one."""
-
-    kind: Kind = "store"
-
-    def __init__(self, url: str) -> None:
-        self.name = url
-
-    @asynccontextmanager
-    async def open(self, on_answer: OnAnswer) -> AsyncIterator[Post]:
-        """Read slices in threads for as long as it lasts."""
-        stored = StoredWeights(self.name)
-        async with asyncio.TaskGroup() as tasks:
-            reading: set[asyncio.Task[None]] = set()
-
-            def post(message: object) -> bool:
-                assert isinstance(message, Pull)
-                task = tasks.create_task(_read(stored, message, on_answer))
-                reading.add(task)
-                task.add_done_callback(reading.discard)
-                return True
-
-            yield post
-            for task in tuple(reading):
-                task.cancel()
-
-
-async def _read(stored: StoredWeights, pull: Pull, on_answer: OnAnswer) -> None:
-    stop = pull.offset + pull.num_bytes
-    try:
-        payload = await asyncio.to_thread(stored.read, pull.offset, stop)
-    except OSError as error:
-        log.warning("stored weights cannot be read", reason=str(error))
-        on_answer(Gone(pull.version, pull.offset))
-    else:
-        on_answer(Chunk(pull.version, pull.offset, payload, pull.base))
-
-
 class WeightSources:
     """Chooses the sources of each pull, and remembers those that failed.
 
@@ -161,39 +121,23 @@ class WeightSources:
         self._resting: dict[Peer, float] = {}
 
     @property
-    def has_publisher(self) -> bool:
-        """True if the settings list the publisher."""
-        return "publisher" in self._order
-
-    @property
     def has_memory(self) -> bool:
         """True if the settings list the publisher's memory."""
         return "memory" in self._order
 
-    def of(self, offered: Sources | None) -> tuple[Source, ...]:
-        """Return the sources of a version in order; none if no source of the settings has it.
+    def of(self, peers: Sequence[Peer] = ()) -> tuple[Source, ...]:
+        """Return the sources of a version or an update, in order.
 
         Args:
-            offered: Those that have it besides the publisher.
+            peers: Actors that may have it, nearest first.
         """
         found: list[Source] = []
         for kind in self._order:
             if kind == "publisher":
                 found.append(self._publisher)
-            elif kind == "peers" and offered is not None:
-                found += self._peers(offered.peers)
-            elif kind == "store" and offered is not None and offered.store:
-                found.append(StoreSource(offered.store))
+            elif kind == "peers":
+                found += self._peers(peers)
         return tuple(found)
-
-    def of_update(self, url: str, peers: Sequence[Peer] = ()) -> tuple[Source, ...]:
-        """Return the sources of an update, or of the base of adapters, in order.
-
-        Args:
-            url: Its place in the object store; empty = it is not there.
-            peers: Actors that may have it.
-        """
-        return self.of(Sources(tuple(peers), b"", url))
 
     def _peers(self, peers: Sequence[Peer]) -> Iterator[PeerSource]:
         if self._context is None:

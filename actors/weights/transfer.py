@@ -181,8 +181,6 @@ class WeightTransfer:
         if version <= self.held:
             return
         self.reads_memory = self._sources.has_memory and self._memory.can_fetch(news)
-        if not (news.epoch or self.reads_memory or self._pull.can_fetch(news)):
-            return  # the sources that this actor may use will have it soon
         is_same = self._is_wanted(version)
         is_busy = any(not task.done() for task in self._running)
         self._wanted = news

@@ -1,30 +1,24 @@
-"""A version to four actors of one site over a slow link: by relays, out of a bucket, by pulls.
+"""A version to four actors of one site over a slow link: by relays, and by pulls of each.
 
-`python -m benchmarks.sites.ways [--moto PYTHON]`, as root, on Linux. The link has 10 Mbit/s and a
-round trip of 80 ms (`link.py`). Arms, which take turns, each with a publisher and four receivers
-without engines of its own:
+`python -m benchmarks.sites.ways`, as root, on Linux. The link has 10 Mbit/s and a round trip of 80
+ms (`link.py`). Arms, which take turns, each with a publisher and four receivers without engines of
+its own:
 
-    relays       actors of a site (`actors.site`): one fetches, the others have it from each other
-    bucket_hub   an S3 bucket on the learner's side of the link, where each actor reads it
-    bucket_site  an S3 bucket on the site's side, which the publisher writes over the link
-    pulls        each actor pulls from the publisher
+    relays   actors of a site (`actors.site`): one fetches, the others have it from each other
+    pulls    each actor pulls from the publisher
 
 Versions travel whole, and in a second series as sparse updates. Seconds are those from the seal
 until all four have swapped, bytes all that the learner's side has sent over the link, with headers
-and repetitions. The buckets need a Python that has `moto[s3,server]` and `waitress`; without one
-these arms are left out. One JSON object comes last.
+and repetitions. One JSON object comes last.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
-import socket
-import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
@@ -39,10 +33,9 @@ from benchmarks.support.machine import describe_machine
 from benchmarks.support.progress import say_since
 from benchmarks.weights.ring import WeightRing
 from configs.logging import configure_logging
-from configs.tables.actors import WeightSource
 from lab.faults.network import enter, obstacle
 
-ARMS = ("relays", "bucket_hub", "bucket_site", "pulls")
+ARMS = ("relays", "pulls")
 LINK = Limits(delay_s=0.04, bytes_per_s=10e6 / 8)
 ACTORS = 4
 WEIGHTS = 8 * 2**20
@@ -51,17 +44,6 @@ NUM_TENSORS = 50
 CHANGED = 0.03
 """Share of the weights that a sparse update changes."""
 QUIET_S, QUIET_BYTES_PER_S, DRAIN_S = 2.0, 25_000, 300.0
-BUCKET = "versions"
-PORT = 9000
-START_S = 60.0
-SERVE = """
-import sys
-from moto.server import DomainDispatcherApplication, create_backend_app
-from waitress import serve
-serve(DomainDispatcherApplication(create_backend_app), host=sys.argv[1], port=int(sys.argv[2]),
-      threads=16)
-"""
-"""moto's own server closes the connection after each request, as no bucket does."""
 
 
 def main() -> None:
@@ -69,9 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--moto", help="Python that has moto and waitress")
     parser.add_argument("--rounds", type=int, default=4, help="versions of each arm, whole")
-    parser.add_argument("--arms", nargs="*", choices=ARMS, default=ARMS)
     parser.add_argument("--sparse-rounds", type=int, default=8, help="sparse updates of each arm")
     chosen = parser.parse_args()
     configure_logging("benchmark", run="ways")
@@ -82,7 +62,7 @@ def main() -> None:
     with FarSites(1) as far:
         enter(far.hub)
         found = {
-            kind: series(far, chosen.arms, chosen.moto, rounds, is_sparse=kind == "sparse", say=say)
+            kind: series(far, rounds, is_sparse=kind == "sparse", say=say)
             for kind, rounds in (("whole", chosen.rounds), ("sparse", chosen.sparse_rounds))
             if rounds
         }
@@ -92,8 +72,6 @@ def main() -> None:
 
 def series(
     far: FarSites,
-    arms: Sequence[str],
-    moto: str | None,
     rounds: int,
     *,
     is_sparse: bool,
@@ -104,11 +82,7 @@ def series(
     sent: dict[str, list[int]] = {}
     with ExitStack() as stack:
         far.limit(Limits())
-        rings = {
-            arm: stack.enter_context(_ring(arm, far, moto, is_sparse=is_sparse))
-            for arm in arms
-            if moto is not None or not arm.startswith("bucket")
-        }
+        rings = {arm: stack.enter_context(_ring(arm, far, is_sparse=is_sparse)) for arm in ARMS}
         for arm, ring in rings.items():
             ring.pull()  # until now not all were there to be peers
             say(f"{arm} is there")
@@ -117,7 +91,7 @@ def series(
             for arm, ring in rings.items():
                 before = far.sent_bytes()
                 seconds.setdefault(arm, []).append(round(ring.pull(), 2))
-                _drain(far)  # slices that were asked for twice, or what a bucket gets besides
+                _drain(far)  # of what comes too late, too
                 sent.setdefault(arm, []).append(far.sent_bytes() - before)
                 say(f"{arm}: {seconds[arm][-1]} s, {sent[arm][-1]} bytes")
     return {
@@ -142,25 +116,16 @@ def _drain(far: FarSites) -> None:
 
 
 @contextmanager
-def _ring(arm: str, far: FarSites, moto: str | None, *, is_sparse: bool) -> Iterator[WeightRing]:
-    pull_from: tuple[WeightSource, ...] = ("peers", "publisher")
+def _ring(arm: str, far: FarSites, *, is_sparse: bool) -> Iterator[WeightRing]:
     named: dict[str, Any] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nyala-ways-")))
         if arm == "relays":
             named = {"site": "far", "share_endpoint": f"tcp://{far.address(0)}:0"}
-        elif moto is not None and arm != "pulls":
-            is_near = arm == "bucket_hub"
-            host = HUB if is_near else far.address(0)
-            network = far.hub if is_near else far.sites[0]
-            url = stack.enter_context(_bucket(moto, network, host))
-            pull_from = ("store",)
-            named = {"weight_store": f"s3://{BUCKET}/weights", "environment": _environment(url)}
         ring = WeightRing(
             folder,
             _model(),
             receivers=ACTORS,
-            pull_from=pull_from,
             network=far.sites[0],
             dtype="bfloat16",
             train=_change_some if is_sparse else _change_all,
@@ -187,43 +152,6 @@ def _change_some(model: nn.Module) -> None:
     for parameter in model.parameters():
         chosen = torch.rand_like(parameter) < CHANGED
         parameter.mul_(torch.where(chosen, 1 + 2**-7, 1.0))
-
-
-def _environment(url: str) -> dict[str, str]:
-    return {
-        "AWS_ACCESS_KEY_ID": "a",
-        "AWS_SECRET_ACCESS_KEY": "a",
-        "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": url,
-        "AWS_ALLOW_HTTP": "true",
-    }
-
-
-@contextmanager
-def _bucket(python: str, network: str, host: str) -> Iterator[str]:
-    """Serve a bucket in a network; gives its address."""
-    command = ["ip", "netns", "exec", network, python, "-c", SERVE, host, str(PORT)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + START_S
-        while not _is_up(host):
-            if server.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError("the bucket has not come up; has this Python moto and waitress?")
-            time.sleep(0.1)
-        asking = http.client.HTTPConnection(host, PORT, timeout=START_S)
-        asking.request("PUT", f"/{BUCKET}")
-        asking.getresponse()
-        asking.close()
-        yield f"http://{host}:{PORT}"
-    finally:
-        server.terminate()
-        server.wait(START_S)
-
-
-def _is_up(host: str) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex((host, PORT)) == 0
 
 
 if __name__ == "__main__":

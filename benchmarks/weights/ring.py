@@ -42,9 +42,6 @@ NUM_TENSORS = 50
 TIMEOUT_S = 120.0
 
 
-NOTHING_MORE: dict[str, str] = {}
-
-
 def parameters_of(num_bytes: int) -> nn.Module:
     """Make as many bytes as a model has, in as many tensors as a small one has."""
     count = num_bytes // 4 // NUM_TENSORS
@@ -89,7 +86,6 @@ class Place:
     pull_from: tuple[WeightSource, ...]
     network: str | None
     copies: bool
-    environment: dict[str, str]
 
 
 class WeightRing:
@@ -109,7 +105,6 @@ class WeightRing:
         copies: Whether receivers copy what they find in the publisher's memory, as they once did.
         dtype: Of what is published.
         train: Changes the model between two versions.
-        environment: Of publisher and receivers, beside this process's.
         settings: Of the learner.
     """
 
@@ -129,7 +124,6 @@ class WeightRing:
         copies: bool = False,
         dtype: Literal["float32", "bfloat16"] = "float32",
         train: Callable[[nn.Module], None] = change_all,
-        environment: dict[str, str] = NOTHING_MORE,
         **settings: Any,
     ) -> None:
         from learner.weights.publish import WeightPublisher
@@ -157,7 +151,6 @@ class WeightRing:
             keys=keys,
             put_pointer=self._point,
             probe=partial(probe, model),
-            environment={**os.environ, **environment},
         )
         self._receivers = []
         self.publish()
@@ -174,7 +167,6 @@ class WeightRing:
                 pull_from,
                 network,
                 copies,
-                environment,
             )
             process = FORKS.Process(target=_receive, args=(place, theirs, engine), daemon=True)
             process.start()
@@ -298,7 +290,6 @@ def _receive(place: Place, pipe: Connection, make_engine: Callable[[], Any]) -> 
                 swap = {"step": version.step, "pause_s": receiver.counters.pause_s - paused_s}
                 pipe.send({**swap, "copied_bytes": copied.num_bytes})
 
-    os.environ.update(place.environment)
     if place.network is not None:
         enter(place.network)
     configure_logging("actor", run="weights", incarnation=place.name)

@@ -85,8 +85,6 @@ class SparseLink(Part, frozen=True):
     base: PolicyVersion
     version: PolicyVersion
     num_bytes: Whole
-    store: Text = ""
-    """URL of the update in the object store; empty = it is not there."""
 
 
 class AdapterSpec(Part, frozen=True):

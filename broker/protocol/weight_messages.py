@@ -61,12 +61,6 @@ class Sources(Part, frozen=True):
     digests: bytes
     """Of the version's slices of `CHUNK_BYTES`, in order (`manifest.chunk_digests`): each slice of
     another source is checked before it is kept or passed on."""
-    store: Text = ""
-    """URL of the version in the object store; empty = it is not there."""
-    adapter: Text = ""
-    """URL of its adapter there."""
-    base: Text = ""
-    """URL of what adapters are added to."""
 
 
 class Join(Message, frozen=True, tag="weights.join", omit_defaults=True):
@@ -103,7 +97,7 @@ class Announce(Message, frozen=True, tag="weights.announce", omit_defaults=True)
     """File in shared memory with the version's bytes, for actors of the publisher's machine."""
     update_digests: bytes = b""
     """For actors of a site: of the slices of all `links`, in order, by which updates from peers
-    are checked; empty = updates come from the publisher and the object store alone."""
+    are checked; empty = updates come from the publisher alone."""
 
 
 class Epoch(Message, frozen=True, tag="weights.epoch"):

@@ -1,10 +1,9 @@
-"""The weight plane between learner and actors: ports, sparse updates, memory, object store.
+"""The weight plane between learner and actors: ports, sparse updates, memory.
 
 group_thread   A thread that owns one process group, and listeners of groups that nobody else finds
 host_pins      Mappings of weights that are registered with the CUDA driver, so that a card copies
                them itself
 low_rank       Low-rank changes of matrices, added so that every machine gets the same bits
-object_store   Weights as objects in a folder or a bucket, for actors that are far from the learner
 port           Ports at which actors ask for weights: the publisher's, and that of each actor that
                shares
 rice_coding    Adaptive Rice codes: whole numbers in few bits each, where small ones are frequent

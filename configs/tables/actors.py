@@ -13,7 +13,7 @@ Money = Annotated[float, Field(gt=0)]
 SITE = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 MOST_ON_A_GPU = 256
 """Episodes of one actor at a time where nothing is set; engines have as many by default."""
-WeightSource = Literal["memory", "peers", "store", "publisher"]
+WeightSource = Literal["memory", "peers", "publisher"]
 
 
 class ActorSettings(Table):
@@ -169,11 +169,10 @@ class ActorSettings(Table):
         "publisher",
     )
     """Where weights are taken from, in order: the publisher's memory (by actors of its machine and
-    user, which are then in no weight group), actors that share them, `learner.weight_store`, the
-    publisher. Without `publisher` an actor takes nothing from the learner's machine over a network
-    but news, is in no weight group, and waits until others have a version.
+    user, which are then in no weight group), actors that share them, the publisher, without which
+    nobody would have a version first.
 
-    Change it for actors in another region, or machines that do not reach the learner."""
+    Change it where an actor of the learner's machine shall take weights as one elsewhere does."""
     probe_tolerance: Annotated[float, Field(gt=0)] | None = None
     """Largest difference in nats between the engine's log-probs and the learner's on the probe;
     null = 1e-3 for float32; 0.05 on average and 1 on one token for bfloat16, or more where the

@@ -165,12 +165,6 @@ class LearnerSettings(Table):
     shorter. Costs the publisher a copy of the weights, and a comparison for each version.
 
     Change it when the network is slow and the learning rate low."""
-    weight_store: str | None = None
-    """Where each version is written too, for actors in other regions, as fsspec writes it:
-    `s3://bucket/folder` (extra `bucket`), `file:///folder`, ...; null = nowhere. See
-    `actors.pull_from`.
-
-    Change it for actors in other regions."""
     broadcast_ports: tuple[Port, Port] | None = None
     """First and last port of the learner's machine at which weight groups form, such as
     `[5760, 5779]`; null = any free one. What gloo and NCCL open themselves, on either side, is of

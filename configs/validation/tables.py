@@ -213,11 +213,11 @@ def _trains_nothing(settings: AllTables) -> str | None:
 
 def _pulls_from_nobody(settings: AllTables) -> str | None:
     pull_from = settings.actors.pull_from
-    if "publisher" in pull_from or ("store" in pull_from and settings.learner.weight_store):
+    if "publisher" in pull_from:
         return None
     return (
-        f"actors.pull_from must have publisher, or store and a learner.weight_store, "
-        f"got {', '.join(pull_from)}; nobody else has a version first"
+        f"actors.pull_from must have publisher, got {', '.join(pull_from)}; nobody else has a "
+        "version first"
     )
 
 

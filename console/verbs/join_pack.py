@@ -156,7 +156,7 @@ def _as_reached(settings: Settings, host: str) -> Settings:
         )
     if host != "localhost" and not _is(host, "is_loopback"):  # this machine, or through a tunnel
         _refuse_loopback("broker.endpoint", settings.broker.endpoint, 5757)
-        if "publisher" in settings.actors.pull_from and settings.learner.advertise is None:
+        if settings.learner.advertise is None:
             publisher = settings.learner.publisher_endpoint
             _refuse_loopback("learner.publisher_endpoint", publisher, 5758)
     others = [_replaced(endpoint, host) for endpoint in settings.broker.other_endpoints]

@@ -30,7 +30,6 @@ from broker.protocol.manifest import AdapterSpec, Probe, WeightManifest, checksu
 from broker.protocol.messages import Publication
 from broker.transport.keys import load_public
 from broker.weights.host_pins import Cudart, HostPins
-from broker.weights.object_store import WeightStore
 from broker.weights.shared_memory import SharedFolder
 from buffer.record.episode import PolicyVersion
 from configs.errors import StoreError
@@ -87,8 +86,6 @@ class WeightPublisher:
         self._threads = settings.threads
         self._put_pointer = put_pointer
         self._public_key = load_public(keys, "learner").decode()
-        if settings.weight_store is not None:
-            WeightStore(settings.weight_store, run.name)  # a wrong URL is the learner's to report
         self._log = WeightLog(run.folder)
         self._on_delivered = on_delivered
         self._pointed: Publication | None = None
@@ -284,5 +281,4 @@ def _publisher_settings(
         use_cuda=settings.device != "cpu",
         ports=settings.broadcast_ports,
         sparse=settings.sparse_weights,
-        store=settings.weight_store,
     )

@@ -30,7 +30,6 @@ from broker.transport.allow_list import Role
 from broker.transport.keys import load_pair
 from broker.transport.sockets import advertised, bound_endpoint, host_and_port, reachable
 from broker.transport.zap import ZapAuthenticator
-from broker.weights.object_store import WeightStore
 from broker.weights.port import open_router
 from configs.child import die_with_parent
 from configs.logging import configure_logging
@@ -63,8 +62,6 @@ class PublisherSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ports: tuple[int, int] | None = None
     """First and last port of the stores of groups; None = any free one."""
     sparse: bool
-    store: str | None = None
-    """URL of the object store."""
 
     def argument(self) -> str:
         """Return the text that `parse` reads."""
@@ -114,7 +111,6 @@ async def _serve(
         Slots(settings.slots),
         run=settings.run,
         broadcast=_groups(settings, bound) if settings.broadcast else None,
-        store=WeightStore(settings.store, settings.run) if settings.store is not None else None,
         chain=SparseChain() if settings.sparse else None,
         report=_report_sent,
         allows=lambda key: authenticator.allowed.role(key.encode()) is Role.ACTOR,

@@ -28,14 +28,12 @@ from broker.protocol.weight_messages import (
     Sources,
 )
 from broker.transport.allow_list import TAG
-from broker.weights.object_store import WeightStore
 from broker.weights.port import Route, WeightPort
 from configs.errors import RecordError
 
 from .broadcast import Broadcast, BroadcastSettings
 from .epochs import Membership, WeightEpochs
 from .log import Sent
-from .object_store_writer import ObjectStoreWriter
 from .paths.sites import Sites, check_share
 from .paths.slice_digests import SliceDigests
 from .pauses import Pauses
@@ -56,7 +54,6 @@ class WeightServer:
         slots: Slots in which the learner seals versions.
         run: Name of the run; messages of another are ignored.
         broadcast: Deadlines and address of groups; None = actors pull.
-        store: Object store for actors far away; None = none.
         chain: Keeps sparse updates; None = versions travel whole.
         report: Receives the delivery of each version.
         allows: Returns whether the holder of this public key still has access; None = the check at
@@ -70,7 +67,6 @@ class WeightServer:
         *,
         run: str,
         broadcast: BroadcastSettings | None,
-        store: WeightStore | None = None,
         chain: SparseChain | None = None,
         report: Callable[[Sent], None],
         allows: Callable[[str], bool] | None = None,
@@ -80,7 +76,6 @@ class WeightServer:
         self._clock = asyncio.get_running_loop().time
         self._chain = chain
         self._versions = VersionsOnOffer(slots, chain, clock=self._clock)
-        self._store_writer = ObjectStoreWriter(store, self._versions) if store is not None else None
         self._pauses = Pauses()
         self._sites = Sites()
         self._told: dict[str, tuple[Route, Neighbours]] = {}
@@ -121,8 +116,6 @@ class WeightServer:
             tasks.create_task(self._port.read())
             tasks.create_task(self._deliver_all())
             tasks.create_task(self._digests.make_wanted(lambda: self._versions.current))
-            if self._store_writer is not None:
-                tasks.create_task(self._store_writer.run())
 
     def _on_message(self, route: Route, key: str, incarnation: str, message: object) -> None:
         # As at the broker: whoever uses another's name under its own key only speaks for itself.
@@ -206,8 +199,6 @@ class WeightServer:
         """Alternative sources of this version for this actor."""
         updates = self._chain.updates if self._chain is not None else ()
         links = tuple(update.link for update in updates)
-        if self._store_writer is not None:
-            links = self._store_writer.located(updates)
         digests = [update.slice_digests for update in updates if self._sites.has(actor)]
         return links, self._sources_of(actor, slot.manifest), str(slot.path), b"".join(digests)
 
@@ -216,11 +207,8 @@ class WeightServer:
         digests = self._digests.of(manifest.version)
         if digests is None:
             return None
-        stored = ("", "", "")
-        if self._store_writer is not None:
-            stored = self._store_writer.urls_of(manifest)
         way = self._sites.way_of(actor)
-        return Sources(way, digests, *stored) if way or any(stored) else None
+        return Sources(way, digests) if way else None
 
     async def _deliver_all(self) -> None:
         while True:
@@ -283,13 +271,11 @@ class WeightServer:
     async def _offer(self, slot: Slot, others: Collection[str]) -> None:
         """Announce a version to the actors that pull it: all but `others`."""
         pulling = set(self._epochs.live()).difference(others)
-        if (pulling and not self._sites.is_flat) or self._store_writer is not None:
+        if pulling and not self._sites.is_flat:
             await self._digests.make(slot)
         self._is_preparing = False
         for actor in set(self._epochs.live()).difference(others):
             self._post_news(actor, slot)
-        if self._store_writer is not None:
-            self._store_writer.wake()
 
     def _forget_silent(self) -> None:
         self._epochs.forget_silent()

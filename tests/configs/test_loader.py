@@ -179,8 +179,8 @@ def test_an_unknown_key_that_resembles_nothing_gets_the_names_there_are(write):
             "$.run.reward must name functions of different names, got a.py:f, b.py:f",
         ),
         (
-            ["actors.pull_from=[peers, store]"],
-            "must have publisher, or store and a learner.weight_store, got peers, store; nobody",
+            ["actors.pull_from=[peers]"],
+            "actors.pull_from must have publisher, got peers; nobody else has a version first",
         ),
         (
             ["learner.broadcast=true", "learner.publisher_endpoint=tcp://0.0.0.0:0"],
@@ -215,7 +215,6 @@ def test_an_endpoint_with_a_key_is_refused_without_repeating_it(write, secret):
         ["actors.heartbeat_s=1.9", "broker.lease_timeout_s=4"],
         ["algorithm.rho_bar=1", "algorithm.correction=none"],
         ["algorithm.rho_bar=1", "algorithm.surrogate=reinforce"],
-        ["actors.pull_from=[peers, store]", "learner.weight_store=file:///weights"],
         ["learner.broadcast=true", "learner.publisher_endpoint=tcp://[::1]:0"],
         [
             "learner.broadcast=true",

@@ -20,7 +20,7 @@ from actors.weights.share import WeightShare
 from actors.weights.slices import SlicePull
 from actors.weights.sources import PeerSource, WeightSources
 from broker.protocol.manifest import chunk_digests
-from broker.protocol.weight_messages import PULL_CREDIT, Chunk, Gone, Later, Peer, Pull, Sources
+from broker.protocol.weight_messages import PULL_CREDIT, Chunk, Gone, Later, Peer, Pull
 from broker.transport.keys import load_pair
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError
@@ -303,21 +303,20 @@ def test_who_was_silent_rests_and_who_lied_is_never_asked_again(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("actors.weights.sources.time.monotonic", lambda: now[0])
     peers = tuple(Peer(f"tcp://127.0.0.1:{port}", "k") for port in (1, 2, 3))
-    offered = Sources(peers, DIGESTS)
     sources = WeightSources(lambda _: True, order=("peers", "publisher"), caller=CALLER)
-    silent, liar, _, _ = sources.of(offered)
+    silent, liar, _, _ = sources.of(peers)
     assert isinstance(silent, PeerSource)
 
     sources.failed(silent, "silent", False)
     sources.failed(liar, "lied", True)
 
     def names():
-        return [source.name for source in sources.of(offered)]
+        return [source.name for source in sources.of(peers)]
 
     assert names() == [peers[2].endpoint, "publisher"]
     now[0] = 2 * weight_sources.REST_S
     assert names() == [peers[0].endpoint, peers[2].endpoint, "publisher"]
-    assert [s.name for s in sources.of(None)] == ["publisher"]
+    assert [s.name for s in sources.of()] == ["publisher"]
     sources.close()
 
 

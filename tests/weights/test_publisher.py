@@ -44,7 +44,7 @@ def settings(folder: Path, **changes) -> PublisherSettings:
 
 
 def test_the_command_line_says_all_settings(tmp_path):
-    for changes in ({}, {"store": "memory://bucket", "broadcast": True, "sparse": False}):
+    for changes in ({}, {"broadcast": True, "sparse": False}):
         assert parse(settings(tmp_path, **changes).argument()) == settings(tmp_path, **changes)
 
 

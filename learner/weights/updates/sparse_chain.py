@@ -37,9 +37,6 @@ class SparseUpdate:
 
     link: SparseLink
     payload: bytes
-    base_digest: str
-    digest: str
-    """Of the version that it leads to."""
     slice_digests: bytes
     """Of the slices of its payload, in order."""
 
@@ -70,9 +67,7 @@ class SparseChain:
             return Change(density, 0)
         apply_changes(update, old)
         link = SparseLink(before.version, new_one.version, len(update))
-        newest = SparseUpdate(
-            link, update, before.digest, new_one.digest, chunk_digests(update, CHUNK_BYTES)
-        )
+        newest = SparseUpdate(link, update, chunk_digests(update, CHUNK_BYTES))
         self.updates = _trimmed((*self.updates, newest), new_one.num_bytes)
         return Change(density, len(update))
 

@@ -1,4 +1,4 @@
-"""Checkpoints, weights and records in an S3 bucket, which moto serves.
+"""Checkpoints and records in an S3 bucket, which moto serves.
 
     python -m tests.learner.support.against_moto
 
@@ -20,15 +20,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from broker.protocol.manifest import digest_of
-from broker.weights.object_store import (
-    StoredWeights,
-    WeightStore,
-    base_name,
-    update_name,
-    version_name,
-)
-from buffer.record.episode import PolicyVersion
 from buffer.record.object_store import ObjectStore
 from configs.errors import CheckpointError
 from console.run.redis_server import free_port
@@ -102,28 +93,6 @@ def check_checkpoints(folder: Path) -> None:
     assert not copies._files.exists(f"{copies._place('step-000001')}/{COMMITTED}")
 
 
-def check_weights() -> None:
-    """Write a version in chunks and updates to it, read slices of them, and forget the old ones."""
-    content = os.urandom(LARGE)
-    store = WeightStore("s3://checkpoints", "tiny")
-    digests = [digest_of([content]), digest_of([b"the one before"])]
-    versions = [PolicyVersion(1, step) for step in (9, 10, 11)]
-    names = [update_name(version, *digests) for version in versions]
-    names += [base_name(digests[1]), version_name(versions[0], digests[0])]
-    for name in names:
-        assert not store.has(name, LARGE)
-        file = store.create(name)
-        for start in range(0, LARGE, 2**22):
-            file.write(content[start : start + 2**22])
-        file.close()
-        assert store.has(name, LARGE)
-        assert StoredWeights(store.url_of(name)).read(5, 2**21) == content[5 : 2**21]
-    assert store.forget_versions() == []
-    assert store.forget_updates(2) == names[:1]
-    assert [store.has(name, LARGE) for name in names] == [False, True, True, True, True]
-    print("weights: as they should")
-
-
 def check_records() -> None:
     """Put a record, get it, sweep it."""
     store = ObjectStore("s3://checkpoints/records", "tiny")
@@ -147,7 +116,6 @@ def main() -> None:
         urllib.request.urlopen(request, timeout=PATIENCE_S).close()
         check_checkpoints(Path(place))
         check_records()
-        check_weights()
         port = int(address.rpartition(":")[2])
         with Proxy("127.0.0.1", port) as bucket:
             os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{bucket.port}"

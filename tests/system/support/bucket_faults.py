@@ -1,4 +1,4 @@
-"""A run whose records, weights and checkpoints are in a bucket that fails: it goes on.
+"""A run whose records and checkpoints are in a bucket that fails: it goes on.
 
 Played by `python -m tests.learner.support.against_moto`. The bucket answers 503 for ten seconds, is
 slow, and drops connections, each in the middle of the run.
@@ -123,8 +123,6 @@ def _ring(folder: Path, url: str) -> RingByHand:
         "buffer.inline_bytes=1024",  # the least; about every second answer is longer
         "run.max_completion_tokens=256",
         "run.max_policy_lag=8",
-        "learner.weight_store=s3://checkpoints/weights",
-        'actors.pull_from=["store", "publisher"]',
         "learner.checkpoint_url=s3://checkpoints/runs",
         "learner.checkpoint_every=3",
     )

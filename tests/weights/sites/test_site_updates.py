@@ -125,7 +125,7 @@ class Found:
     """Version 3, fetched by an actor that holds version 1, from peers of whom some lie."""
 
     def __init__(self, folder, *lies: bool, has_digests: bool = True) -> None:
-        published = Published(folder, contents=here_and_there, chain=SparseChain())
+        published = Published(folder, chain=SparseChain())
         for step in range(1, 4):
             published.publish(step)
         assert published.versions.chain is not None
@@ -135,7 +135,7 @@ class Found:
         self.left: dict[str, bool] = {}
         """Of the sources that were left: whether they had lied."""
         sources = WeightSources(lambda _: True, order=("peers", "publisher"), caller=CALLER)
-        sources.of_update = self._of_update  # type: ignore[method-assign]
+        sources.of = self._of  # type: ignore[method-assign]
         sources.failed = self._failed  # type: ignore[method-assign,assignment]
         news = Announce(
             published.manifest(3),
@@ -174,7 +174,7 @@ class Found:
         await asyncio.wait({running})
         files.close()
 
-    def _of_update(self, _url, peers=()):
+    def _of(self, peers=()):
         return (*(self.peers if peers else ()), self.publisher)
 
     def _failed(self, source, _reason, has_lied) -> None:

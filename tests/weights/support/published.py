@@ -1,12 +1,7 @@
-"""Versions on offer in slots of their own, and their writer to a store in memory."""
+"""Versions on offer in slots of their own."""
 
-import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
-
-import pytest
 
 from broker.protocol.manifest import (
     AdapterSpec,
@@ -17,21 +12,12 @@ from broker.protocol.manifest import (
     digest_of,
 )
 from broker.protocol.weight_messages import CHUNK_BYTES
-from broker.weights.object_store import WeightStore
 from buffer.record.episode import PolicyVersion
-from learner.weights.object_store_writer import ObjectStoreWriter
 from learner.weights.slots import Slots
 from learner.weights.updates.sparse_chain import SparseChain
 from learner.weights.versions_on_offer import VersionsOnOffer
-from tests.waiting import until
 
-Found = TypeVar("Found")
 NUM_BYTES = CHUNK_BYTES + 1000  # two slices
-
-
-def all_over(step: int) -> bytes:
-    """Weights that all differ from those of any other version."""
-    return bytes([step]) * NUM_BYTES
 
 
 def here_and_there(step: int) -> bytes:
@@ -43,17 +29,15 @@ def here_and_there(step: int) -> bytes:
 
 
 class Published:
-    """Versions on offer, and their writer."""
+    """Versions on offer."""
 
     def __init__(
         self,
         folder: Path,
         *,
-        contents: Callable[[int], bytes] = all_over,
         chain: SparseChain | None = None,
         base: bytes | None = None,
     ) -> None:
-        self.contents = contents
         self.slots = Slots(folder)
         for index in range(3):
             self.slots.path(index).write_bytes(bytes(NUM_BYTES))
@@ -62,11 +46,9 @@ class Published:
         if base is not None:
             self.slots.base_path.write_bytes(base)
         self.versions = VersionsOnOffer(self.slots, chain, clock=time.monotonic)
-        self.store = WeightStore(f"memory://{folder}", "toy")
-        self.writer = ObjectStoreWriter(self.store, self.versions)
 
     def manifest(self, step: int, adapter: bytes = b"") -> WeightManifest:
-        contents = self.contents(step)
+        contents = here_and_there(step)
         spec = None
         if self.base is not None:
             spec = AdapterSpec(digest_of([self.base]), 1, 1.0, len(adapter), (0,))
@@ -82,47 +64,8 @@ class Published:
 
     def publish(self, step: int, adapter: bytes = b"") -> None:
         index = self.slots.acquire()
-        self.slots.path(index).write_bytes(self.contents(step))
+        self.slots.path(index).write_bytes(here_and_there(step))
         self.slots.seal(index, self.manifest(step, adapter), adapter)
         slot = self.versions.advance()
         if self.versions.chain is not None and slot is not None:
             self.versions.chain.advance(slot)
-        self.writer.wake()
-
-    def url_of(self, step: int) -> str:
-        return self.writer.urls_of(self.manifest(step))[0]
-
-    async def stored(self, step: int) -> str:
-        """Wait until a version is named; returns where it is."""
-        return await until(lambda: self.url_of(step))
-
-    def objects(self) -> list[str]:
-        """Names of all objects, without the folder."""
-        found: list[str] = self.store._files.find(self.store._root)
-        return sorted(path.rpartition("/")[2] for path in found)
-
-
-def play(published: Callable[[], Published], story):
-    """Run a story beside the writer."""
-
-    async def whole():
-        made = published()
-        running = asyncio.create_task(made.writer.run())
-        found = await story(made)
-        assert not running.done()
-        running.cancel()
-        return found
-
-    return asyncio.run(whole())
-
-
-def refusing(patch: pytest.MonkeyPatch) -> list[str]:
-    """Let the store take nothing any more; returns what it refuses."""
-    refused: list[str] = []
-
-    def create(_store: WeightStore, name: str) -> None:
-        refused.append(name)
-        raise PermissionError("no such bucket")
-
-    patch.setattr(WeightStore, "create", create)
-    return refused

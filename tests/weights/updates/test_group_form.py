@@ -15,12 +15,12 @@ from learner.weights.updates.form import form_for
 from learner.weights.updates.sparse_chain import SparseChain
 from tests.weights.support.adapted_toy import AdaptedToy
 from tests.weights.support.plane import Plane
-from tests.weights.support.published import NUM_BYTES, Published, here_and_there
+from tests.weights.support.published import NUM_BYTES, Published
 
 
 def chain_to(folder, step: int) -> tuple[SparseChain, Slot]:
     """A chain from version 1, and the newest version."""
-    published = Published(folder, contents=here_and_there, chain=SparseChain())
+    published = Published(folder, chain=SparseChain())
     for each in range(1, step + 1):
         published.publish(each)
     slot = published.versions.current
@@ -64,7 +64,7 @@ def test_a_chain_as_long_as_the_version_is_left_alone(tmp_path):
     chain, slot = chain_to(tmp_path, 2)
     (update,) = chain.updates
     long = structs.replace(update.link, num_bytes=NUM_BYTES)
-    updates = [type(update)(long, bytes(NUM_BYTES), update.base_digest, update.digest, b"")]
+    updates = [type(update)(long, bytes(NUM_BYTES), b"")]
     assert not form_for(slot, [ready(1)], updates=updates).links
 
 
