@@ -12,8 +12,6 @@ engine_of_settings  The engine of an actor, made from the settings of its run
 environments/       Environments: prompts, steps and scores
 episodes/           Episodes from lease to submission
 loop                Episode loop of one actor
-membership/         Membership of this actor in weight groups: steered here, joined where its
-                    weights are used
 metrics_page        An actor's page of `/metrics`: what this incarnation samples, and how it gets
                     its weights
 numbers             Numbers in texts: which value a text states, where it states one for certain

@@ -18,7 +18,7 @@ from actors.engine.choice import (
 )
 from actors.engine.engine import Engine
 from actors.engine.engine_args import check_engine_args
-from actors.membership.worker_line import WorkerLine
+from actors.weights.worker_line import WorkerLine
 from configs.settings import Settings
 
 from .capacity import CacheMeter

@@ -243,14 +243,14 @@ learner.training.optimizer:ScheduledOptimizer.step  changes the parameters
 learner.loop:Loop._publish  begins to publish them, beside training
 learner.weights.background_publish:BackgroundPublisher.start  in a thread
 learner.weights.publish:WeightPublisher.publish  gathers, seals and announces
-learner.weights.slots:Slots.acquire  takes a slot of shared memory
-learner.weights.wire.gather:gather  writes the tensors there, whole
-learner.weights.wire.layout:published  in their order
-learner.weights.wire.probe:PolicyProbe.__call__  scores some tokens, to compare engines with
+learner.weights.memory:Slots.acquire  takes a slot of shared memory
+learner.weights.gather:gather  writes the tensors there, whole
+learner.weights.layout:published  in their order
+learner.weights.probe:PolicyProbe.__call__  scores some tokens, to compare engines with
 learner.model.policy:probe_scores  by a forward pass
 broker.protocol.manifest:digest_of  the digest that every receiver checks
 learner.weights.publish:WeightPublisher._announce  from here on, others see it
-learner.weights.slots:Slots.seal  offers the slot
+learner.weights.memory:Slots.seal  offers the slot
 broker.weights.seal:Seal  a number that tells whether a slot is being written
 learner.weights.sidecar:Sidecar.wake  a byte on the pipe of the publisher's process
 
@@ -272,9 +272,9 @@ actors.weights.links:PublisherLink.run  stays connected to it
 # The publisher's process announces it
 learner.weights.publisher_process:_read_stdin  reads the byte
 learner.weights.server:WeightServer._deliver_all  looks for a sealed version
-learner.weights.versions_on_offer:VersionsOnOffer.advance  makes it the current one
+learner.weights.pull:VersionsOnOffer.advance  makes it the current one
 learner.weights.server:WeightServer._announce  tells the actors
-learner.weights.updates.sparse_chain:SparseChain.advance  what has changed since the last one
+learner.weights.updates:SparseChain.advance  what has changed since the last one
 broker.weights.sparse:encode_changes  as places and values
 broker.weights.rice_coding:encode_numbers  the places in few bits
 learner.weights.server:WeightServer._on_join  an actor says every two seconds what it holds
@@ -283,7 +283,7 @@ learner.weights.epochs:WeightEpochs.begin  by who is there and can be in one
 learner.weights.nccl_strikes:NcclStrikes.clean  and has broken none
 learner.weights.broadcast:Broadcast._form  invites them
 learner.weights.broadcast:Broadcast._send  sends when all are ready
-learner.weights.updates.form:form_for  all bytes, or only changes
+learner.weights.updates:form_for  all bytes, or only changes
 broker.weights.group_thread:GroupThread.call  in the thread of the group
 learner.weights.group:SendingGroup.send  bucket by bucket
 learner.weights.server:WeightServer._offer  tells those who pull
@@ -295,18 +295,18 @@ actors.weights.receiver:WeightReceiver._on_message  passes it on
 actors.weights.transfer:WeightTransfer._on_announce  begins a transfer
 actors.weights.transfer:WeightTransfer._fetch  by the first transport that brings it
 actors.weights.staging_files:StagingFiles.acquire  into a file of this machine's memory
-actors.weights.group_member:GroupMember._follow  as a member of a group
-actors.membership.place:MemberPlace  joined where the engine's weights are
-actors.membership.member_thread:MemberThread.receive  in this process
-actors.membership.group:ReceivingGroup.receive  bucket by bucket
-actors.membership.worker_line:WorkerLine.receive  or in vLLM's worker
-actors.membership.worker_member:WorkerMember._receive  at the other end of that line
-actors.weights.publisher_memory:PublisherMemory.borrow  or where it lies, on the learner's machine
+actors.weights.group:GroupMember._follow  as a member of a group
+actors.weights.place:MemberPlace  joined where the engine's weights are
+actors.engine.weights.member_thread:MemberThread.receive  in this process
+actors.engine.weights.group:ReceivingGroup.receive  bucket by bucket
+actors.weights.worker_line:WorkerLine.receive  or in vLLM's worker
+actors.engine.weights.worker_member:WorkerMember._receive  at the other end of that line
+actors.weights.memory:PublisherMemory.borrow  or where it lies, on the learner's machine
 actors.weights.pull:WeightPull.fetch  or from those who have it
 actors.weights.sources:WeightSources.of  in the order of the settings
 actors.weights.slices:SlicePull.run  slice by slice
-actors.weights.pace:Pace  leaves a source that is slow
-learner.weights.versions_on_offer:VersionsOnOffer.read  where the publisher finds a slice
+actors.weights.slices:Pace  leaves a source that is slow
+learner.weights.pull:VersionsOnOffer.read  where the publisher finds a slice
 actors.weights.updates:WeightUpdates.add_changes  changes are added to what is held
 broker.weights.sparse:apply_changes  one after the other
 actors.weights.transfer:WeightTransfer._hand_over  the whole version, checked
@@ -321,15 +321,15 @@ actors.engine.torch_engine:TorchStepper.prepare  the small engine fills a shadow
 actors.engine.wire_tensors:named_tensors  from views of the file
 actors.engine.torch_engine:TorchStepper.load  and exchanges the two
 actors.engine.vllm_engine:VllmStepper.prepare  vLLM on a CPU as well
-actors.engine.shadow.model:ShadowModel.fill  through its loader, or by a plan
-actors.engine.shadow.plan:make_plan  of where each tensor belongs
+actors.engine.weights.shadow_model:ShadowModel.fill  through its loader, or by a plan
+actors.engine.weights.fill_plan:make_plan  of where each tensor belongs
 actors.engine.vllm_engine:VllmStepper.load  on a card in place
-actors.engine.vllm_weights:NyalaWeightTransferEngine.receive_weights  in each worker
-actors.engine.dma.pinned_files:PinnedFiles.view  from a file that the card reads by itself
+actors.engine.weights.loading:NyalaWeightTransferEngine.receive_weights  in each worker
+actors.engine.weights.pinned_files:PinnedFiles.view  from a file that the card reads by itself
 actors.engine.engine_thread:EngineThread.apply  between two steps; the version is this one now
 actors.weights.receiver:WeightReceiver._probe  compares log-probs with the learner's
-actors.weights.checks.probe:ProbeJudge.accepts  within what the engine has shown
-actors.weights.checks.read_back:StorageCheck.fault  and now and then all that is stored
+actors.weights.probe:ProbeJudge.accepts  within what the engine has shown
+actors.weights.read_back:StorageCheck.fault  and now and then all that is stored
 actors.weights.receiver:WeightReceiver._serve  lets work in again
 actors.loop:ActorLoop._lease  asks for work with the new version
 actors.engine.engine_thread:EngineThread._record  gives the next token its number

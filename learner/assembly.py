@@ -48,10 +48,10 @@ from learner.reporting.metrics_page import LearnerPage
 from learner.training.critic import Critic, make_critic
 from learner.training.guards import Guard
 from learner.training.optimizer import Schedule, ScheduledOptimizer
+from learner.weights.layout import DTYPES
 from learner.weights.log import Sent
+from learner.weights.probe import NUM_TOKENS, PolicyProbe
 from learner.weights.publish import FollowerPublisher, WeightPublisher
-from learner.weights.wire.layout import DTYPES
-from learner.weights.wire.probe import NUM_TOKENS, PolicyProbe
 
 from .coordinator import Components, Coordinator, Follower
 from .loop import Loop

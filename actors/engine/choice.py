@@ -215,7 +215,7 @@ ENGINES = {
         make="actors.engine_of_settings:make_vllm_engine",
         libraries=(
             "actors.engine.vllm_engine",
-            "actors.engine.vllm_weights",
+            "actors.engine.weights.loading",
             "vllm.engine.arg_utils",
             "vllm.v1.engine.core",
             "vllm.v1.engine.llm_engine",

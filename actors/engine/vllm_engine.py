@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    from .shadow.model import ShadowModel
+    from actors.engine.weights.shadow_model import ShadowModel
 
 
 # --------------------------------------------------------------------------------------------------
@@ -238,10 +238,10 @@ class VllmStepper:
         from vllm.usage.usage_lib import UsageContext  # noqa: PLC0415 - vLLM
         from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415 - vLLM
 
-        from . import vllm_weights  # noqa: PLC0415 - vLLM
+        from actors.engine.weights import loading  # noqa: PLC0415 - vLLM
 
-        vllm_weights.register()
-        arguments = engine_arguments(self._options, vllm_weights.BACKEND)
+        loading.register()
+        arguments = engine_arguments(self._options, loading.BACKEND)
         if self._meter is not None:
             arguments["disable_log_stats"] = False
         try:
@@ -265,7 +265,7 @@ class VllmStepper:
             self._watch = CoreWatch(core)
         self._rpc("init_weight_transfer_engine", init_info={"line": self._options.line})
         if self._options.in_process and engine_device() == "cpu":
-            from .shadow.model import shadow_of  # noqa: PLC0415 - vLLM
+            from actors.engine.weights.shadow_model import shadow_of  # noqa: PLC0415 - vLLM
 
             (self._shadow,) = self._engine.collective_rpc(shadow_of)
         self.begin_probe(0, (0, 0))  # kernels compile with the first request
@@ -377,7 +377,7 @@ class VllmStepper:
             del self._engine
 
     def _load_in_place(self, staged: StagedWeights) -> None:
-        from .vllm_weights import update_payload  # noqa: PLC0415 - vLLM
+        from actors.engine.weights.loading import update_payload  # noqa: PLC0415 - vLLM
 
         self._rpc("start_weight_update")
         self._rpc("update_weights", update_info=update_payload(staged))
@@ -385,7 +385,7 @@ class VllmStepper:
         staged.check()  # all workers have read their parts
 
     def _read_back_in_workers(self, staged: StagedWeights) -> list[str] | None:
-        from .vllm_weights import update_payload  # noqa: PLC0415 - vLLM
+        from actors.engine.weights.loading import update_payload  # noqa: PLC0415 - vLLM
 
         _refuse_bad_file(staged)
         update = {"update": update_payload(staged)}

@@ -33,7 +33,7 @@ class VllmOptions:
     in_process: bool = True
     line: str = ""
     """Where the first worker of an engine in processes of its own connects, to be a member of
-    weight groups (`actors/membership`); empty = nowhere."""
+    weight groups (`actors/engine/weights`); empty = nowhere."""
     threads: int = 1
     """OpenMP threads on a CPU."""
     kv_cache_gib: int | None = None
@@ -55,7 +55,7 @@ DEFAULTS = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     # Pinned workers of several actors would share one core and leave the other idle.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # Of weight groups that form in a worker (`actors/membership`). torch reads it once, maybe
+    # Of weight groups that form in a worker (`actors/engine/weights`). torch reads it once, maybe
     # for a group of vLLM's, which takes no notice of it.
     "TORCH_NCCL_NONBLOCKING_TIMEOUT": str(NCCL_FORMS_S),
     # Its processes are all on this machine. Our weight groups name their own interface.
@@ -137,7 +137,7 @@ def engine_arguments(options: VllmOptions, backend: str) -> dict[str, Any]:
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "weight_transfer_config": WeightTransferConfig(backend=backend),
-        "worker_extension_cls": "actors.engine.shadow.live.LiveModel",
+        "worker_extension_cls": "actors.engine.weights.live_model.LiveModel",
     }
     if options.head_dtype is not None:
         arguments["hf_overrides"] = {"head_dtype": options.head_dtype}

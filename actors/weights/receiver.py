@@ -5,8 +5,8 @@ evaluation may hold a swap back). Transfer never touches the engine: bytes are s
 memory and their digest is checked first, so generation pauses for the swap alone. Bytes in the
 publisher's own memory are checked again after the engine has read them; those that were overwritten
 meanwhile are fetched once more, the newest of them. After each swap the engine's own log-probs of
-the probe must agree with the learner's (`checks/probe.py`), and now and then what it has stored
-with what it was given (`checks/read_back.py`).
+the probe must agree with the learner's (`probe.py`), and now and then what it has stored
+with what it was given (`read_back.py`).
 
     news ──▶ group, memory, pull ──▶ staged, digest right ──▶ gate ──▶ apply ──▶ probe right:
                              ▲                                           │           serving
@@ -36,7 +36,6 @@ from typing import Protocol
 import structlog
 
 from actors.engine.engine import StagedWeights
-from actors.membership.place import MemberPlace, OwnProcess
 from broker.protocol.manifest import WeightManifest
 from broker.protocol.messages import Publication
 from broker.protocol.weight_messages import Brokers, Join, Neighbours
@@ -50,10 +49,11 @@ from configs.errors import (
 )
 from configs.settings import ActorSettings
 
-from .checks.probe import Difference, ProbeJudge
-from .checks.read_back import StorageCheck
 from .counters import WeightCounters
 from .links import Caller, PublisherLink
+from .place import MemberPlace, OwnProcess
+from .probe import Difference, ProbeJudge
+from .read_back import StorageCheck
 from .share import WeightShare
 from .sources import WeightSources
 from .staging_files import StagedVersion, StagingFile, StagingFiles

@@ -20,16 +20,16 @@ from typing import Protocol, TypeAlias
 
 import structlog
 
-from actors.membership.place import MemberPlace, OwnProcess
 from broker.protocol.manifest import WeightManifest
 from broker.protocol.weight_messages import Abort, Announce, Chunk, Epoch, Moved, Send
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError
 
 from .counters import WeightCounters
-from .group_member import GroupMember
+from .group import GroupMember
 from .held import HeldWeights
-from .publisher_memory import PublisherMemory
+from .memory import PublisherMemory
+from .place import MemberPlace, OwnProcess
 from .pull import WeightPull
 from .sources import WeightSources
 from .staging_files import StagingFile, StagingFiles

@@ -36,7 +36,7 @@ from learner.weights.log import Sent, read_weight_log
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["actors.membership.group", "actors.weights.receiver", "learner.weights.publish"]
+    ["actors.engine.weights.group", "actors.weights.receiver", "learner.weights.publish"]
 )
 NUM_TENSORS = 50
 TIMEOUT_S = 120.0

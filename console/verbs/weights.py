@@ -141,7 +141,7 @@ def verified(run: Path, file: Path | None) -> Facts:
 
 
 def _check_file(file: Path, digests: dict[tuple[int, int], str]) -> str:
-    from actors.weights.saved.file import read_weights  # noqa: PLC0415 - torch
+    from actors.weights.saved import read_weights  # noqa: PLC0415 - torch
 
     weights = read_weights(file)
     expected = digests.get((weights.version.lineage, weights.version.step))
@@ -160,7 +160,7 @@ def pulled(run: Path, to: Path, *, timeout_s: float) -> Facts:
         WeightsError: Nothing is published.
         DeadlineError: Nothing came in time.
     """
-    from actors.weights.saved.download import download  # noqa: PLC0415 - torch
+    from actors.weights.saved import download  # noqa: PLC0415 - torch
 
     folder = run_folder_of(run)
     settings = load(folder.config)

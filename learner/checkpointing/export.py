@@ -26,7 +26,7 @@ from configs.errors import CheckpointError
 from configs.settings import RunSettings
 from learner.model.lora import Adapter, bytes_of
 from learner.model.saved_model import SavedWeights, empty_causal_lm
-from learner.weights.wire.layout import published
+from learner.weights.layout import published
 
 from .checkpoint import adapter_of
 from .tensors import Shards

@@ -20,7 +20,7 @@ from learner.model.saved_model import Box, TensorFiles, box_of, local_of
 from learner.training.adamw_8bit import zeros_for
 from learner.training.critic import Critic
 from learner.training.optimizer import ScheduledOptimizer
-from learner.weights.wire.layout import unwrapped_name
+from learner.weights.layout import unwrapped_name
 
 from .manifest import read_manifest
 

@@ -16,8 +16,8 @@ from broker.protocol.manifest import digest_of
 from broker.weights.low_rank import BLOCK, add_low_rank, round_by_place
 from configs.errors import SettingsError
 from configs.settings import LearnerSettings
-from learner.weights.wire.gather import whole_of, whole_tensors
-from learner.weights.wire.layout import DTYPES, unwrapped_name
+from learner.weights.gather import whole_of, whole_tensors
+from learner.weights.layout import DTYPES, unwrapped_name
 
 from .ranks import Ranks
 from .saved_model import box_of, layers_of, local_of

@@ -31,7 +31,7 @@ from transformers.utils.hub import cached_file
 
 from configs.architecture import check_architecture
 from configs.errors import SettingsError
-from learner.weights.wire.layout import is_adapter
+from learner.weights.layout import is_adapter
 
 from .attention import check_packing
 from .output_layer import check_output_layer, output_layer

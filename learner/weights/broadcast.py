@@ -21,8 +21,8 @@ from buffer.record.episode import PolicyVersion
 from configs.worker import Worker
 
 from .epochs import Membership, Phase, WeightEpochs
-from .slots import Slot
-from .updates.form import Form
+from .memory import Slot
+from .updates import Form
 
 if TYPE_CHECKING:
     from .group import SendingGroup

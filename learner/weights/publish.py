@@ -37,12 +37,12 @@ from configs.settings import LearnerSettings, RunSettings
 from configs.weight_path import describe_weight_path, uses_groups
 
 from .broker_list import BrokerList, BrokerWatch, FindBrokers
+from .gather import adapted_weights, gather, gather_adapter
+from .layout import layout
 from .log import Sent, WeightLog
+from .memory import NUM_SLOTS, Slots
 from .publisher_process import PublisherSettings
 from .sidecar import Sidecar
-from .slots import NUM_SLOTS, Slots
-from .wire.gather import adapted_weights, gather, gather_adapter
-from .wire.layout import layout
 
 log = structlog.get_logger()
 

@@ -1,6 +1,6 @@
 """The weight publisher process: sidecar of learner rank 0.
 
-Consumes sealed slots (`slots.py`) and the addresses of brokers (`broker_list.py`), woken by a byte
+Consumes sealed slots (`memory.py`) and the addresses of brokers (`broker_list.py`), woken by a byte
 on stdin; serves actors on a ROUTER with CURVE.
 Anything that could hang is here and not in the learner, so killing this process *is* the abort of a
 broadcast. It ends when stdin does, or when rank 0 dies.
@@ -37,9 +37,9 @@ from configs.logging import configure_logging
 from .broadcast import BroadcastSettings
 from .broker_list import BrokerList
 from .log import Sent
+from .memory import Slots
 from .server import WeightServer
-from .slots import Slots
-from .updates.sparse_chain import SparseChain
+from .updates import SparseChain
 
 ALIVE_EVERY_S = 1.0
 

@@ -7,7 +7,7 @@ so that pulls are answered while a broadcast is under way; another delivers vers
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Container
 
 import structlog
 import zmq.asyncio
@@ -34,12 +34,10 @@ from configs.errors import RecordError
 from .broadcast import Broadcast, BroadcastSettings
 from .epochs import Membership, WeightEpochs
 from .log import Sent
-from .paths.sites import Sites, check_share
-from .paths.slice_digests import SliceDigests
-from .pauses import Pauses
-from .slots import Slot, Slots
-from .updates.sparse_chain import SparseChain
-from .versions_on_offer import VersionsOnOffer
+from .memory import Slot, Slots
+from .pull import SliceDigests, VersionsOnOffer
+from .sites import Sites, check_share
+from .updates import SparseChain
 
 TAKEN_AGAIN_S = 0.5
 
@@ -291,3 +289,33 @@ class WeightServer:
         route = self._routes.get(actor)
         if route is not None:
             self._port.post(route, message)
+
+
+# --------------------------------------------------------------------------------------------------
+# Time for which generation has paused for swaps, as actors say with each JOIN.
+
+
+class Pauses:
+    """Time for which generation has paused for swaps, over all actors of this publisher's life.
+
+    Each JOIN carries both totals of its incarnation; the difference to its last JOIN is added.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, Join] = {}
+        self.paused_s = 0.0
+        """Paused for swaps."""
+        self.served_s = 0.0
+        """With weights to serve, those pauses included."""
+
+    def on_join(self, actor: str, join: Join) -> None:
+        """Count what has passed since this actor's last JOIN."""
+        last = self._last.get(actor)
+        if last is not None:
+            self.paused_s += max(join.paused_s - last.paused_s, 0.0)
+            self.served_s += max(join.served_s - last.served_s, 0.0)
+        self._last[actor] = join
+
+    def forget_all_but(self, live: Container[str]) -> None:
+        """Drop silent actors; their times stay counted."""
+        self._last = {actor: join for actor, join in self._last.items() if actor in live}

@@ -8,7 +8,7 @@ import torch
 from broker.weights.low_rank import add_low_rank, round_by_place
 from learner.model.lora import AdaptedLinear
 from learner.model.ranks import Ranks
-from learner.weights.wire.gather import whole_of
+from learner.weights.gather import whole_of
 from tests.gpu.support.training_on_cards import SMALL, Load, Training, settings_of
 
 pytestmark = pytest.mark.gpu

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from actors.weights.checks.probe import FLOORS, Difference
+from actors.weights.probe import FLOORS, Difference
 from buffer.record.episode import PolicyVersion
 from tests.actors.support.engine_probe import Bench
 from tests.actors.support.tiny_model import perturb, stage

@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import nn
 
-from actors.engine.dma.pinned_files import pinned_files
+from actors.engine.weights.pinned_files import pinned_files
 from actors.engine.wire_tensors import tensors_in
 from broker.weights.host_pins import HostPins
 from configs.settings import LearnerSettings
+from learner.weights.gather import gather
+from learner.weights.layout import layout
 from learner.weights.publish import _host_pins
-from learner.weights.wire.gather import gather
-from learner.weights.wire.layout import layout
 
 pytestmark = pytest.mark.gpu
 

@@ -33,7 +33,7 @@ from learner.phase_names import PHASES
 from learner.reporting.samples import read_samples
 from learner.stopping import LEFT_BATCH_FILE
 from learner.training import step
-from learner.weights.wire.layout import unwrapped_name
+from learner.weights.layout import unwrapped_name
 from tests.learner.support.ring_in_process import ActorThread, LifeEnded, RingInProcess
 from tests.learner.support.tiny_run import tiny_settings
 from tests.waiting import wait_until

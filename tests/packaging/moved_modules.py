@@ -375,9 +375,67 @@ lab.faults.proxy
  console.chaos.faults.proxy
 lab.faults.stores
  console.chaos.faults.disk console.chaos.faults.stores console.chaos.faults.failover
+actors.engine.weights.fill_plan
+ actors.engine.shadow.plan
+actors.engine.weights.group
+ actors.membership.group
+actors.engine.weights.live_model
+ actors.engine.shadow.live
+actors.engine.weights.loading
+ actors.engine.vllm_weights
+actors.engine.weights.member_thread
+ actors.membership.member_thread
+actors.engine.weights.pinned_files
+ actors.engine.dma.pinned_files
+actors.engine.weights.shadow_model
+ actors.engine.shadow.model
+actors.engine.weights.stored
+ actors.engine.shadow.stored
+actors.engine.weights.worker_member
+ actors.membership.worker_member
+actors.engine.weights.worker_orders
+ actors.membership.worker_orders
+actors.weights.group
+ actors.weights.group_member
+actors.weights.memory
+ actors.weights.publisher_memory
+actors.weights.place
+ actors.membership.place
+actors.weights.probe
+ actors.weights.checks.probe
+actors.weights.read_back
+ actors.weights.checks.read_back
+actors.weights.saved
+ actors.weights.saved.file actors.weights.saved.download
+actors.weights.slices
+ actors.weights.slices actors.weights.pace
+actors.weights.worker_line
+ actors.membership.worker_line
+learner.weights.gather
+ learner.weights.wire.gather
+learner.weights.layout
+ learner.weights.wire.layout
+learner.weights.memory
+ learner.weights.slots
+learner.weights.probe
+ learner.weights.wire.probe
+learner.weights.pull
+ learner.weights.versions_on_offer learner.weights.paths.slice_digests
+learner.weights.server
+ learner.weights.server learner.weights.pauses
+learner.weights.sites
+ learner.weights.paths.sites learner.weights.paths.pull_tree
+learner.weights.updates
+ learner.weights.updates.sparse_chain learner.weights.updates.form
 """
 
 FOLDERS = {
+    "actors.engine.dma": "actors.engine.weights",
+    "actors.engine.shadow": "actors.engine.weights",
+    "actors.membership": "actors.engine.weights",
+    "actors.weights.checks": "actors.weights",
+    "learner.weights.paths": "learner.weights",
+    "learner.weights.wire": "learner.weights",
     "console.chaos": "lab",
     "console.chaos.endurance": "lab.endurance",
     "console.chaos.faults": "lab.faults",

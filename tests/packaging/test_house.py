@@ -21,23 +21,13 @@ MAX_FILE_LINES = 600  # an alarm: two chapters have grown into one file
 MIN_MODULES = 4  # fewer are one file, not a folder
 MIN_LINES = 80  # below it, a module with one importer beside it is a part of that importer
 
-WEIGHT_PLANE = "the weight plane gets its layout as a whole"
 THIN = {
-    "actors/engine/dma": WEIGHT_PLANE,
-    "actors/weights/checks": WEIGHT_PLANE,
-    "actors/weights/saved": WEIGHT_PLANE,
     "configs/deploy": "deployment files, and the program that a container runs beside its role",
     "console/new_project": "the files that `nyala new` copies",
-    "learner/weights/paths": WEIGHT_PLANE,
-    "learner/weights/updates": WEIGHT_PLANE,
-    "learner/weights/wire": WEIGHT_PLANE,
 }
 """Folders that may have fewer modules, each with its reason. The list may only shrink."""
 CRUMBS = {
     "actors/environments/hosted/program.py": "a program of its own, in a Python of the user",
-    "actors/weights/pace.py": WEIGHT_PLANE,
-    "learner/weights/pauses.py": WEIGHT_PLANE,
-    "learner/weights/paths/pull_tree.py": WEIGHT_PLANE,
 }
 """Small modules that may stand beside their importer, each with its reason; it may only shrink."""
 

@@ -54,7 +54,7 @@ def test_commands_and_the_vllm_plugin_are_registered(wheel):
         "[console_scripts]",
         "nyala = console.main:app",
         "[vllm.general_plugins]",
-        "nyala = actors.engine.vllm_weights:register",
+        "nyala = actors.engine.weights.loading:register",
     ]
 
 

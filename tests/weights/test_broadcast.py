@@ -15,7 +15,7 @@ from buffer.record.episode import PolicyVersion
 from learner.weights import group as weight_group
 from learner.weights.broadcast import Broadcast, BroadcastSettings
 from learner.weights.epochs import READY_SHARE, Phase, WeightEpochs
-from learner.weights.updates.form import Form
+from learner.weights.updates import Form
 from tests.waiting import still_waits
 
 VERSION = PolicyVersion(1, 1)

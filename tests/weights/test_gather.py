@@ -9,8 +9,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from broker.protocol.manifest import digest_of
-from learner.weights.wire.gather import gather
-from learner.weights.wire.layout import layout
+from learner.weights.gather import gather
+from learner.weights.layout import layout
 from tests.learner.support.forks import FORKS
 from tests.weights.support.toy_model import PROBE_IDS, ToyModel, probe_logprobs
 

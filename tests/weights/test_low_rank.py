@@ -18,8 +18,8 @@ from broker.protocol.weight_messages import Announce, Chunk, Pull
 from broker.weights.low_rank import add_low_rank, apply_adapter, round_by_place
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
-from learner.weights.wire.gather import adapted_weights, gather_adapter
-from learner.weights.wire.layout import layout
+from learner.weights.gather import adapted_weights, gather_adapter
+from learner.weights.layout import layout
 from tests.learner.support.adapted_policy import published_bytes
 from tests.weights.support.adapted_toy import SCALE, AdaptedToy
 from tests.weights.support.plane import Plane

@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 import pytest
 import zmq.asyncio
 
-from actors.weights import pace, share, slices
+from actors.weights import share, slices
+from actors.weights import slices as pace
 from actors.weights import sources as weight_sources
 from actors.weights.held import HeldWeights
 from actors.weights.links import Caller
@@ -24,7 +25,7 @@ from broker.protocol.weight_messages import PULL_CREDIT, Chunk, Gone, Later, Pee
 from broker.transport.keys import load_pair
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError
-from learner.weights.paths.pull_tree import FAN_OUT, PullTree
+from learner.weights.sites import FAN_OUT, PullTree
 from tests.broker.support.keys import keys_with_actor
 from tests.waiting import until
 from tests.weights.support.scripted_publisher import CALLER, CHUNK_BYTES, NUM_BYTES, contents

@@ -11,8 +11,8 @@ import pytest
 from broker.protocol.weight_messages import Announce, Chunk, Join, Pull
 from broker.weights.port import Route
 from buffer.record.episode import PolicyVersion
+from learner.weights.memory import Slots
 from learner.weights.server import WeightServer
-from learner.weights.slots import Slots
 from tests.weights.support.scripted_publisher import contents, manifest
 
 

@@ -30,7 +30,7 @@ from broker.transport.keys import load_pair
 from broker.transport.zap import ZapAuthenticator
 from buffer.record.episode import PolicyVersion
 from configs.errors import SettingsError
-from learner.weights.paths.pull_tree import FAN_OUT
+from learner.weights.sites import FAN_OUT
 from tests.broker.support.keys import keys_with_actor
 from tests.learner.support.listening import listening
 from tests.waiting import until

@@ -8,8 +8,8 @@ from broker.protocol.manifest import Probe, TensorSpec, WeightManifest
 from broker.protocol.weight_messages import CHUNK_BYTES, Pull
 from broker.weights.seal import Seal
 from buffer.record.episode import PolicyVersion
-from learner.weights.slots import NUM_SLOTS, Slot, Slots
-from learner.weights.versions_on_offer import PULL_IDLE_S, VersionsOnOffer
+from learner.weights.memory import NUM_SLOTS, Slot, Slots
+from learner.weights.pull import PULL_IDLE_S, VersionsOnOffer
 from tests.learner.support.listening import without_files
 
 NUM_BYTES = CHUNK_BYTES + 8

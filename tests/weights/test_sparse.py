@@ -15,9 +15,9 @@ from broker.weights import sparse
 from broker.weights.sparse import apply_changes, elements, encode_changes
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
-from learner.weights.slots import Slot
-from learner.weights.updates import sparse_chain
-from learner.weights.updates.sparse_chain import SparseChain
+from learner.weights import updates
+from learner.weights.memory import Slot
+from learner.weights.updates import SparseChain
 from tests.weights.support.plane import Plane
 
 NUM_ELEMENTS = 5000
@@ -165,7 +165,7 @@ def test_the_chain_leads_from_any_of_its_versions_to_the_newest():
 def test_a_chain_is_never_longer_than_a_version_nor_than_its_bound(monkeypatch):
     long = SparseChain()
     grown(long, 60, per_version=400)
-    monkeypatch.setattr(sparse_chain, "MAX_LINKS", 3)
+    monkeypatch.setattr(updates, "MAX_LINKS", 3)
     bounded = SparseChain()
     grown(bounded, 9)
 

@@ -8,7 +8,7 @@ import pytest
 from broker.protocol.weight_messages import Join
 from buffer.record.episode import PolicyVersion
 from learner.weights.log import FILE_NAME, Sent, WeightLog, paused_fraction, read_weight_log
-from learner.weights.pauses import Pauses
+from learner.weights.server import Pauses
 from tests.weights.support.scripted_publisher import manifest
 
 

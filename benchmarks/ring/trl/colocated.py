@@ -32,7 +32,7 @@ def prepare() -> None:
 
 def reload_by_layers(trainer: Any) -> None:
     """Replace how a trainer brings its weights to its engine."""
-    from actors.engine.vllm_weights import begin_loading, end_loading
+    from actors.engine.weights.loading import begin_loading, end_loading
 
     generation = trainer.vllm_generation
     runner = generation.llm.llm_engine.model_executor.driver_worker.model_runner

@@ -206,13 +206,13 @@ def answers_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 async def gap_without_second_packing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> float:
     """Swap with the fix left out, measure the probe's largest error, swap again as it should be."""
-    from actors.engine import vllm_weights
+    from actors.engine.weights import loading
 
     staged = bench.stage_next()
     with monkeypatch.context() as omitted:
         stepper: Any = bench.engine._stepper
         omitted.setattr(stepper._shadow, "_plan", None)  # it packs all by itself
-        omitted.setattr(vllm_weights, "refresh_output_layers", lambda _: None)
+        omitted.setattr(loading, "refresh_output_layers", lambda _: None)
         await bench.engine.apply(staged)
     token_ids = bench.prompt(40)
     answer = torch.tensor(await bench.engine.probe(token_ids))

@@ -28,9 +28,9 @@ pytestmark = [
 async def open_bench(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     from vllm import _custom_ops
 
-    from actors.engine.shadow import model as shadow
     from actors.engine.vllm_engine import vllm_engine
     from actors.engine.vllm_options import VllmOptions
+    from actors.engine.weights import shadow_model as shadow
 
     monkeypatch.setattr(_custom_ops, "_supports_onednn", False)
     monkeypatch.setattr(shadow, "shadow_of", lambda _: None)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from actors.engine.shadow.plan import make_plan
+from actors.engine.weights.fill_plan import make_plan
 from broker.protocol.manifest import TensorSpec
 
 

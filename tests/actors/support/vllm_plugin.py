@@ -17,6 +17,6 @@ def make_plugin_visible(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: nyala\nVersion: 0\n")
     (metadata / "entry_points.txt").write_text(
-        "[vllm.general_plugins]\nnyala = actors.engine.vllm_weights:register\n"
+        "[vllm.general_plugins]\nnyala = actors.engine.weights.loading:register\n"
     )
     monkeypatch.syspath_prepend(str(folder))

@@ -19,7 +19,7 @@ from learner.model.policy import Policy
 from learner.model.ranks import Ranks
 from learner.training.optimizer import ScheduledOptimizer
 from learner.training.step import train_batch
-from learner.weights.wire.layout import layout
+from learner.weights.layout import layout
 from tests.learner.support.adapted_policy import adapted_policy, fill_adapters, published_bytes
 from tests.learner.support.exact_gradients import SETTINGS, packed
 from tests.learner.support.made_episodes import random_group_episodes

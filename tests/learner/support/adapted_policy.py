@@ -15,8 +15,8 @@ from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
 from learner.model.saved_model import local_of
 from learner.training.optimizer import ScheduledOptimizer
-from learner.weights.wire.gather import NONE_ADAPTED, adapted_weights, gather
-from learner.weights.wire.layout import layout
+from learner.weights.gather import NONE_ADAPTED, adapted_weights, gather
+from learner.weights.layout import layout
 from tests.learner.support.tiny_policy import VOCABULARY, constant_rate, tiny_causal_lm
 
 SETTINGS = LearnerSettings(lora_rank=3, lora_alpha=5.0)

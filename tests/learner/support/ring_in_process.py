@@ -34,7 +34,7 @@ from learner.rank_zero import RankZero
 from learner.reporting.metrics_page import LearnerPage
 from learner.training.guards import Guard
 from learner.training.optimizer import Schedule, ScheduledOptimizer
-from learner.weights.wire.layout import unwrapped_name
+from learner.weights.layout import unwrapped_name
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_policy import save_tiny_model
 from tests.learner.support.tiny_run import answer_leases

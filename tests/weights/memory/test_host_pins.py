@@ -11,13 +11,13 @@ import os
 import pytest
 import torch
 
-from actors.engine.dma.pinned_files import PinnedFiles
+from actors.engine.weights.pinned_files import PinnedFiles
 from actors.engine.wire_tensors import named_tensors, tensors_in
 from actors.weights.staging_files import StagingFiles
 from broker.weights.shared_memory import SharedFolder
 from configs.errors import WeightsError
 from learner.weights import publish
-from learner.weights.slots import NUM_SLOTS
+from learner.weights.memory import NUM_SLOTS
 from tests.weights.support.fake_cudart import FakeCudart
 from tests.weights.support.plane import Plane
 from tests.weights.support.scripted_publisher import NUM_BYTES, contents, manifest

@@ -13,10 +13,10 @@ from msgspec import structs
 from xxhash import xxh3_128
 
 from actors.engine.engine import StagedWeights
-from actors.weights import publisher_memory
+from actors.weights import memory as publisher_memory
 from actors.weights.counters import WeightCounters
 from actors.weights.held import HeldWeights
-from actors.weights.publisher_memory import BUCKET_BYTES, PublisherMemory
+from actors.weights.memory import BUCKET_BYTES, PublisherMemory
 from actors.weights.receiver import WeightReceiver
 from benchmarks.support.shared_files import shared_files
 from broker.protocol.manifest import checksum_of
@@ -26,9 +26,9 @@ from broker.weights.seal import Seal, seal_of
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsOverwritten
 from configs.settings import ActorSettings
+from learner.weights.memory import NUM_SLOTS, Slots
 from learner.weights.server import WeightServer
-from learner.weights.slots import NUM_SLOTS, Slots
-from learner.weights.updates.sparse_chain import SparseChain
+from learner.weights.updates import SparseChain
 from tests.waiting import until
 from tests.weights.support.plane import Plane, grouped_plane
 from tests.weights.support.scripted_publisher import (

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.membership.group import ReceivingGroup
+from actors.engine.weights.group import ReceivingGroup
 from broker.protocol.weight_messages import Epoch
 from buffer.record.episode import PolicyVersion
 from learner.weights.group import GroupPlan, SendingGroup, listen

@@ -19,13 +19,13 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from actors.membership.worker_line import WorkerLine
-from actors.membership.worker_member import serve_actor
+from actors.engine.weights.worker_member import serve_actor
 from actors.weights.counters import WeightCounters
-from actors.weights.group_member import GroupMember
+from actors.weights.group import GroupMember
 from actors.weights.held import HeldWeights
 from actors.weights.staging_files import StagingFile, StagingFiles
 from actors.weights.updates import WeightUpdates
+from actors.weights.worker_line import WorkerLine
 from broker.protocol.manifest import Probe, WeightManifest, digest_of
 from broker.protocol.weight_messages import Announce, Epoch, Fault, Ready
 from buffer.record.episode import PolicyVersion

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from actors.weights.checks.probe import FLOORS, Difference, ProbeJudge
+from actors.weights.probe import FLOORS, Difference, ProbeJudge
 from broker.protocol.manifest import Probe
 from learner.model.policy import Policy, probe_logprobs, probe_scores, rounded_logprobs
-from learner.weights.wire.probe import PolicyProbe
+from learner.weights.probe import PolicyProbe
 from tests.learner.support.tiny_policy import VOCABULARY, tiny_causal_lm, tiny_policy
 from tests.weights.support.probe_study import run_case
 

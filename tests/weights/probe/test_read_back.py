@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from actors.engine.engine import StagedWeights
-from actors.weights.checks.read_back import SHARE, StorageCheck
 from actors.weights.counters import WeightCounters
+from actors.weights.read_back import SHARE, StorageCheck
 from buffer.record.episode import PolicyVersion
 from tests.actors.support.tiny_model import make_model, stage
 

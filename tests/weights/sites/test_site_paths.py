@@ -11,11 +11,10 @@ from broker.protocol.weight_messages import CHUNK_BYTES, Announce, Join, Neighbo
 from broker.weights.port import Route
 from buffer.record.episode import PolicyVersion
 from configs.errors import RecordError
-from learner.weights.paths.pull_tree import FAN_OUT, PullTree
-from learner.weights.paths.sites import Sites
+from learner.weights.memory import Slots
 from learner.weights.server import WeightServer
-from learner.weights.slots import Slots
-from learner.weights.updates.sparse_chain import SparseChain
+from learner.weights.sites import FAN_OUT, PullTree, Sites
+from learner.weights.updates import SparseChain
 from tests.waiting import until
 from tests.weights.support.scripted_publisher import contents, manifest
 

@@ -22,7 +22,7 @@ from broker.protocol.weight_messages import (
     Sources,
 )
 from buffer.record.episode import PolicyVersion
-from learner.weights.updates.sparse_chain import SparseChain, SparseUpdate
+from learner.weights.updates import SparseChain, SparseUpdate
 from tests.weights.support.published import Published, here_and_there
 from tests.weights.support.scripted_publisher import CALLER
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from actors.membership import group as weight_group
+from actors.engine.weights import group as weight_group
 from actors.weights.held import HeldWeights
 from actors.weights.links import Caller
 from actors.weights.receiver import WeightReceiver

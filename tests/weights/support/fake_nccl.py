@@ -21,7 +21,7 @@ import pytest
 from torch import distributed
 from torch.distributed import ProcessGroupGloo
 
-from actors.membership import group as receiving
+from actors.engine.weights import group as receiving
 from learner.weights import group as sending
 
 

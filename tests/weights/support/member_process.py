@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.membership.worker_line import WorkerLine
-from actors.membership.worker_member import serve_actor
+from actors.engine.weights.worker_member import serve_actor
+from actors.weights.worker_line import WorkerLine
 from broker.protocol.manifest import digest_of
 from broker.protocol.weight_messages import Epoch
 from buffer.record.episode import PolicyVersion

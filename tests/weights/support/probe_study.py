@@ -22,10 +22,10 @@ from functools import partial
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from actors.weights.checks.probe import Difference, ProbeJudge
+from actors.weights.probe import Difference, ProbeJudge
 from broker.protocol.manifest import Probe
 from learner.model.policy import Policy, probe_scores, rounded_logprobs
-from learner.weights.wire.probe import NUM_TOKENS, PolicyProbe
+from learner.weights.probe import NUM_TOKENS, PolicyProbe
 
 NUM_VERSIONS = 4
 

@@ -13,9 +13,9 @@ from broker.protocol.manifest import (
 )
 from broker.protocol.weight_messages import CHUNK_BYTES
 from buffer.record.episode import PolicyVersion
-from learner.weights.slots import Slots
-from learner.weights.updates.sparse_chain import SparseChain
-from learner.weights.versions_on_offer import VersionsOnOffer
+from learner.weights.memory import Slots
+from learner.weights.pull import VersionsOnOffer
+from learner.weights.updates import SparseChain
 
 NUM_BYTES = CHUNK_BYTES + 1000  # two slices
 

@@ -10,9 +10,8 @@ from broker.protocol.manifest import BASE, AdapterSpec, WeightManifest
 from broker.protocol.weight_messages import Ready
 from buffer.record.episode import PolicyVersion
 from learner.weights.log import Sent
-from learner.weights.slots import Slot
-from learner.weights.updates.form import form_for
-from learner.weights.updates.sparse_chain import SparseChain
+from learner.weights.memory import Slot
+from learner.weights.updates import SparseChain, form_for
 from tests.weights.support.adapted_toy import AdaptedToy
 from tests.weights.support.plane import Plane
 from tests.weights.support.published import NUM_BYTES, Published

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from actors.weights.counters import WeightCounters
-from actors.weights.group_member import GroupMember
+from actors.weights.group import GroupMember
 from actors.weights.held import HeldWeights
 from actors.weights.staging_files import StagingFiles
 from actors.weights.updates import WeightUpdates
@@ -20,8 +20,8 @@ from broker.protocol.manifest import BASE, SparseLink, digest_of
 from broker.protocol.weight_messages import Ack, Announce, Epoch, Fault, Ready, Send
 from broker.weights.sparse import elements, encode_changes
 from buffer.record.episode import PolicyVersion
-from learner.weights.wire.gather import adapted_weights, gather_adapter
-from learner.weights.wire.layout import layout
+from learner.weights.gather import adapted_weights, gather_adapter
+from learner.weights.layout import layout
 from tests.learner.support.adapted_policy import published_bytes
 from tests.weights.support.adapted_toy import AdaptedToy
 from tests.weights.support.scripted_publisher import contents, manifest

@@ -19,8 +19,8 @@ import pytest
 
 from actors.engine.threaded import ThreadedEngine
 from actors.engine_of_settings import make_engine, runs_in_process
-from actors.membership.worker_line import WorkerLine
 from actors.weights.receiver import WeightReceiver
+from actors.weights.worker_line import WorkerLine
 from configs.errors import EngineDied
 from configs.settings import ActorSettings, RunSettings, Settings
 from lab.actor_fleet import descendants

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from configs.settings import ParallelSettings
 from learner.model.policy import probe_scores
 from learner.model.ranks import Ranks, join
-from learner.weights.wire.gather import whole_tensors
+from learner.weights.gather import whole_tensors
 from tests.learner.support.made_critic import HEAD, MODEL, SHARED, make_pair, train_pair
 from tests.learner.support.random_models import differences
 

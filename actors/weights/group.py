@@ -13,13 +13,13 @@ from typing import Any
 
 import structlog
 
-from actors.membership.place import MemberPlace
 from broker.protocol.manifest import BASE, SparseLink, WeightManifest
 from broker.protocol.weight_messages import Abort, Ack, Announce, Epoch, Fault, Moved, Ready, Send
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
 
 from .counters import WeightCounters
+from .place import MemberPlace
 from .staging_files import StagingFile, StagingFiles
 from .updates import WeightUpdates
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from actors.engine.vllm_private import PACKED
 
-from .plan import FillPlan
+from .fill_plan import FillPlan
 
 COLUMNS = 64
 """Of a packed weight, read at a time: the product is no larger than these."""

@@ -1,6 +1,6 @@
 """Orders to the member in vLLM's worker, and its answers: one line of JSON each.
 
-Producer of orders: the actor (`worker_line.py`). Producer of answers: the worker
+Producer of orders: the actor (`actors/weights/worker_line.py`). Producer of answers: the worker
 (`worker_member.py`). Both are this user's processes on one machine, and meet at a socket in a
 folder that only this user may enter.
 """

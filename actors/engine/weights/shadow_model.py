@@ -5,8 +5,8 @@ model it takes as long as several steps. Here it works on the copy, in another t
 is for the exchange of references alone. The copy takes as much memory as the model. Used for
 unquantised weights only: there it is certain what loading changes.
 
-The first version goes through vLLM's loader, later ones by a plan (`plan.py`): the loader takes
-several times as long as the packing of the weights, which is left.
+The first version goes through vLLM's loader, later ones by a plan (`fill_plan.py`): the loader
+takes several times as long as the packing of the weights, which is left.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 
 from actors.engine.engine import StagedWeights
 from actors.engine.vllm_private import PACKED
-from actors.engine.vllm_weights import begin_loading, end_loading, missing_in
 from actors.engine.wire_tensors import named_tensors
 from broker.protocol.manifest import TensorSpec
 from configs.errors import WeightsError
 
-from .plan import FillPlan, make_plan
+from .fill_plan import FillPlan, make_plan
+from .loading import begin_loading, end_loading, missing_in
 from .stored import stale_parameters
 
 KNOWN_METHODS = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)

@@ -1,4 +1,4 @@
-"""Versions that can be pulled, whole or as updates: the current one, and one still being pulled.
+"""Versions that can be pulled, whole or as updates, and the digests of their slices.
 
 Without the second, a slow actor would start over with every publication and never finish.
 
@@ -7,18 +7,21 @@ Invariant: holds at most two slots, so the learner always finds one to write to.
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from broker.protocol.manifest import BASE
-from broker.protocol.weight_messages import Pull, Ready
+from broker.protocol.manifest import BASE, chunk_digests
+from broker.protocol.weight_messages import CHUNK_BYTES, Pull, Ready
 from broker.weights.port import SILENCE_MS
 from buffer.record.episode import PolicyVersion
 
-from .slots import Slot, Slots
-from .updates.form import Form, form_for
-from .updates.sparse_chain import SparseChain
+from .memory import Slot, Slots
+from .updates import Form, SparseChain, form_for
+
+# --------------------------------------------------------------------------------------------------
+# Versions that can be pulled, whole or as updates: the current one, and one still being pulled.
 
 PULL_IDLE_S = SILENCE_MS / 1e3
 """An actor that has not asked for so long is gone: on a slow link it asks once for each slice."""
@@ -106,3 +109,40 @@ class VersionsOnOffer:
         oldest = self._clock() - PULL_IDLE_S
         self._readers = {a: r for a, r in self._readers.items() if r.asked >= oldest}
         return any(r.version == slot.manifest.version for r in self._readers.values())
+
+
+# --------------------------------------------------------------------------------------------------
+# Digests of the slices of a version, by which those that pull from others check each one.
+#
+# Made in a thread: with each version if some actor shares, otherwise when one first needs them.
+
+
+class SliceDigests:
+    """Those of one version, the newest that they were made of."""
+
+    def __init__(self) -> None:
+        self._made: tuple[PolicyVersion, bytes] | None = None
+        self._wanted = asyncio.Event()
+
+    def of(self, version: PolicyVersion) -> bytes | None:
+        """Return the digests of a version, in order; None = they are not made."""
+        return self._made[1] if self._made is not None and self._made[0] == version else None
+
+    async def make(self, slot: Slot) -> None:
+        """Make those of a version."""
+        digests = await asyncio.to_thread(chunk_digests, slot.memory, CHUNK_BYTES)
+        if self._made is None or self._made[0] < slot.manifest.version:
+            self._made = slot.manifest.version, digests
+
+    def want(self) -> None:
+        """Have those of the current version made."""
+        self._wanted.set()
+
+    async def make_wanted(self, current: Callable[[], Slot | None]) -> None:
+        """Make them whenever somebody wants them, until cancelled."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            slot = current()
+            if slot is not None and self.of(slot.manifest.version) is None:
+                await self.make(slot)

@@ -12,11 +12,11 @@ from typing import Any
 from torch import nn
 from vllm.config import set_current_vllm_config
 
-from actors.engine.vllm_weights import UpdateInfo, tensor_spec
 from actors.engine.wire_tensors import named_tensors
 
-from .model import KNOWN_METHODS, load_into
-from .plan import make_plan
+from .fill_plan import make_plan
+from .loading import UpdateInfo, tensor_spec
+from .shadow_model import KNOWN_METHODS, load_into
 from .stored import stale_parameters
 
 
@@ -27,7 +27,7 @@ class LiveModel:
         """Name parameters that are not this version's; None where they cannot be read.
 
         Args:
-            update: See `vllm_weights.update_payload`.
+            update: See `loading.update_payload`.
 
         Raises:
             WeightsError: the file is gone.

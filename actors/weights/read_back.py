@@ -17,9 +17,10 @@ from typing import Protocol
 import structlog
 
 from actors.engine.engine import StagedWeights
-from actors.weights.counters import WeightCounters
 from broker.protocol.manifest import checksum_of
 from configs.errors import WeightsError
+
+from .counters import WeightCounters
 
 SHARE = 0.01
 """Of an engine's time, for reading."""

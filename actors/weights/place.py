@@ -7,9 +7,8 @@ import mmap
 from pathlib import Path
 from typing import Protocol
 
+from actors.engine.weights.member_thread import MemberThread
 from broker.protocol.weight_messages import Epoch
-
-from .member_thread import MemberThread
 
 
 class MemberPlace(Protocol):

@@ -6,7 +6,7 @@ layout, as plain JSON values; every worker maps the file and takes its shard. Tr
 version are settled before.
 
 A swap: `start_weight_update` -> one `update_weights` -> `finish_weight_update`, between two steps.
-On a CPU the same steps fill a copy of the model instead (`shadow/model.py`).
+On a CPU the same steps fill a copy of the model instead (`shadow_model.py`).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
-from actors.membership.worker_member import serve_actor
+from actors.engine.engine import StagedWeights
+from actors.engine.vllm_private import RELOAD_LOGGER
+from actors.engine.wire_tensors import named_tensors, tensors_in
 from broker.protocol.manifest import TensorSpec
 from configs.errors import EngineError
 
-from .dma.pinned_files import PinnedFiles, pinned_files
-from .engine import StagedWeights
-from .vllm_private import RELOAD_LOGGER
-from .wire_tensors import named_tensors, tensors_in
+from .pinned_files import PinnedFiles, pinned_files
+from .worker_member import serve_actor
 
 BACKEND = "nyala"
 
@@ -67,7 +67,7 @@ def update_payload(staged: StagedWeights) -> dict[str, Any]:
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """Place of the actor, see `actors/membership`."""
+    """Place of the actor, see `actors/engine/weights`."""
 
     line: str = ""
 

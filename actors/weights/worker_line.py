@@ -19,11 +19,19 @@ from typing import TypeAlias
 
 from msgspec import MsgspecError
 
+from actors.engine.weights.worker_orders import (
+    MAX_LINE_BYTES,
+    Answer,
+    Enter,
+    Leave,
+    Order,
+    Receive,
+    answer_of,
+    line_of,
+)
 from broker.protocol.weight_messages import Epoch
 from configs.errors import WeightsError
 from configs.machine import folder_of_sockets
-
-from .worker_orders import MAX_LINE_BYTES, Answer, Enter, Leave, Order, Receive, answer_of, line_of
 
 PREFIX, SOCKET = "nyala-line-", "worker"
 NAME_BYTES = len(f"{PREFIX}12345678/{SOCKET}")

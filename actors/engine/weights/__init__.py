@@ -1,0 +1,19 @@
+"""Weights inside an engine's process: a member of a group in vLLM's worker, loading, reading back.
+
+fill_plan      Plan of a fill: which part of which parameter each tensor of a version becomes
+group          The receiving end of a weight group: a torch process group of its own, beside vLLM's
+live_model     Reading back of the model that a worker of vLLM computes with, where there is no
+               shadow copy
+loading        Loading of staged weights into vLLM's workers, through its own weight-transfer
+               interface
+member_thread  A member of a weight group in this process: joined, and its bytes received, in a
+               thread
+pinned_files   Files of weights that a worker of vLLM keeps mapped, and registered with the CUDA
+               driver
+shadow_model   Second copy of vLLM's model on a CPU: filled beside the running steps, exchanged
+               between two
+stored         Contents of a model's storage, compared with the version that they should be
+worker_member  The worker's end of the line to its actor: a member of weight groups inside vLLM's
+               worker
+worker_orders  Orders to the member in vLLM's worker, and its answers: one line of JSON each
+"""
