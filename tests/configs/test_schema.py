@@ -44,7 +44,7 @@ def test_every_preset_loads_and_satisfies_the_schema(preset):
 def test_there_is_a_preset_for_each_kind_of_machine():
     names = {path.stem for path in PRESETS}
 
-    assert names >= {"demo", "sorting", "calculator", "tiny", "qwen3-0.6b", "multi-gpu"}
+    assert names >= {"demo", "sorting", "calculator", "tiny", "qwen3-0.6b", "multi-gpu", "smollm2"}
 
 
 def test_settings_stay_few_enough_to_read():

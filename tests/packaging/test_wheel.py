@@ -39,7 +39,7 @@ def test_no_other_installed_package_has_the_name_of_a_room():
     }
 
 
-@pytest.mark.parametrize("pattern", ["buffer/lua/**/*.lua", "configs/*.yaml", "configs/*.json"])
+@pytest.mark.parametrize("pattern", ["buffer/lua/**/*.lua", "configs/*.yaml", "configs/*.json*"])
 def test_files_that_the_code_reads_travel_with_it(wheel, pattern):
     files = {str(path.relative_to(ROOT)) for path in ROOT.glob(pattern)}
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +14,12 @@ from typer.testing import CliRunner
 from actors.chat import read_prompt
 from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.registry import make_dataset
+from configs.errors import EngineError
 from configs.loader import load
+from configs.settings import RunSettings, Settings
 from console.main import app
 from console.run.card_memory import ModelShape
+from console.verbs import new
 from tests.learner.support.tiny_policy import save_tiny_model
 
 ROOT = Path(__file__).parents[3]
@@ -70,9 +73,114 @@ def test_a_model_that_is_named_gets_limits_and_a_rate_of_its_own(
     assert settings.run.max_prompt_tokens - 32 < longest <= settings.run.max_prompt_tokens
     assert settings.learner.lr == 1e-5
     assert settings.learner.warm_start_steps == type(settings.learner)().warm_start_steps
-    numbers = re.findall(r"\d+", str(rows[0].prompt))
-    assert str(int(numbers[0]) + int(numbers[1])) == rows[0].answer
+    assert settings.run.max_completion_tokens >= 64
+    assert settings.run.temperature == 1.0
+    assert settings.run.eval_episodes == min(64, make_dataset(settings.run).counts[1])
+    assert {row.answer.isdecimal() for row in rows if row.answer is not None} == {True}
     assert f"has {longest} in this" in (smallest.parent / "own" / "own.yaml").read_text()
+
+
+def test_rows_that_are_named_give_columns_lengths_and_scorer_and_stay_where_they_are(
+    smallest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = ({"problem": "count " * n, "solution": "word " * 60 + str(n)} for n in range(1, 200))
+    Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    done = CliRunner().invoke(app, ["new", "own", "--model", str(smallest), "--data", "mine.jsonl"])
+
+    assert done.exit_code == 0, done.output
+    run = load(tmp_path / "own" / "own.yaml").run
+    assert run.environment_settings == {
+        "path": str(tmp_path / "mine.jsonl"),
+        "prompt": "problem",
+        "answer": "solution",
+        "scorer": "numeric",
+    }
+    assert not (tmp_path / "own" / "data.jsonl").exists()
+    assert run.max_prompt_tokens > 199
+    assert run.max_completion_tokens > 120
+    assert run.eval_episodes == make_dataset(run).counts[1] < 64
+
+
+def test_words_as_answers_are_compared_exactly(tmp_path: Path) -> None:
+    (tmp_path / "words.csv").write_text("prompt,answer\ncapital of France?,Paris\n3 + 4?,7\n")
+
+    assert new.columns_of(tmp_path / "words.csv")["scorer"] == "exact"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"text": "one"}\n', "a column of each question"),
+        ('{"question": "one", "label": "1"}\n', "a column of each answer"),
+        ('{"question": "one", "answer": "1"}\n', "add --model FOLDER"),
+    ],
+)
+def test_rows_that_cannot_be_fitted_are_refused_and_leave_no_folder(
+    smallest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.jsonl").write_text(text)
+    given = [] if "--model" in said else ["--model", str(smallest)]
+
+    done = CliRunner().invoke(app, ["new", "own", *given, "--data", "mine.jsonl"])
+
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.split())
+    assert not Path("own").exists()
+
+
+@pytest.mark.parametrize(
+    ("scores", "chosen"),
+    [
+        ({0.0: 0.4, 1.0: 0.2, 0.8: 0.3, 0.6: 0.4}, 1.0),
+        ({0.0: 0.4, 1.0: 0.1, 0.8: 0.2, 0.6: 0.3}, 0.8),
+        ({0.0: 0.4, 1.0: 0.0, 0.8: 0.1, 0.6: 0.1}, 0.6),
+    ],
+)
+def test_the_highest_temperature_with_half_of_the_greedy_score_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, scores: dict[float, float], chosen: float
+) -> None:
+    async def found(_: Settings) -> dict[float, float]:
+        return dict(scores)
+
+    monkeypatch.setattr(new, "scores_at", found)
+
+    assert new.first_look(Settings(run=RunSettings(model="init")))[0] == chosen
+
+
+def test_a_model_that_cannot_be_asked_keeps_the_usual_temperature(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refused(_: Settings) -> dict[float, float]:
+        raise EngineError("no such kind of model")
+
+    monkeypatch.setattr(new, "scores_at", refused)
+
+    assert new.first_look(Settings(run=RunSettings(model="init"))) == (1.0, "")
+
+
+def test_a_shared_card_has_larger_batches_and_a_cache_of_a_fixed_size(
+    smallest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(new, "visible_gpus", lambda: ["0"])
+
+    CliRunner().invoke(app, ["new", "own", "--model", str(smallest)])
+
+    settings = load(tmp_path / "own" / "own.yaml")
+    assert settings.run.dtype == "bfloat16"
+    assert settings.run.group_size * settings.run.groups_per_batch == 512
+    assert settings.actors.kv_cache_gib == 4
+    assert settings.learner.broadcast is False
+
+
+def test_the_rows_of_the_preset_are_those_of_a_new_project() -> None:
+    train, held_out = (ROOT / "configs" / f"smollm2_{n}.jsonl" for n in ("train", "held_out"))
+
+    assert train.read_text() + held_out.read_text() == new.problems(656)
+    assert len(train.read_text().splitlines()) == 400
 
 
 @pytest.mark.parametrize(("parameters", "rate"), [(135e6, "1e-5"), (0.6e9, "2e-6"), (8e9, "1e-6")])
