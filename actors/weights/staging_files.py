@@ -3,8 +3,9 @@
 Three or four alternate: one is being applied, one waits for it, one is being filled, and the newest
 is kept because a sparse update would begin from it. A file whose filling was broken off may still
 be written to by a stuck thread, so it is discarded and never used again. None is cut to another
-size, as a card may have its pages (`actors/engine/weights/`): a new one is made. An actor that reads
-the publisher's memory has none: there, the file is the publisher's, and none of this is done to it.
+size, as a card may have its pages (`actors/engine/weights/`): a new one is made. An actor that
+reads the publisher's memory has none: there, the file is the publisher's, and none of this is done
+to it.
 """
 
 from __future__ import annotations
