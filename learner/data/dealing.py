@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from learner.model.sequence_cost import SequenceCost
 
+SLACK = 1.05  # of the least time, for fewer microbatches: where prompts are long, gaps are cheaper
 FILLED = 0.97  # of the budget, on average: fuller ones leave no choice, and costs differ more
 
 
@@ -55,29 +56,32 @@ def deal_episodes(
         ranks: Number of ranks.
         microbatch_tokens: Most tokens of a microbatch.
     """
-    best = math.inf, math.inf  # microbatches too many, and time
-    places: list[Place] = []
-    budget = microbatch_tokens
-    room = budget
+    found: list[tuple[int, float, list[Place]]] = []
+    cheapest = least = math.inf
+    prompts = {size.prompt: size.prompt_tokens for size in sizes}
+    tokens = sum(prompts.values()) + sum(size.tokens for size in sizes)
+    enough = math.ceil(tokens / (ranks * microbatch_tokens)) + 1
+    room = budget = microbatch_tokens
     is_cut = False
     while not is_cut:
         bundles = _bundle(sizes, room)
         is_cut = len(bundles) == len(sizes)
         for is_tight in (False, True):
             dealt = _deal_bundles(sizes, bundles, cost, ranks, budget, is_tight=is_tight)
-            tokens, costs = _weigh(dealt, sizes, cost)
-            number = 1 + max(place.microbatch for place in dealt)
-            too_many = max(0, number - (math.ceil(tokens / (ranks * budget)) + 1))
+            costs = _weigh(dealt, sizes, cost)
+            too_many = max(0, 1 + max(place.microbatch for place in dealt) - enough)
             took = lockstep(list(costs), list(costs.values()))
-            if (too_many, took) < best:
-                best, places = (too_many, took), dealt
+            found.append((too_many, took, dealt))
+            cheapest = min(cheapest, took)
+            if not is_tight:
+                least = sum(costs.values()) / ranks  # smaller bundles repeat more prompts
             if not too_many:
                 break
-        # No rank waits, and smaller ones cost more.
-        if not too_many and took * ranks <= sum(costs.values()) * (1 + 1e-9):
+        waits = took * ranks > sum(costs.values()) * (1 + 1e-9)
+        if (not too_many and not waits) or least > SLACK * cheapest:
             break
         room = min(room, max(_tokens_of([sizes[row] for row in rows]) for rows in bundles)) * 3 // 4
-    return places
+    return min(each for each in found if each[1] <= SLACK * cheapest)[2]
 
 
 def _bundle(sizes: Sequence[Size], room: int) -> list[list[int]]:
@@ -103,19 +107,16 @@ def _bundle(sizes: Sequence[Size], room: int) -> list[list[int]]:
 
 def _weigh(
     places: Sequence[Place], sizes: Sequence[Size], cost: SequenceCost
-) -> tuple[int, dict[Place, float]]:
-    """Return the tokens of all microbatches, and the cost of each; a prompt counts once in each."""
-    tokens = 0
+) -> dict[Place, float]:
+    """Return the cost of each microbatch, in which a prompt counts once."""
     costs: defaultdict[Place, float] = defaultdict(float)
     prompts: set[tuple[Place, bytes]] = set()
     for place, size in zip(places, sizes, strict=True):
         if (place, size.prompt) not in prompts:
             prompts.add((place, size.prompt))
-            tokens += size.prompt_tokens
             costs[place] += cost(size.prompt_tokens, 0)
-        tokens += size.tokens
         costs[place] += cost(size.tokens, size.scored, after=size.prompt_tokens)
-    return tokens, costs
+    return costs
 
 
 def _deal_bundles(

