@@ -61,8 +61,11 @@ def beside(name: str, folder: Path) -> str:
     place, colon, attribute = name.rpartition(":")
     if not place.endswith(".py"):
         place, colon, attribute = name, "", ""
-    path = Path(place).expanduser()
-    if not place or path.is_absolute() or not (folder / path).exists():
+    try:
+        path = Path(place).expanduser()
+        if not place or path.is_absolute() or not (folder / path).exists():
+            return name
+    except (OSError, RuntimeError):  # no name of a file, or of somebody without a home
         return name
     return f"{(folder / path).absolute()}{colon}{attribute}"
 

@@ -354,7 +354,7 @@ class Loop:
 
     def _note_left(self) -> None:
         """Name the batch under way, for whoever stops the run."""
-        if self._components.ranks.is_first:
+        if self._components.ranks.is_first and self._step < self._run.steps:
             write_left_batch(self._run.folder, self._step + 1)
 
     def _finish(self) -> bool:

@@ -107,8 +107,12 @@ class RunFolder:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it has begun, and neither finished nor is kept up by a `nyala up` here."""
-        return self.state is RunState.UNFINISHED and not self.is_held
+        """Whether it has begun, not finished, and its own store ended with the `nyala up` here.
+
+        One whose store is elsewhere may be kept up by other machines or containers.
+        """
+        is_away = self.state is RunState.UNFINISHED and not self.is_held
+        return is_away and self.redis.exists()
 
     def read_summary(self) -> dict[str, float]:
         """Read the summary of a finished run."""

@@ -98,7 +98,8 @@ def evaluate(
 
 @contextmanager
 def _at(folder: Path) -> Iterator[ModelOfRun]:
-    yield ModelOfRun(str(folder), str(folder.expanduser().resolve()), 0)
+    place = folder.expanduser()
+    yield ModelOfRun(str(folder), str(place.resolve() if place.exists() else folder), 0)
 
 
 async def _answers(settings: Settings) -> list[Graded]:

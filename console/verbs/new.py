@@ -117,7 +117,7 @@ def new(
     (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     say, rows = Console(), "data.jsonl, " * (data is None)
     print_line(say, f"{folder}/  {name}.yaml, rewards.py, env.py, {rows}test_{name}.py")
-    print_line(say, f"next:  cd {folder}  then  nyala up {name}.yaml --dry-run")
+    print_line(say, f"next:  nyala up {folder / name}.yaml --dry-run")
 
 
 def reversals() -> str:

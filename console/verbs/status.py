@@ -140,10 +140,10 @@ def print_status(path: Path, console: Console) -> None:
 
 def _state_without_store(folder: RunFolder, settings: Settings, error: Exception) -> str:
     """Write how a run stands whose store does not answer."""
-    if folder.is_stopped:
+    if folder.state is RunState.UNFINISHED and not folder.is_held:
         line = stopped_line(folder, steps=settings.run.steps)
         # A store of its own ended with the run; another should answer still.
-        return line if folder.redis.exists() else f"{line} ({error})"
+        return line if folder.is_stopped else f"{line} ({error})"
     if settings.run.model == "init" and not folder.init.exists():
         return "starting: the model that it begins with is being made"
     return f"starting or stopping: its store does not answer ({error})"

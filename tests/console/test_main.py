@@ -290,6 +290,7 @@ def test_status_of_a_run_that_is_starting_says_so(tmp_path):
         made = CliRunner().invoke(app, ["status", str(folder.path)])
         folder.init.mkdir()
         starting = CliRunner().invoke(app, ["status", str(folder.path)])
+    folder.redis.mkdir()
     stopped = CliRunner().invoke(app, ["status", str(folder.path)])
 
     assert "still being checked; look again in a moment" in checked.stderr

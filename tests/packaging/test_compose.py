@@ -145,11 +145,11 @@ def test_every_container_is_confined_and_bounded():
 
 
 def test_a_folder_of_ones_own_is_seen_by_all_who_read_the_settings():
-    chosen = load_compose(NYALA_WORK="./mine", NYALA_CONFIG="work/settings.yaml")["services"]
+    chosen = load_compose(NYALA_WORK="./mine", NYALA_CONFIG="work/mine.yaml")["services"]
 
     for name in {"model", *ROLES}:
         assert mounts_of(chosen[name])["/srv/nyala/work"] == ("./mine", "ro")
-        assert "work/settings.yaml" in str(chosen[name]["command"])
+        assert "work/mine.yaml" in str(chosen[name]["command"])
 
 
 def test_only_the_dashboard_is_published_to_this_machine_and_nothing_runs_as_root():

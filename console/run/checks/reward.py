@@ -29,7 +29,7 @@ from actors.environments.registry import (
 )
 from actors.rewards.pool import Parts, score_answers
 from actors.rewards.pool import check_reward as try_reward
-from configs.errors import NyalaError, RewardError, SettingsError, quoted
+from configs.errors import DeadlineError, NyalaError, RewardError, SettingsError, quoted
 from configs.settings import ActorSettings, LearnerSettings, RunSettings, Settings
 from learner.data.grades import REWARD
 
@@ -191,18 +191,23 @@ class PromptLengths(NamedTuple):
     """How many prompts there are; None = without end."""
     longest: str
     """The beginning of the one with most tokens."""
+    were_read: bool = True
+    """Whether all rows were read before the longest texts were chosen."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether all were counted that there are, or can be."""
-        return self.total is None or len(self.tokens) == self.total
+        """Whether all were counted that there are, or can be: of very many the longest."""
+        counts = self.total is None or len(self.tokens) >= min(self.total, MOST_PROMPTS)
+        return counts and self.were_read
 
     @property
     def looked_at(self) -> str:
         """Which prompts were counted, where these are not all."""
         if self.total is None:
             return f"the first {len(self.tokens)} prompts"
-        if not self.is_whole:
+        if not self.were_read:
+            return f"{len(self.tokens)} of {self.total} prompts, from the first rows"
+        if len(self.tokens) < self.total:
             return f"the {len(self.tokens)} longest of {self.total} prompts"
         return f"{self.total} prompts"
 
@@ -232,15 +237,20 @@ def prompt_lengths(
     training, held_out, _ = dataset.counts
     until = time.monotonic() + seconds
 
+    were_read = True
+
     def read() -> Iterator[tuple[int, int, Prompt]]:
+        nonlocal were_read
         for number, (conversation, _) in enumerate(dataset.all_rows()):
             prompt = read_prompt(conversation.prompt)
             yield len(text_of(prompt)), -number, prompt
             if time.monotonic() > until - seconds / 2:
+                were_read = number + 1 == training + held_out
                 return
 
     longest = heapq.nlargest(MOST_PROMPTS, read())
-    return _counted(((prompt, "") for *_, prompt in longest), count, until, training + held_out)
+    prompts = ((prompt, "") for *_, prompt in longest)
+    return _counted(prompts, count, until, training + held_out)._replace(were_read=were_read)
 
 
 def _counted(
@@ -268,7 +278,10 @@ def check_prompts(settings: Settings, *, has_begun: bool) -> str | Doubt:
         SettingsError: One is.
     """
     found, doubts = [], []
-    lengths = for_each(settings.run, _lengths_of, limit_s=REWARD_TIMEOUT_S)
+    try:
+        lengths = for_each(settings.run, _lengths_of, limit_s=REWARD_TIMEOUT_S)
+    except DeadlineError as error:
+        return Doubt(f"no prompt was counted; `nyala data check` has more time: {error}")
     for run, counted in zip(settings.run.by_environment.values(), lengths, strict=True):
         if counted is None or not counted.tokens:
             found.append(f"{run.environment}: the model that counts them is not here")

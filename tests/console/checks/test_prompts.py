@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actors.environments.registry import make_dataset
-from configs.errors import SettingsError
+from configs.errors import DeadlineError, SettingsError
 from configs.settings import RunSettings, Settings
 from console.doctor.implied import settings_checks
 from console.run.checks import reward
@@ -96,13 +96,29 @@ def test_the_longest_are_counted_first_and_a_part_is_called_one(settings, monkey
     part = prompt_lengths(dataset, count, seconds=0.0)
 
     assert counted == ["0+1"]  # reading took all the time that there was
-    assert part.looked_at == f"the 1 longest of {ROWS} prompts"
+    assert part.looked_at == f"1 of {ROWS} prompts, from the first rows"
+    assert not part.is_whole
     monkeypatch.setattr(reward, "MOST_PROMPTS", 7)
     assert prompt_lengths(dataset, count).tokens == [LIMIT, *[5] * 6]
     small = settings.run.model_copy(update={"max_prompt_tokens": LIMIT})
-    doubt = check_prompts(settings.model_copy(update={"run": small}), has_begun=False)
+    fits = settings.model_copy(update={"run": small})
+    assert f"tokens in the 7 longest of {ROWS} prompts" in str(check_prompts(fits, has_begun=False))
+    monkeypatch.setattr(reward, "prompt_lengths", lambda *_: part)
+    doubt = check_prompts(fits, has_begun=False)
     assert isinstance(doubt, Doubt)
-    assert f"should be counted, got the 7 longest of {ROWS} prompts in 20 s" in doubt.text
+    assert f"should be counted, got 1 of {ROWS} prompts, from the first rows in 20" in doubt.text
+
+
+def test_rows_that_take_too_long_to_read_are_a_doubt_and_no_refusal(settings, monkeypatch) -> None:
+    def late(*_: object) -> None:
+        raise DeadlineError("it took 60 s")
+
+    monkeypatch.setattr(reward, "for_each", lambda *_, **__: late())
+
+    doubt = check_prompts(settings, has_begun=False)
+
+    assert isinstance(doubt, Doubt)
+    assert doubt.text.endswith("`nyala data check` has more time: it took 60 s")
 
 
 def test_items_of_another_environment_are_looked_at_beyond_the_first(tmp_path, monkeypatch) -> None:

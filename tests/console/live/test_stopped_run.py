@@ -74,6 +74,17 @@ def test_a_stopped_run_is_said_to_be_stopped(
     assert answer.exit_code == code
 
 
+def test_of_a_run_whose_store_is_elsewhere_nobody_here_knows_whether_it_is_stopped(
+    folder: RunFolder,
+) -> None:
+    folder.redis.rmdir()
+
+    for words in (["stop"], ["buffer", "stats"]):
+        answer = ask(*words, str(folder.path))
+        assert "stopped since" not in answer.output + str(answer.exception or "")
+    assert not headline(read_run(folder.path)).startswith("Stopped")
+
+
 def test_programs_get_the_moment(folder: RunFolder) -> None:
     found = json.loads(ask("status", "--json", str(folder.path)).stdout)
 

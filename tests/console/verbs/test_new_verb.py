@@ -36,7 +36,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["new", "mine"])
     assert done.exit_code == 0, done.output
-    assert "nyala up mine.yaml --dry-run" in done.output
+    assert "nyala up mine/mine.yaml --dry-run" in done.output
     monkeypatch.chdir(tmp_path / "mine")
     return tmp_path / "mine"
 
