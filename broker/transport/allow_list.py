@@ -206,7 +206,7 @@ def _entries(folder: Path) -> list[tuple[Member, Path]]:
 def _public_keys(folder: Path) -> list[Path]:
     """List a folder; `glob` of Python 3.13 takes one that cannot be opened just now for empty."""
     try:
-        return sorted(path for path in folder.iterdir() if path.suffix == ".pub")
+        return sorted(path for path in folder.iterdir() if path.name.endswith(".pub"))
     except OSError as error:
         if error.errno in NO_FILE_LEFT:
             raise
