@@ -40,9 +40,8 @@ def _namespaces() -> str | None:
 
 
 def _triton() -> str | None:
-    return (
-        None if find_spec("triton") else "no triton, whose interpreter runs kernels (pip install)"
-    )
+    found = find_spec("triton")
+    return None if found else "no triton, which has the interpreter (pip install triton)"
 
 
 def _root() -> str | None:
