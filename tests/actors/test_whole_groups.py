@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from actors.engine.engine import Delta
 from actors.episodes.held_leases import HeldLease, HeldLeases, Stage, SwapGate
 from actors.episodes.maker import EpisodeMaker
 from actors.episodes.outbox import Outbox
@@ -282,8 +283,18 @@ def test_a_drain_gives_back_those_that_wait_with_their_tokens(
 
     async def story(running: Ring) -> None:
         first = Actor(running, "a", reward=reward, max_concurrent_episodes=1)
-        await until(lambda: any(h.stage is Stage.WAITING for h in first.loop._leases))
-        first.engine.flowing.clear()
+        deltas = first.engine.deltas
+
+        def one_waits() -> bool:
+            return any(held.stage is Stage.WAITING for held in first.loop._leases)
+
+        async def until_one_waits() -> list[Delta]:
+            if one_waits():  # else the others of its group end before anybody looks
+                await asyncio.Event().wait()
+            return await deltas()
+
+        first.engine.deltas = until_one_waits  # type: ignore[method-assign]
+        await until(one_waits)
         first.loop.stop()
         await first.end()
         second = Actor(running, "b", reward=reward)
