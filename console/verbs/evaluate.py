@@ -81,7 +81,7 @@ def evaluate(
     chosen = model_of(settings, checkpoint) if config is None else _at(run)
     with own_stdout(), chosen as model:
         answers = asyncio.run(_answers(with_value(settings, "run", "model", model.path)))
-    found = {"model": model.name, **_figures(answers)}
+    found: dict[str, Any] = {"model": model.name, **_figures(answers)}
     if settings.run.environments:
         names = dict.fromkeys(each.environment for each in answers)
         found["environments"] = {

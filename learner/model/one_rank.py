@@ -29,7 +29,7 @@ class Narrowed(Function):
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *wide: Tensor) -> tuple[Tensor, ...]:
         narrow = [torch.empty_like(each, dtype=dtype) for each in wide]
-        torch._foreach_copy_(narrow, wide)
+        torch._foreach_copy_(narrow, wide)  # pyright: ignore[reportPrivateImportUsage]
         ctx.wide = wide
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(
