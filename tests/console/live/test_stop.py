@@ -31,6 +31,7 @@ def test_the_process_of_a_run_is_stopped_and_waited_for(tmp_path):
     folder = settings.run.folder
     save(settings, folder / "config.yaml")
     RunFolder(folder).checkpoints.joinpath("step-000012").mkdir(parents=True)
+    RunFolder(folder).redis.mkdir()
     write_left_batch(folder, 13)
     command = [sys.executable, "-c", HOLDER, str(folder)]
     with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as holder:
