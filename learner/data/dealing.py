@@ -16,8 +16,8 @@ import heapq
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Self
 
 from learner.model.sequence_cost import SequenceCost
 
@@ -45,6 +45,22 @@ class Size(NamedTuple):
     """Of these, as many are scored."""
 
 
+class Bundle(NamedTuple):
+    """Episodes of one prompt that are trained together; the dearest bundle is the least."""
+
+    negative_cost: float
+    rows: Sequence[int]
+    tokens: int
+
+    @classmethod
+    def of(cls, rows: Sequence[int], sizes: Sequence[Size], cost: SequenceCost) -> Self:
+        """Weigh them: their prompt counts once."""
+        prompt = sizes[rows[0]].prompt_tokens
+        completions = [(sizes[row].tokens, sizes[row].scored) for row in rows]
+        took = cost(prompt, 0) + sum(cost(*each, after=prompt) for each in completions)
+        return cls(-took, rows, prompt + sum(tokens for tokens, _ in completions))
+
+
 def deal_episodes(
     sizes: Sequence[Size], cost: SequenceCost, *, ranks: int, microbatch_tokens: int
 ) -> list[Place]:
@@ -64,7 +80,7 @@ def deal_episodes(
     room = budget = microbatch_tokens
     is_cut = False
     while not is_cut:
-        bundles = _bundle(sizes, room)
+        bundles = sorted(Bundle.of(rows, sizes, cost) for rows in _bundle(sizes, room))
         is_cut = len(bundles) == len(sizes)
         for is_tight in (False, True):
             dealt = _deal_bundles(sizes, bundles, cost, ranks, budget, is_tight=is_tight)
@@ -80,7 +96,7 @@ def deal_episodes(
         waits = took * ranks > sum(costs.values()) * (1 + 1e-9)
         if (not too_many and not waits) or least > SLACK * cheapest:
             break
-        room = min(room, max(_tokens_of([sizes[row] for row in rows]) for rows in bundles)) * 3 // 4
+        room = min(room, max(bundle.tokens for bundle in bundles)) * 3 // 4
     return min(each for each in found if each[1] <= SLACK * cheapest)[2]
 
 
@@ -121,7 +137,7 @@ def _weigh(
 
 def _deal_bundles(
     sizes: Sequence[Size],
-    bundles: Sequence[Sequence[int]],
+    bundles: Sequence[Bundle],
     cost: SequenceCost,
     ranks: int,
     budget: int,
@@ -132,7 +148,7 @@ def _deal_bundles(
 
     Args:
         sizes: Of each episode.
-        bundles: Rows of episodes with one prompt.
+        bundles: Of all episodes, dearest first.
         cost: Of a sequence.
         ranks: Number of ranks.
         budget: Most tokens of a microbatch.
@@ -140,51 +156,54 @@ def _deal_bundles(
             first, which repeat their prompt.
     """
     places: dict[int, Place] = {}
-    left = [list(rows) for rows in bundles]
+    left = list(bundles)
     for number in itertools.count():
         if not left:
             return [places[row] for row in range(len(sizes))]
-        tokens = [_tokens_of([sizes[row] for row in rows]) for rows in left]
-        costs = [_cost_of([sizes[row] for row in rows], cost) for rows in left]
-        order = sorted(range(len(left)), key=lambda n: (-costs[n], left[n]))
-        most = _most([tokens[n] for n in order], [costs[n] for n in order], ranks, budget)
-        dealt = _fill(order, tokens, costs, most, ranks=ranks, room=budget)
-        places |= {row: Place(rank, number) for n, rank in dealt.items() for row in left[n]}
-        later = [left[n] for n in order if n not in dealt]
-        if is_tight:
-            for rank in range(ranks):
-                own = [n for n, each in dealt.items() if each == rank]
-                free = budget - sum(tokens[n] for n in own)
-                prompts = {sizes[left[n][0]].prompt for n in own}
-                for row in _gap(sizes, later, free, prompts):
-                    places[row] = Place(rank, number)
-        left = [rows for rows in later if rows]
+        tokens, costs = [each.tokens for each in left], [-each.negative_cost for each in left]
+        most = _most(tokens, costs, ranks, budget)
+        dealt = _fill(range(len(left)), tokens, costs, most, ranks=ranks, room=budget)
+        places |= {row: Place(rank, number) for n, rank in dealt.items() for row in left[n].rows}
+        left, first = [each for n, each in enumerate(left) if n not in dealt], left
+        if not is_tight:
+            continue
+        for rank in range(ranks):
+            own = [first[n] for n, each in dealt.items() if each == rank]
+            free = budget - sum(each.tokens for each in own)
+            prompts = {sizes[each.rows[0]].prompt for each in own}
+            waiting = [row for each in left for row in each.rows if row not in places]
+            places |= {row: Place(rank, number) for row in _gap(sizes, waiting, free, prompts)}
+        left = sorted(_left_of(left, places, sizes, cost))
     raise AssertionError("unreachable")
 
 
+def _left_of(
+    bundles: Iterable[Bundle],
+    places: Mapping[int, Place],
+    sizes: Sequence[Size],
+    cost: SequenceCost,
+) -> Iterator[Bundle]:
+    """Leave out of bundles the episodes that have a place; only these bundles are weighed anew."""
+    for bundle in bundles:
+        rows = [row for row in bundle.rows if row not in places]
+        if len(rows) == len(bundle.rows):
+            yield bundle
+        elif rows:
+            yield Bundle.of(rows, sizes, cost)
+
+
 def _gap(
-    sizes: Sequence[Size], bundles: Sequence[list[int]], free: int, prompts: set[bytes]
+    sizes: Sequence[Size], rows: Iterable[int], free: int, prompts: Container[bytes]
 ) -> Iterator[int]:
-    """Take the episodes out of bundles that fill `free` tokens, the longest that fits first."""
+    """Choose the episodes that fill `free` tokens, the longest that fits first."""
     needed = sorted(
-        (-sizes[row].tokens - (sizes[row].prompt not in prompts) * sizes[row].prompt_tokens, row, n)
-        for n, rows in enumerate(bundles)
+        (-sizes[row].tokens - (sizes[row].prompt not in prompts) * sizes[row].prompt_tokens, row)
         for row in rows
     )
-    for negative, row, n in needed:
+    for negative, row in needed:
         if -negative <= free:
             free += negative
-            bundles[n].remove(row)
             yield row
-
-
-def _tokens_of(bundle: Sequence[Size]) -> int:
-    return bundle[0].prompt_tokens + sum(size.tokens for size in bundle)
-
-
-def _cost_of(bundle: Sequence[Size], cost: SequenceCost) -> float:
-    prompt = bundle[0].prompt_tokens
-    return cost(prompt, 0) + sum(cost(size.tokens, size.scored, after=prompt) for size in bundle)
 
 
 def lockstep(places: Sequence[Place], costs: Sequence[float]) -> float:
