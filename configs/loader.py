@@ -34,6 +34,8 @@ MAX_FILE_BYTES = 2**20  # the longest preset has 3 kB: anything like this size i
 
 FILES = ("model", "environment", "environment_python", "reward")
 """Keys of `run`, and of each of `run.environments`, that name files of the user."""
+FILES_ELSEWHERE = {"algorithm": ("reference_model",), "broker": ("keys",)}
+"""Such keys of other tables."""
 IN_FILES = ("environment", "reward", "factory")
 """Those of them that name something in a file of Python; else a module, or something of ours."""
 DATA_FILES = ("path", "held_out", "factory")
@@ -59,7 +61,8 @@ def load(path: Path | str, overrides: Sequence[str] = (), *, finds_files: bool =
     path = Path(path)
     tree = _read(path)
     if finds_files:
-        _find_files(tree.get("run"), Path(os.path.abspath(path)).parent)  # noqa: PTH100 - a link's own
+        folder = Path(os.path.abspath(path)).parent  # noqa: PTH100 - a link's own
+        _find_files(tree, folder, environment=_overridden("run.environment", overrides))
     problems = [problem for text in overrides if (problem := _override(tree, text)) is not None]
     settings: Settings | None = None
     try:
@@ -74,33 +77,51 @@ def load(path: Path | str, overrides: Sequence[str] = (), *, finds_files: bool =
     return settings
 
 
-def _find_files(run: Any, folder: Path) -> None:
-    """Make the names of files that lie in a folder absolute, in place."""
-    if not isinstance(run, dict):
-        return
+def _find_files(tree: Tree, folder: Path, *, environment: str | None) -> None:
+    """Make the names of files that lie in a folder absolute, in place.
+
+    Args:
+        tree: Settings as they are written.
+        folder: Of their file.
+        environment: `run.environment` where an override names it.
+    """
     if folder not in looked_in:
         looked_in.append(folder)
-    data = run.get("environment_settings") if run.get("environment") == "dataset" else None
-    named: list[tuple[Tree, tuple[str, ...]]] = [(run, FILES)]
-    if isinstance(data, dict):
-        named.append((data, DATA_FILES))
-    for table, keys in named:
-        for key in keys:
-            match table.get(key):
-                case str() as name if _may_be_a_file(key, name):
-                    table[key] = beside(name, folder)
-                case list() as names:
-                    table[key] = [
-                        beside(name, folder)
-                        if isinstance(name, str) and _may_be_a_file(key, name)
-                        else name
-                        for name in names
-                    ]
-                case _:  # none, or what is refused later
-                    pass
+    for name, keys in FILES_ELSEWHERE.items():
+        _make_absolute(tree.get(name), keys, folder)
+    run = tree.get("run")
+    if not isinstance(run, dict):
+        return
     environments = run.get("environments")
-    for each in environments if isinstance(environments, list) else ():
-        _find_files(each, folder)
+    for each in (run, *(environments if isinstance(environments, list) else ())):
+        if not isinstance(each, dict):
+            continue
+        _make_absolute(each, FILES, folder)
+        named = environment if environment and each is run else each.get("environment")
+        if named == "dataset":
+            _make_absolute(each.get("environment_settings"), DATA_FILES, folder)
+
+
+def _make_absolute(table: Any, keys: Sequence[str], folder: Path) -> None:
+    for key in keys if isinstance(table, dict) else ():
+        match table.get(key):
+            case str() as name if _may_be_a_file(key, name):
+                table[key] = beside(name, folder)
+            case list() as names:
+                table[key] = [
+                    beside(name, folder)
+                    if isinstance(name, str) and _may_be_a_file(key, name)
+                    else name
+                    for name in names
+                ]
+            case _:  # none, or what is refused later
+                pass
+
+
+def _overridden(path: str, overrides: Sequence[str]) -> str | None:
+    """Return what the last override makes of a setting; None = none does."""
+    pairs = (text.partition("=") for text in overrides)
+    return {key.strip(): value.strip() for key, _, value in pairs}.get(path)
 
 
 def _may_be_a_file(key: str, name: str) -> bool:

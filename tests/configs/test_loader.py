@@ -1,6 +1,7 @@
 """Settings from files and overrides: accepted, refused, and the words of a refusal."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -352,6 +353,32 @@ def test_a_file_typed_with_set_is_of_the_folder_in_which_it_is_typed(
 
     assert found(settings, setting) == name
     assert elsewhere.samefile(".")
+
+
+def test_rows_lie_beside_the_settings_where_their_environment_is_typed(write, tmp_path, elsewhere):
+    run = {"model": "init", "environment_settings": {"path": "rows.jsonl", "prompt": "q"}}
+    path = write(json.dumps({"run": run}))
+    beside = make(tmp_path, "rows.jsonl")
+    make(elsewhere, "rows.jsonl")
+
+    typed = load(path, ["run.environment=own.py:Own", "run.environment = dataset"])
+
+    assert typed.run.environment_settings["path"] == beside
+    assert load(path).run.environment_settings["path"] == "rows.jsonl", "no dataset's"
+
+
+def test_a_reference_and_keys_lie_beside_the_settings(write, tmp_path, elsewhere):
+    names = {"algorithm": {"reference_model": "models/first"}, "broker": {"keys": "keys"}}
+    path = write(json.dumps({"run": {"model": "init"}, **names}))
+    for name in ("models/first", "keys"):
+        make(elsewhere, name)
+
+    typed = load(path)
+    beside = make(tmp_path, "models/first"), make(tmp_path, "keys")
+    settings = load(path)
+
+    assert (typed.algorithm.reference_model, typed.broker.keys) == ("models/first", Path("keys"))
+    assert (settings.algorithm.reference_model, str(settings.broker.keys)) == beside
 
 
 def test_a_list_of_rewards_and_names_that_are_no_files(write, tmp_path, elsewhere):
