@@ -50,6 +50,8 @@ LEAST_ANSWER = 64  # tokens: room to reason a little
 MOST_EVALUATED = 64  # held-out questions
 QUESTIONS = ("question", "prompt", "problem", "input", "instruction", "messages")
 ANSWERS = ("answer", "ground_truth", "final_answer", "solution", "output", "target")
+HELD_OUT = "held-out questions in each"
+NONE_HELD_OUT = "no row is held out: add more, or name a file of them, held_out: FILE, above"
 MICROBATCHES = (16384, 8192, 4096, 2048)  # tokens, until one fits
 TEMPERATURES = (1.0, 0.8, 0.6)  # the first at which a model answers nearly as well as greedily
 NEARLY = 0.5  # of the greedy score
@@ -205,6 +207,7 @@ def _fitted(model: str, columns: dict[str, Any]) -> dict[str, str]:
     config = model_config(run)
     assert config is not None, model
     parameters, cards = ModelShape.of(config).parameters, len(visible_gpus())
+    held_out = dataset.counts[1]
     limits = {
         "max_prompt_tokens": _rounded(longest),
         "max_completion_tokens": max(LEAST_ANSWER, _rounded(2 * answer)),
@@ -225,7 +228,8 @@ def _fitted(model: str, columns: dict[str, Any]) -> dict[str, str]:
         "PROMPT_TOKENS": str(limits["max_prompt_tokens"]),
         "LONGEST": str(longest),
         "ANSWER_TOKENS": str(limits["max_completion_tokens"]),
-        "EVALUATED": str(min(MOST_EVALUATED, dataset.counts[1])),
+        "EVALUATED": str(min(MOST_EVALUATED, held_out)),
+        "HELD_OUT": HELD_OUT if held_out else NONE_HELD_OUT,
         "SHARED": ON_A_SHARED_CARD if cards == 1 else "",
         "MICROBATCH": str(_microbatch(fitted)),
         "BROADCAST": "false" if cards == 1 else "null",
@@ -236,13 +240,16 @@ def _fitted(model: str, columns: dict[str, Any]) -> dict[str, str]:
 
 def first_look(settings: Settings) -> tuple[float, str]:
     """Choose a temperature by what the untrained model answers; empty scores = it could not."""
-    Console(stderr=True).print("asking the model some questions, for a temperature", style="dim")
+    say = Console(stderr=True)
+    say.print("asking the model some questions, for a temperature", style="dim")
     quiet_libraries()
     small = settings.actors.model_copy(update={"engine": "torch"})
     try:
         with own_stdout():
             scores = asyncio.run(scores_at(settings.model_copy(update={"actors": small})))
-    except (NyalaError, TimeoutError):
+    except (NyalaError, TimeoutError) as error:
+        why = str(error) or f"they took longer than {LOOK_S:.0f} s"
+        say.print(f"run.temperature stays {TEMPERATURES[0]}: {why}", style="yellow")
         return TEMPERATURES[0], ""
     greedy = scores.pop(0.0)
     good = [each for each, score in scores.items() if score >= NEARLY * greedy]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -151,14 +152,31 @@ def test_the_highest_temperature_with_half_of_the_greedy_score_is_chosen(
 
 
 def test_a_model_that_cannot_be_asked_keeps_the_usual_temperature(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    errors: list[Exception] = [EngineError("no such kind of model"), TimeoutError()]
+
     async def refused(_: Settings) -> dict[float, float]:
-        raise EngineError("no such kind of model")
+        raise errors.pop(0)
 
     monkeypatch.setattr(new, "scores_at", refused)
 
-    assert new.first_look(Settings(run=RunSettings(model="init"))) == (1.0, "")
+    for why in ("no such kind of model", "they took longer than 300 s"):
+        assert new.first_look(Settings(run=RunSettings(model="init"))) == (1.0, "")
+        assert f"run.temperature stays 1.0: {why}" in capfd.readouterr().err
+
+
+def test_rows_of_which_none_is_held_out_say_so_in_the_settings(
+    smallest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("two.jsonl").write_text('{"question": "1 + 1", "answer": "2"}\n' * 2)
+
+    done = CliRunner().invoke(app, ["new", "own", "--model", str(smallest), "--data", "two.jsonl"])
+
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "own" / "own.yaml").read_text()
+    assert re.search(r"eval_episodes: 0 +# no row is held out: .* held_out: FILE", text)
 
 
 def test_a_shared_card_has_larger_batches_and_a_cache_of_a_fixed_size(
