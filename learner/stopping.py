@@ -39,10 +39,11 @@ log = structlog.get_logger()
 LEFT_BATCH_FILE = "left_batch.json"
 LOOK_EVERY_S = 1.0
 """How soon the thread sees that the loop has ended; it sees a stop, and a batch, at once."""
-SHARE_TO_SAVE = 0.8
+SHARE_TO_SAVE = 0.75
 """Of `console.stop_timeout_s`, for what is written; the rest is for the end of the process."""
 SHARE_TO_END = 0.1
-"""Of it, for noting the batch that is left, and again for what a process closes as it leaves."""
+"""Of it, for noting the batch that is left, and again for what a process closes as it leaves; what
+remains is spare."""
 
 Save = Callable[[float], object]
 """Makes the state durable, by a moment of the monotonic clock."""
