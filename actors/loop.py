@@ -220,22 +220,29 @@ class ActorLoop:
     async def _start_up(
         self, tasks: asyncio.TaskGroup, services: list[asyncio.Task[None]]
     ) -> EpisodeTools:
-        """Join, load, then wait for the current weights."""
-        log.info("starting", stage="joining the run")
-        welcome = await self._broker.hello(self._hello, deadline_s=self._give_up_s)
-        self._see(welcome.publication)
-        services.append(tasks.create_task(self.heartbeat.run()))
+        """Load, join meanwhile, then wait for the current weights."""
+        joining = tasks.create_task(self._join(tasks, services))
+        services.append(joining)
         log.info("starting", stage="loading the environment")
         tools = await self._prepare()
         # Not beside `prepare`: transformers' lazy imports break when two threads meet in them.
         log.info("starting", stage="loading the engine")
         await self._engine.start()
+        if not joining.done():
+            log.info("starting", stage="joining the run")
+        await joining
         self.phase = Phase.SYNC
         log.info("starting", stage="waiting for weights")
         services.append(tasks.create_task(self._weights.run()))
         version = await self._weights.first_sync(await self._first_publication())
         log.info("serving", stage="sampling", lineage=version.lineage, step=version.step)
         return tools
+
+    async def _join(self, tasks: asyncio.TaskGroup, services: list[asyncio.Task[None]]) -> None:
+        """Join the run; its broker answers once the learner has begun it."""
+        welcome = await self._broker.hello(self._hello, deadline_s=self._give_up_s)
+        self._see(welcome.publication)
+        services.append(tasks.create_task(self.heartbeat.run()))
 
     async def _first_publication(self) -> Publication:
         try:

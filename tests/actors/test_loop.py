@@ -588,6 +588,59 @@ def test_a_stop_before_the_first_lease_ends_the_actor(redis_url, keys):
     in_ring(redis_url, keys, story)
 
 
+def test_an_engine_is_loaded_before_the_broker_has_answered(redis_url, keys):
+    async def story(ring):
+        engine = FakeEngine(solve)
+        has_started = asyncio.Event()
+        start = engine.start
+
+        async def started():
+            await start()
+            has_started.set()
+
+        engine.start = started  # type: ignore[method-assign]
+        actor = Actor(ring, "a", engine=engine)
+        hello = actor.client.hello
+
+        async def late(request, **given):
+            await asyncio.wait_for(has_started.wait(), 30)
+            return await hello(request, **given)
+
+        actor.client.hello = late
+        await until_stats(ring, lambda stats: stats.buffered == 4 * GROUP)
+        actor.loop.stop()
+        await actor.end()
+
+    in_ring(redis_url, keys, story)
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_a_stop_ends_an_actor_whose_broker_does_not_answer(redis_url, keys, is_loaded):
+    async def story(ring):
+        engine = FakeEngine(solve)
+        starting = asyncio.Event()
+
+        async def start():
+            starting.set()
+            if not is_loaded:
+                await asyncio.Event().wait()
+
+        engine.start = start  # type: ignore[method-assign]
+        actor = Actor(ring, "a", engine=engine)
+
+        async def never(_, **__):
+            await asyncio.Event().wait()
+
+        actor.client.hello = never
+        await asyncio.wait_for(starting.wait(), 30)
+        actor.loop.stop()
+        await actor.end(5)
+
+        assert actor.loop.phase is Phase.BYE
+
+    in_ring(redis_url, keys, story)
+
+
 def test_work_that_comes_later_is_found(redis_url, keys):
     async def story(ring):
         actor = Actor(ring, "a")
