@@ -131,7 +131,8 @@ def import_libraries(engine: str) -> None:
     entry = ENGINES[engine]
     if entry.prepare is not None:
         import_function(entry.prepare)()
-    for name in (*LIBRARIES_OF_ALL, *entry.libraries):
+    on_cpu = entry.libraries_on_cpu if engine_device() == "cpu" else ()
+    for name in (*LIBRARIES_OF_ALL, *entry.libraries, *on_cpu):
         import_module(name)
 
 
@@ -196,6 +197,8 @@ class RegisteredEngine:
     """Called with the settings and an `actors.engine_of_settings.Place`; returns an `Engine`."""
     libraries: tuple[str, ...]
     """Modules that an actor imports until it samples, its own first."""
+    libraries_on_cpu: tuple[str, ...] = ()
+    """Those of an engine in the actor's own process, as it is by default on a CPU."""
     prepare: str | None = None
     """Called before the libraries are imported ahead of an actor."""
     lack: Callable[[bool], str | None] = lambda _on_gpu: None
@@ -219,9 +222,8 @@ ENGINES = {
             "vllm.engine.arg_utils",
             "vllm.v1.engine.core",
             "vllm.v1.engine.llm_engine",
-            "vllm.v1.executor.uniproc_executor",
-            "vllm.v1.worker.cpu_worker",
         ),
+        libraries_on_cpu=("vllm.v1.executor.uniproc_executor", "vllm.v1.worker.cpu_worker"),
         prepare="actors.engine.vllm_options:set_defaults",
         lack=lambda on_gpu: lack_of_vllm(on_gpu=on_gpu),
         own_settings=_of_vllm_alone,

@@ -6,8 +6,9 @@ which takes as long again to import, a second one forks actors.
 
     import -> READY -> a request: command, environment, files -> a process id, MADE -> ... -> end
 
-A fork is safe while there is one thread and no device is open. To import starts no thread, and a
-server that finds another ends instead; where there are GPUs, `nyala up` starts none. A process is
+A fork is safe while there is one thread and no device is open: one of a process that has met CUDA
+could not use it. To import starts no thread and meets no device, and a server that finds either
+ends instead: then every process is a new program. A process is
 forked by one in between that ends at once: so it becomes a child of `nyala up`, which waits for its
 exit code. What a request holds, such as the URL of the store, is never in the server's own memory.
 """
@@ -27,6 +28,8 @@ from typing import Any
 
 from actors.engine.choice import import_libraries
 
+DRIVER = "libcuda.so.1"
+NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED: `cuInit` was never called
 READY = b"ready"
 MADE = b"made"
 MAX_REQUEST_BYTES = 2**17  # below what a socket holds
@@ -51,9 +54,18 @@ def main(engine: str, lines: list[socket.socket]) -> dict[str, Any]:
         if other is not line:
             other.close()
     gc.freeze()  # a search for garbage would copy pages that forks share
-    if len(list(Path("/proc/self/task").iterdir())) > 1:
+    if len(list(Path("/proc/self/task").iterdir())) > 1 or has_met_cuda():
         os._exit(1)
     return _serve(line)
+
+
+def has_met_cuda() -> bool:
+    """Whether something in this process has asked CUDA's driver for more than its version."""
+    try:
+        driver = ctypes.CDLL(DRIVER, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+    except OSError:  # nothing has loaded it
+        return False
+    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != NOT_INITIALIZED
 
 
 def _serve(line: socket.socket) -> dict[str, Any]:

@@ -39,13 +39,12 @@ SECRETS = {VARIABLE, FILE_VARIABLE}
 def fork_server_of(settings: Settings) -> Iterator[ForkServer | None]:
     """Start the server of a run and end it; None where every process has to be a new program.
 
-    That is beside a GPU: a fork of a process that has met CUDA could not use it. A server that
-    stands still, such as in an import, ends with a killed `nyala up` all the same.
+    A server that stands still, such as in an import, ends with a killed `nyala up` all the same.
     """
-    if sys.platform != "linux" or visible_gpus():
+    if sys.platform != "linux":
         yield None
         return
-    engine = choose_engine(settings, on_gpu=False).engine
+    engine = choose_engine(settings, on_gpu=bool(visible_gpus())).engine
     with closing(ProcessGuard(grace_s=GRACE_S)) as guard:
         server = ForkServer(engine, environment_of("actor", settings))
         guard.add(server.pid)

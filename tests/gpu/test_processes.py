@@ -1,6 +1,7 @@
 """Processes that are started after CUDA was asked about: new programs can use it, forks cannot.
 
-`tests/packaging/test_new_programs.py` shows on a CPU that all of ours are new programs.
+`tests/packaging/test_new_programs.py` shows on a CPU that all of ours are new programs, but
+those of the fork server, which must not have met CUDA.
 """
 
 from __future__ import annotations
@@ -26,6 +27,37 @@ child.start()
 child.join()
 print(child.exitcode)
 """
+
+
+LIBRARIES = """
+import os, sys
+from importlib import import_module
+from actors.engine.choice import import_libraries
+from console.run import fork_process
+for name in fork_process.BOTH:
+    import_module(name)
+import_libraries(sys.argv[1])
+threads = len(os.listdir("/proc/self/task"))
+print(fork_process.has_met_cuda(), threads, flush=True)
+import torch
+if not os.fork():
+    print(int(torch.ones(3, device="cuda").sum()), fork_process.has_met_cuda(), flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+def test_a_fork_of_what_imports_the_libraries_of_a_run_uses_the_card(engine: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIBRARIES, engine],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+    assert done.stdout == "False 1\n3 True\n", done.stderr
 
 
 def test_a_new_program_uses_the_card_that_its_parent_uses() -> None:

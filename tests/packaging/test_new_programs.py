@@ -2,7 +2,7 @@
 
 Once `torch.cuda.is_available` was called, a process that is forked and goes on without another
 program gets "Cannot re-initialize CUDA in forked subprocess" (tests/gpu/test_processes.py shows it
-on a card). So nobody here forks, apart from the fork server, which no machine with a GPU starts
+on a card). So nobody here forks, apart from the fork server, which ends where it has met CUDA
 (`tests/console/forks/`): the sources have no way to, and what they start lets go of a descriptor
 that ends with a new program.
 """

@@ -1,10 +1,12 @@
 """A real fork server with real roles: what they are, how they end, and their start without it."""
 
+import ctypes
 import io
 import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -12,8 +14,8 @@ from rich.console import Console
 from broker.transport.keys import make_client, make_keys
 from configs.errors import NyalaError, SettingsError
 from configs.loader import load
-from console.run import init_model, preflight
-from console.run.fork_server import ForkServer, fork_server_of
+from console.run import fork_process, init_model, preflight
+from console.run.fork_server import ForkServer
 from console.run.plan import environment_of
 from console.run.preflight import check_start
 from console.run.process import PYTHON, Command, Process
@@ -188,11 +190,38 @@ def test_a_server_that_stands_still_ends_with_a_killed_nyala_up(config, environm
     wait_until(lambda: not is_alive(pid))
 
 
-def test_beside_a_gpu_every_process_is_a_new_program(config, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+@pytest.mark.parametrize(("answer", "met"), [(0, True), (100, True), (3, False)])
+def test_a_server_knows_whether_its_process_has_met_cuda(monkeypatch, answer, met):
+    """`CUDA_SUCCESS`, no device, not initialised: as CUDA's driver answers."""
+    assert not fork_process.has_met_cuda(), "there is no driver on this machine"
+    driver = SimpleNamespace(cuDeviceGetCount=lambda _: answer)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: driver)
 
-    with fork_server_of(load(config)) as server:
-        assert server is None
+    assert fork_process.has_met_cuda() is met
+
+
+@pytest.mark.parametrize(("answer", "forks"), [(0, False), (3, True)])
+def test_a_server_that_has_met_cuda_forks_nothing(environment, tmp_path, answer, forks):
+    """With a stand-in for CUDA's driver, which an import has initialised or only loaded."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import ctypes\n"
+        "load = ctypes.CDLL\n"
+        "class Driver:\n"
+        f"    def cuDeviceGetCount(self, _): return {answer}\n"
+        "ctypes.CDLL = lambda *a, **k: Driver() if 'cuda' in str(a[0]) else load(*a, **k)\n"
+    )
+    changed = environment | {"PYTHONPATH": str(tmp_path)}
+    command = Command("x", "x", (*PYTHON, "learner", "--help"), Path(os.devnull), changed)
+    server = ForkServer("torch", changed)
+    try:
+        server.wait(command)
+        with Path(os.devnull).open("wb") as nothing:
+            child = server.start(command, nothing, nothing)
+        assert (child is not None) is forks
+        if child is not None:
+            assert child.wait(60) == 0
+    finally:
+        server.close()
 
 
 @pytest.fixture
