@@ -8,7 +8,7 @@ actor. Text in, text out: the episode loop owns tokens, masks and log-probs.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -34,6 +34,11 @@ class Score:
     parts: dict[str, float] = field(default_factory=dict)
     """Named parts; `exact` (0 or 1) is what evaluations report as accuracy."""
     metrics: dict[str, float] = field(default_factory=dict)
+
+    def judged(self, parts: Mapping[str, float]) -> Score:
+        """Return the sum of what reward functions give, beside which this score is a part."""
+        own = self.parts | {"environment": self.reward}
+        return Score(sum(parts.values()), own | dict(parts), self.metrics)
 
 
 class Segment(NamedTuple):

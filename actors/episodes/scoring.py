@@ -214,8 +214,7 @@ class Scoring:
                 self.fail(held, "data", str(result))
             else:
                 own = _score(held)
-                parts = own.parts | {"environment": own.reward} | result
-                self._submit(maker, held, Score(sum(result.values()), parts, own.metrics))
+                self._submit(maker, held, own.judged(result))
 
     def _submit(self, maker: EpisodeMaker, held: HeldLease, score: Score) -> None:
         try:

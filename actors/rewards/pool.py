@@ -72,6 +72,24 @@ class RewardPool:
             self._free.put_nowait(slot)
         return [self._join(results) for results in zip(*columns, strict=True)]
 
+    async def score_by_item(self, samples: Sequence[RewardSample]) -> list[Parts | RewardError]:
+        """Score samples of several items; what judges whole groups gets those of one at a time.
+
+        Raises:
+            SettingsError: A function cannot be loaded or has unknown parameters.
+        """
+        await self._start()
+        if self.group_size is None:
+            return await self.score(samples)
+        rows_of: dict[int, list[int]] = {}
+        for row, sample in enumerate(samples):
+            rows_of.setdefault(sample.index, []).append(row)
+        found: dict[int, Parts | RewardError] = {}
+        for rows in rows_of.values():
+            results = await self.score([samples[row] for row in rows])
+            found |= zip(rows, results, strict=True)
+        return [found[row] for row in range(len(samples))]
+
     async def try_out(self, item: Conversation) -> str:
         """Score the right answer of an item twice, and describe the functions; starts one slot.
 
@@ -79,8 +97,7 @@ class RewardPool:
             SettingsError: A function cannot be loaded or has unknown parameters.
             RewardError: One fails on the sample.
         """
-        if not self._conventions:
-            self._conventions = [await process.start() for process in self._slots[0]]
+        await self._start()
         completion = item.answer or ""
         sample = RewardSample.of(item, [Message("assistant", completion)])
         for result in await self.score([sample, sample]):
@@ -98,6 +115,11 @@ class RewardPool:
         for slot in self._slots:
             for process in slot:
                 await process.close()
+
+    async def _start(self) -> None:
+        """Start one slot, which knows how its functions are called."""
+        if not self._conventions:
+            self._conventions = [await process.start() for process in self._slots[0]]
 
     def _join(self, results: Sequence[Result]) -> Parts | RewardError:
         parts: Parts = {}

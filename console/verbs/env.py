@@ -26,10 +26,11 @@ from broker.protocol.messages import Lease, TaskSpec
 from configs.errors import RewardError, SettingsError
 from configs.loader import load
 from configs.logging import quiet_libraries
-from configs.settings import ActorSettings, RunSettings, Settings
+from configs.settings import ActorSettings, RewardSettings, RunSettings, Settings
 from console.command_line import AsJson, Config, ConfigOption, Overrides, one_of
 from console.display.display import print_line
 from console.run.run_folder import RunFolder
+from learner.data.records import shaped
 
 from .tables import Facts, print_facts
 
@@ -60,13 +61,8 @@ class Shown:
     policy: Policy
     played: Played
     rewards: Parts | RewardError
-
-    @property
-    def reward(self) -> float | None:
-        """What would be trained; None = a function failed."""
-        if isinstance(self.rewards, RewardError):
-            return None
-        return sum(self.rewards.values()) if self.rewards else self.played.score.reward
+    reward: float | None
+    """What would be trained; None = a function failed."""
 
 
 class Model(NamedTuple):
@@ -130,9 +126,21 @@ async def _play_all(settings: Settings, policies: Sequence[Policy], n: int) -> l
                 played = await _play_one(run, settings.actors, policies, n, model)
                 rewards = await judge(run, settings.actors, [each for _, each in played])
             shown += [
-                Shown(name, *pair, given) for pair, given in zip(played, rewards, strict=True)
+                Shown(name, *pair, given, trained_reward(run, settings.rewards, pair[1], given))
+                for pair, given in zip(played, rewards, strict=True)
             ]
         return shown
+
+
+def trained_reward(
+    run: RunSettings, rewards: RewardSettings, played: Played, given: Parts | RewardError
+) -> float | None:
+    """Weigh what an episode's reward is made of, as the learner does; None = a function failed."""
+    if isinstance(given, RewardError):
+        return None
+    score = played.score.judged(given) if given else played.score
+    tokens = played.tokens, run.max_completion_tokens
+    return shaped(score.reward, score.parts, rewards, tokens=tokens)[0]
 
 
 async def _play_one(
@@ -223,7 +231,7 @@ async def judge(
         return [{} for _ in played]
     pool = RewardPool(run, actors)
     try:
-        return await pool.score([each.sample for each in played])
+        return await pool.score_by_item([each.sample for each in played])
     finally:
         await pool.close()
 

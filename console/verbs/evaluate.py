@@ -125,10 +125,9 @@ async def _answers(settings: Settings) -> list[Graded]:
             for each, functions in zip(played, given, strict=True):
                 if isinstance(functions, RewardError):
                     raise functions
-                reward = sum(functions.values()) if functions else each.score.reward
+                score = each.score.judged(functions) if functions else each.score
                 tokens = each.tokens, run.max_completion_tokens
-                parts = each.score.parts | functions
-                shown.append(shaped(reward, parts, settings.rewards, tokens=tokens))
+                shown.append(shaped(score.reward, score.parts, settings.rewards, tokens=tokens))
             metric = metrics[name].in_answers(parts for _, parts in shown)
             answers += [
                 Graded(name, metric.title, metric.grade(reward, parts), reward)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from actors.chat import Prompt, read_prompt, text_of
 from actors.engine.tokenizer import ModelTokenizer
 from actors.engine.turns import before
-from actors.environments.base import Conversation, tools_of
+from actors.environments.base import Conversation, Score, tools_of
 from actors.environments.dataset.environment import Dataset
 from actors.environments.registry import (
     check_environment,
@@ -32,6 +32,7 @@ from actors.rewards.pool import check_reward as try_reward
 from configs.errors import DeadlineError, NyalaError, RewardError, SettingsError, quoted
 from configs.settings import ActorSettings, LearnerSettings, RunSettings, Settings
 from learner.data.grades import REWARD
+from learner.data.records import shaped
 
 from .check import Doubt
 from .model import is_at_hand
@@ -75,7 +76,7 @@ def check_answers(settings: Settings) -> str | Doubt:
         NyalaError: An environment or a reward cannot be loaded, or fails.
     """
     scored = for_each(
-        settings.run, partial(_rewards_of, actors=settings.actors), limit_s=REWARD_TIMEOUT_S
+        settings.run, partial(_rewards_of, settings=settings), limit_s=REWARD_TIMEOUT_S
     )
     found, doubts = [], []
     for run, rewards in zip(settings.run.by_environment.values(), scored, strict=True):
@@ -114,7 +115,8 @@ def _worse_where_it_ends(run: RunSettings, *, actors: ActorSettings) -> str:
     if left == turns:
         return ""
     if run.reward_functions:
-        whole, cut = map(_total, score_answers(run, actors, item, [*turns, *left]))
+        judged = score_answers(run, actors, item, [*turns, *left])
+        whole, cut = (sum(_given(parts).values()) for parts in judged)
     else:
         whole, cut = (score.reward if score else 0.0 for score in scores_of(run, (turns, left)))
     if cut >= whole:
@@ -129,24 +131,34 @@ def _worse_where_it_ends(run: RunSettings, *, actors: ActorSettings) -> str:
     )
 
 
-def _rewards_of(run: RunSettings, *, actors: ActorSettings) -> tuple[float, float] | None:
+def _rewards_of(run: RunSettings, *, settings: Settings) -> tuple[float, float] | None:
     """Return the rewards of a right answer and of an empty one; None where one of them is none."""
     item = check_environment(run)
     script = [turn.text for turn in item.demonstration if turn.trained]
     if item.answer is None and not script:
         return None
-    if not run.reward_functions:
-        shown, told, silent = example_scores(run)
-        best = shown or told
-        return None if best is None or silent is None else (best.reward, silent.reward)
-    right, empty = score_answers(run, actors, item, [item.answer or "".join(script), ""])
-    return _total(right), _total(empty)
+    rewards = settings.rewards
+    shown, told, silent = example_scores(run)
+    scores = [shown or told, silent]
+    if run.reward_functions:
+        answers = [item.answer or "".join(script), ""]
+        judged = score_answers(run, settings.actors, item, answers)
+        scores = [
+            (score or Score(0.0)).judged(_given(parts))
+            for score, parts in zip(scores, judged, strict=True)
+        ]
+    limits = 0, run.max_completion_tokens
+    right, empty = (
+        None if score is None else shaped(score.reward, score.parts, rewards, tokens=limits)[0]
+        for score in scores
+    )
+    return None if right is None or empty is None else (right, empty)
 
 
-def _total(parts: Parts | RewardError) -> float:
+def _given(parts: Parts | RewardError) -> Parts:
     if isinstance(parts, RewardError):
         raise parts
-    return sum(parts.values())
+    return parts
 
 
 def _check_prompt(run: RunSettings, sample: Conversation) -> None:

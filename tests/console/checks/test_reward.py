@@ -11,13 +11,13 @@ from console.run.checks.reward import check_answers, check_stop
 from console.run.preflight import doubts_about
 
 
-def settings(folder, body=None, **changes):
+def settings(folder, body=None, *, weights=None, **changes):
     run = {"model": "init", "environment": "calculator", **changes}
     if body is not None:
         path = folder / "reward.py"
         path.write_text(f"def score(completion, answer):\n    {body}\n")
         run["reward"] = f"{path}:score"
-    return Settings.model_validate({"run": run})
+    return Settings.model_validate({"run": run, "rewards": {"weights": weights or {}}})
 
 
 def test_a_right_answer_is_rewarded_more_by_the_environment(tmp_path):
@@ -28,6 +28,18 @@ def test_a_right_answer_is_rewarded_more_by_a_function(tmp_path):
     found = check_answers(settings(tmp_path, "return 2.0 * (completion == answer) - 1"))
 
     assert found == "calculator: right answer 1, empty answer -1"
+
+
+@pytest.mark.parametrize(
+    ("weights", "right", "empty"),
+    [({"score": 0.1}, "0.2", "0.1"), ({"environment": 3, "score": 1}, "5", "1")],
+)
+def test_parts_of_a_reward_are_weighed_as_in_the_run(tmp_path, weights, right, empty):
+    found = check_answers(
+        settings(tmp_path, "return 1.0 + (completion == answer)", weights=weights)
+    )
+
+    assert found == f"calculator: right answer {right}, empty answer {empty}"
 
 
 @pytest.mark.parametrize(

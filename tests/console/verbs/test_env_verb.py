@@ -62,6 +62,32 @@ def test_reward_functions_judge_what_was_played(config: Path) -> None:
     assert played["reward"] == played["functions"]["short"]
 
 
+RANKING = """
+def rank(completions, **_):
+    order = sorted(range(len(completions)), key=lambda row: len(completions[row]))
+    return [order.index(row) / 10 + len(completions) for row in range(len(completions))]
+rank.whole_groups = True
+"""
+
+
+def test_a_reward_of_whole_groups_gets_the_episodes_of_one_item_at_a_time(config: Path) -> None:
+    rewards = config.with_name("rewards.py")
+    rewards.write_text(RANKING)
+    arguments = ("--set", f"run.reward={rewards}:rank", "--policy", "script", "--policy", "echo")
+
+    played = json.loads(run(config, *arguments, "-n", "3", "--json"))
+
+    assert sorted(each["reward"] for each in played) == [2.0, 2.0, 2.0, 2.1, 2.1, 2.1]
+
+
+def test_what_is_shown_as_the_reward_is_weighed_as_in_the_run(config: Path) -> None:
+    weights = ("--set", "rewards.weights.exact=0.25")
+
+    shown = run(config, "-n", "1", "--policy", "script", *weights)
+
+    assert "script, item 0: reward 0.250, ended by stop" in shown
+
+
 def test_a_reward_that_fails_is_shown_beside_its_episode(config: Path) -> None:
     rewards = config.with_name("rewards.py")
     rewards.write_text("def broken(completion):\n    return 1 / 0\n")

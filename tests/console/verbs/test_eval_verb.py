@@ -73,6 +73,21 @@ def test_a_model_is_asked_the_questions_of_the_runs_evaluations(config: Path) ->
     )
 
 
+def test_each_question_is_a_group_and_all_parts_have_their_weights(config: Path) -> None:
+    model = config.with_name("model")
+    save_tiny_model(model)
+    rewards = config.with_name("rewards.py")
+    body = "return [1 / len(completions) for _ in completions]"
+    rewards.write_text(f"def share(completions, **_): {body}\nshare.whole_groups = True\n")
+    flags = ("--set", f"run.reward={rewards}:share", "--set", "rewards.weights.share=2")
+
+    found = json.loads(
+        run(model, config, *flags, "--set", "rewards.weights.environment=1", "--json")
+    )
+
+    assert found["reward"] == 2.0, "the answers of an untrained model are wrong"
+
+
 def test_each_environment_of_several_has_its_figures(config: Path) -> None:
     model = config.with_name("model")
     save_tiny_model(model)
