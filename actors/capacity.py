@@ -358,7 +358,7 @@ class Work:
         most = self._most()
         if is_full or most is None:
             return passed_s if is_full or episodes else 0.0
-        return tokens / most
+        return min(tokens / most, passed_s)  # the best so far may have been a slow minute's
 
     def _most(self) -> float | None:
         """Tokens a second at the best number; None before enough was seen of any."""

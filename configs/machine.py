@@ -14,10 +14,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from .errors import SettingsError
 
@@ -64,7 +64,7 @@ def install_command(extra: str) -> str:
 MAX_SOCKET_PATH_BYTES = 107  # `sun_path` of Linux holds 108, the last of them 0
 TEMPORARY = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # noqa: S108 - names are random
 FULL_BYTES = 2**20  # nothing of a run goes on in less
-FREE_SPACE = "free some space on the disk of {folder}, and the next start goes on"
+FREE_SPACE = "free some space on the disk of {folder}, and the run, or its next start, goes on"
 
 
 def raise_open_files() -> None:
@@ -136,19 +136,41 @@ def _processor() -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Memory of this machine, or of the container that it looks like.
+# Memory of this machine, or of the container or control group that this process is in.
 
-CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+GROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def memory_of_machine() -> int:
     """Return the bytes of memory that processes may use here together."""
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([whole, *_limits_of_groups()])
+
+
+def _limits_of_groups() -> Iterator[int]:
+    """Read the limits of this process's group and of all around it, of both versions of cgroups.
+
+    In a container its own group may be the root, whatever its name is outside.
+    """
     try:
-        limit = CONTAINER_LIMIT.read_text(encoding="utf-8").strip()
-    except OSError:  # no container, or cgroups of the first version
-        return whole
-    return min(whole, int(limit)) if limit.isdecimal() else whole
+        groups = OWN_GROUPS.read_text(encoding="utf-8").splitlines()
+    except OSError:  # no Linux
+        return
+    for line in groups:
+        _, controllers, place = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            root, name = GROUPS / "memory", "memory.limit_in_bytes"
+        elif not controllers:
+            root, name = GROUPS, "memory.max"
+        else:
+            continue
+        inner = PurePosixPath(place.lstrip("/"))
+        for folder in (inner, *inner.parents):
+            with suppress(OSError):
+                limit = (root / folder / name).read_text(encoding="utf-8").strip()
+                if limit.isdecimal():
+                    yield int(limit)
 
 
 # --------------------------------------------------------------------------------------------------

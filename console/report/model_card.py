@@ -176,6 +176,11 @@ def _scores(evaluations: Sequence[Evaluation]) -> str:
     if not evaluations:
         return "It was not evaluated."
     first, last = evaluations[0], evaluations[-1]
+    if first is last:
+        reward = {} if last.result.reward is None else {REWARD: last.result.reward}
+        alone = {last.result.title: last.score, **reward, **last.by_environment}
+        shown = [(name, _figure(score)) for name, score in alone.items()]
+        return _table(("greedy answers", _after(first.step)), shown)
     rows: list[tuple[str, float | None, float]]
     rows = [(last.result.title, _alike(first, last), last.score)]
     if (first.result.reward, last.result.reward) != (None, None):

@@ -259,17 +259,22 @@ def run_folder_of(path: Path) -> RunFolder:
 
 
 def refuse_changes(folder: RunFolder, settings: Settings) -> None:
-    """Hold a resumed run to the settings it was begun with.
+    """Hold a run that is resumed, or has finished, to the settings it was begun with.
 
     Raises:
         SettingsError: Settings differ that the result depends on; names each with both values.
     """
     changes = changes_of_result(folder, settings)
     if changes:
+        further = ""
+        if folder.state is RunState.FINISHED:
+            further = (
+                f", or train its model further as another run: --set run.name=NEW --set "
+                f"run.model={folder.model}"
+            )
         raise SettingsError(
-            f"an unfinished run must keep the settings it was begun with, got {len(changes)} "
-            f"different in {folder.path}; restore them, or begin anew with --fresh:"
-            + "".join(changes)
+            f"a run must keep the settings it was begun with, got {len(changes)} different in "
+            f"{folder.path}; restore them, or begin anew with --fresh{further}:" + "".join(changes)
         )
 
 

@@ -63,6 +63,9 @@ def schema() -> None:
 
 @app.command()
 def metrics(
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="Part of a name or a meaning.")
+    ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the tables of docs/metrics.md.")
     ] = False,
@@ -71,11 +74,11 @@ def metrics(
 
     The keys of metrics.jsonl, and what each role serves for Prometheus.
 
-    Example: `nyala metrics | grep kl_`
+    Example: `nyala metrics kl_`
     """
     from .reference_lists import metrics_as_lines, metrics_as_markdown  # noqa: PLC0415 - torch
 
-    sys.stdout.write(metrics_as_markdown() if markdown else metrics_as_lines())
+    sys.stdout.write(metrics_as_markdown() if markdown else metrics_as_lines(text))
 
 
 @app.command()

@@ -137,12 +137,22 @@ PAGES = {
 """Metrics by whose page has them."""
 
 
-def metrics_as_lines() -> str:
-    """Write one line for each figure."""
+def metrics_as_lines(text: str | None = None) -> str:
+    """Write one line for each figure, or for those that have a text in it.
+
+    Raises:
+        SettingsError: None has.
+    """
     rows = [("metrics.jsonl", figure.key, figure.unit, figure.meaning) for figure in _sorted()]
     for page, metrics in PAGES.items():
         rows += [(page.lower(), _shown(each), each.unit, each.meaning) for each in metrics]
-    return "".join(f"{where}  {name}  [{unit}]  {meaning}\n" for where, name, unit, meaning in rows)
+    lines = [f"{where}  {name}  [{unit}]  {meaning}\n" for where, name, unit, meaning in rows]
+    found = [line for line in lines if (text or "").lower() in line.lower()]
+    if not found:
+        raise SettingsError(
+            f"no figure has {text!r} in its name or meaning; `nyala metrics` lists all"
+        )
+    return "".join(found)
 
 
 def metrics_as_markdown() -> str:

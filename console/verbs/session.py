@@ -225,12 +225,18 @@ class Session:
         while True:
             outcome = supervisor.tick()
             if time.monotonic() >= show_at or outcome is not None:
-                alive = self._num_alive(supervisor, display)
+                # Redis takes no sign of life on a full disk: that is no death.
+                full = full_disk(self._folder.path)
+                watched = self._actors if full is None else None
+                alive = (
+                    supervisor.running("actor")
+                    if watched is None
+                    else self._num_alive(supervisor, display)
+                )
                 now = progress.look()
                 # A learner that was killed first takes back the steps after its checkpoint.
                 resumed_at = min(resumed_at, now.step)
                 alarm = idle.alarm(self._why_idle(supervisor), now.step)
-                full = full_disk(self._folder.path)
                 if full is not None and not is_full:  # before anything dies of it, or waits
                     display.log(full)
                 is_full = full is not None
@@ -247,7 +253,7 @@ class Session:
                     elapsed_s=stages.elapsed_s,
                     sample=samples.look(),
                 )
-                newest = None if self._actors is None else self._actors.newest
+                newest = None if watched is None else watched.newest
                 display.show(with_store(view, newest, self._settings))
                 show_at = time.monotonic() + self._settings.console.refresh_s
             if outcome is not None:

@@ -142,16 +142,16 @@ def start(launch: Launch, console: Console) -> int:
     settings = resolve(typed)
     folder = RunFolder(settings.run.folder)
     with folder.locked(), ExitStack() as stack:
-        if not launch.fresh and folder.state is RunState.FINISHED:
+        has_begun = not launch.fresh and folder.state is not RunState.NEW
+        if has_begun:
+            settings = resolve_as_begun(typed, load(folder.config))
+            refuse_changes(folder, settings)
+        if has_begun and folder.state is RunState.FINISHED:
             console.print(
                 f"{settings.run.name} has finished; --fresh begins it anew", soft_wrap=True
             )
             print_result(console, folder)
             return 0
-        resumes = not launch.fresh and folder.state is RunState.UNFINISHED
-        if resumes:
-            settings = resolve_as_begun(typed, load(folder.config))
-            refuse_changes(folder, settings)
         redis_url = given_redis(settings.buffer, folder)
         # It imports while we check.
         forks = None if launch.dry_run else stack.enter_context(fork_server_of(settings))
@@ -159,7 +159,7 @@ def start(launch: Launch, console: Console) -> int:
             say_card_memory(console, settings, launch.card_gib)
         _warn(
             console,
-            check_start(settings, redis_url=redis_url, forks=forks, has_begun=resumes),
+            check_start(settings, redis_url=redis_url, forks=forks, has_begun=has_begun),
         )
         if launch.card_gib is None:
             _check_room(console, settings, is_said=launch.dry_run)
@@ -170,7 +170,7 @@ def start(launch: Launch, console: Console) -> int:
             _begin_anew(console, settings, folder, redis_url)
         if launch.trust_checkpoint is not None:
             _trust(console, settings, launch.trust_checkpoint)
-        if resumes:
+        if has_begun:
             start = folder.newest_checkpoint() or "the start: there is no checkpoint yet"
             console.print(f"{settings.run.name} goes on from {start}", highlight=False)
         say_weight_path(console, settings)

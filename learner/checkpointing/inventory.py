@@ -34,7 +34,7 @@ def listed(run_folder: Path) -> Iterator[Mapping[str, object]]:
             "MiB": round(size / MIB),
             "written": f"{written:%Y-%m-%d %H:%M:%S} UTC",
             "by": "this run" if is_own(path, run_key(run_folder)) else "another",
-            "held out": result.score if (result := results.get(step_of(path))) else "",
+            "held out": round(result.score, 4) if (result := results.get(step_of(path))) else "",
             "of": result.title if result else "",
             "is": BEST if path == best else "",
         }

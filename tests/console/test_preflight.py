@@ -226,6 +226,7 @@ def test_a_model_that_was_fetched_before_needs_no_hub(tmp_path, monkeypatch):
     [
         (["m.Q4_K_M.gguf"], "", r"which is GGUF; .*convert it.*gguf_file='m.Q4_K_M.gguf'\)"),
         (["m.gguf"], "m.gguf", r"which is GGUF; .*gguf_file='m.gguf'\).save_pretrained"),
+        (["gguf/m.gguf"], "gguf", r"which is GGUF; .*/gguf', gguf_file='m.gguf'\)"),
         (["model.safetensors"], "model.safetensors", "which is a file; name the folder"),
         (["adapter_config.json", "adapter_model.safetensors"], "", "is an adapter; merge it"),
     ],
@@ -234,6 +235,7 @@ def test_other_files_of_a_model_are_named_with_what_makes_a_directory(
     tmp_path, files, named, answer
 ):
     for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
 
     with pytest.raises(SettingsError, match=answer) as refusal:

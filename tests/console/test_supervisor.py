@@ -90,7 +90,7 @@ def test_a_full_disk_is_the_cause_of_an_end_that_no_log_tells(tmp_path, monkeypa
 
     assert cause_of_end(None, tmp_path) == (
         "the disk must have room, got 0.00 MiB free of 1,024; free some space on the disk of "
-        f"{tmp_path}, and the next start goes on"
+        f"{tmp_path}, and the run, or its next start, goes on"
     )
     assert str(cause_of_end("a thread died", tmp_path)).endswith("(a thread died)")
 

@@ -145,6 +145,12 @@ def test_a_finished_run_is_reported_and_only_fresh_runs_it_again(up):
     assert "r has finished; --fresh begins it anew" in out
     assert up.steps_done() == 3
 
+    code, _, error = up.to_the_end(steps=4)
+
+    assert code == 2
+    assert f"run.name=NEW --set run.model={up.run}/model" in error
+    assert "$.run.steps was 3, got 4" in error
+
     code, out, _ = up.to_the_end("--fresh", steps=4)
 
     assert code == 0

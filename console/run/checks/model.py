@@ -122,7 +122,8 @@ def _refuse_other_files(path: Path) -> None:
     """Name what makes a model directory of other files of a model."""
     files = [each.name for each in path.iterdir()] if path.is_dir() else []
     has_weights = any(name.endswith(".safetensors") for name in files)
-    gguf = next((name for name in [path.name, *files] if name.lower().endswith("gguf")), None)
+    names = files if path.is_dir() else [path.name]
+    gguf = next((name for name in names if name.lower().endswith("gguf")), None)
     if gguf is not None and not has_weights:
         folder = str(path if path.is_dir() else path.parent)
         raise SettingsError(

@@ -52,6 +52,13 @@ def test_an_engine_that_has_become_slower_works_all_of_the_time_again() -> None:
     assert play(work, 60, speed=200, episodes=4) == pytest.approx(60.0)
 
 
+def test_no_interval_has_more_work_than_time() -> None:
+    work = Work()
+    play(work, 60, speed=1, episodes=4)  # the machine was busy with something else
+
+    assert play(work, 10, speed=200, episodes=3) == 10.0
+
+
 def test_a_short_burst_is_no_measure() -> None:
     work = Work()
     play(work, 60, speed=100, episodes=4)

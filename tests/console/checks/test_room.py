@@ -249,13 +249,30 @@ def test_dry_run_doctor_and_start_check_the_same_room(settings, memory, tmp_path
     assert "GiB  together" in said
 
 
-def test_a_container_has_the_memory_of_its_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "CONTAINER_LIMIT", tmp_path / "memory.max")
+@pytest.mark.parametrize(
+    ("line", "file", "unlimited"),
+    [
+        ("0::/", "memory.max", "max"),
+        ("0::/job/step", "memory.max", "max"),
+        ("0::/job/step", "job/memory.max", "max"),
+        ("0::/job/step", "job/step/memory.max", "max"),
+        ("4:memory:/job/step", "memory/job/memory.limit_in_bytes", "9223372036854771712"),
+        ("4:memory:/docker/abc", "memory/memory.limit_in_bytes", "9223372036854771712"),
+    ],
+)
+def test_a_container_or_job_has_the_memory_of_its_limit(
+    tmp_path, monkeypatch, line, file, unlimited
+):
     whole = machine.memory_of_machine()
-    (tmp_path / "memory.max").write_text("max\n")
-    assert machine.memory_of_machine() == whole
+    monkeypatch.setattr(machine, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(machine, "OWN_GROUPS", tmp_path / "own")
+    (tmp_path / "own").write_text(f"2:cpu,cpuacct:/else\n{line}\n")
+    limit = tmp_path / "groups" / file
+    limit.parent.mkdir(parents=True)
+    limit.write_text(f"{unlimited}\n")
+    assert machine.memory_of_machine() >= whole
 
-    (tmp_path / "memory.max").write_text(f"{2**28}\n")
+    limit.write_text(f"{2**28}\n")
     assert machine.memory_of_machine() == 2**28
 
 

@@ -33,7 +33,7 @@ TABLES: dict[str, Any] = {
 }
 
 
-def _card(folder: Path, **run: object) -> Any:
+def _card(folder: Path, step: int = 50, **run: object) -> Any:
     tables = {"name": "r", "directory": folder, "steps": 90, **run}
     settings = Settings.model_validate({"run": tables, **TABLES})
     settings.run.folder.mkdir()
@@ -43,7 +43,7 @@ def _card(folder: Path, **run: object) -> Any:
     versions = {"torch": "2.13.0", "system": "Linux host-of-ann"}
     (settings.run.folder / VERSIONS_FILE).write_text(json.dumps(versions), encoding="utf-8")
     (folder / "model").mkdir()
-    write_card(folder / "model", settings, 50)
+    write_card(folder / "model", settings, step)
     return ModelCard.load(folder / "model" / CARD)
 
 
@@ -64,6 +64,13 @@ def test_a_card_has_the_figures_of_its_model_and_what_it_was_trained_on(tmp_path
     assert card.data.tags is not None
     assert "reinforcement-learning" in card.data.tags
     assert card.data.license is None
+
+
+def test_a_card_of_a_model_that_was_not_evaluated_since_the_start_says_so(tmp_path: Path) -> None:
+    card = _card(tmp_path, step=8, **SECRETS)
+
+    assert "| greedy answers | before |\n" in card.text
+    assert "| accuracy | 0.000 |\n" in card.text
 
 
 def test_a_card_has_no_place_address_or_key(tmp_path: Path) -> None:

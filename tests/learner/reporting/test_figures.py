@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from buffer.record.episode import PolicyVersion
+from configs.errors import SettingsError
 from configs.metrics import CARD_METRICS, Histogram
-from console.verbs.reference_lists import metrics_as_markdown
+from console.verbs.reference_lists import metrics_as_lines, metrics_as_markdown
 from learner.model.ranks import Ranks
 from learner.reporting.figures import FIGURES
 from learner.reporting.metrics import BatchFigures, StepTimes
@@ -98,3 +99,12 @@ def test_a_learner_is_ready_from_its_first_wait_for_a_batch() -> None:
     assert page.health.not_alive() is None
     page.pulse.beat()
     assert page.health.not_ready() is None
+
+
+def test_figures_are_found_by_a_part_of_their_name_or_meaning() -> None:
+    found = metrics_as_lines("KL_")
+
+    assert found
+    assert all("kl_" in line.lower() for line in found.splitlines())
+    with pytest.raises(SettingsError, match=r"no figure has 'nonsense'.*lists all"):
+        metrics_as_lines("nonsense")
