@@ -91,11 +91,18 @@ def learner_waits(window: Window, settings: Settings, holds: bool) -> str | None
     most, bound = min(bounds_on_actors(settings))
     # More would have no work, or would be refused.
     limit = f", of which no more than {most} can work, as {bound}" if wanted > most else ""
+    at_a_time, fuller = settings.actors.max_concurrent_episodes, ""
+    if at_a_time != "auto":
+        now = at_a_time or "null"
+        fuller = (
+            f"more episodes at a time (actors.max_concurrent_episodes, now {now}: auto finds how "
+            f"many), or "
+        )
     return (
         f"the learner waited {share:.0%} of the time for episodes: {wanted} actors instead of "
         f"{actors} would feed it{limit}, where they have cores or cards of their own "
-        f"(actors.count, now {settings.actors.count}), or fewer tokens: run.max_completion_tokens "
-        f"(now {settings.run.max_completion_tokens})"
+        f"(actors.count, now {settings.actors.count}); else {fuller}fewer tokens: "
+        f"run.max_completion_tokens (now {settings.run.max_completion_tokens})"
     )
 
 
