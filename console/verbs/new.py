@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -15,7 +16,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from actors.chat import read_prompt
+from actors.chat import column_at, read_prompt
 from actors.environments.dataset.rows import open_rows
 from actors.environments.registry import make_dataset, make_environment
 from actors.episodes.maker import EpisodeMaker
@@ -49,7 +50,15 @@ TOKEN_STEP = 32  # limits of tokens are multiples of it
 LEAST_ANSWER = 64  # tokens: room to reason a little
 MOST_EVALUATED = 64  # held-out questions
 QUESTIONS = ("question", "prompt", "problem", "input", "instruction", "messages")
-ANSWERS = ("answer", "ground_truth", "final_answer", "solution", "output", "target")
+ANSWERS = (
+    "answer",
+    "ground_truth",
+    "reward_model.ground_truth",  # of verl
+    "final_answer",
+    "solution",
+    "output",
+    "target",
+)
 HELD_OUT = "held-out questions in each"
 NONE_HELD_OUT = "no row is held out: add more, or name a file of them, held_out: FILE, above"
 MICROBATCHES = (16384, 8192, 4096, 2048)  # tokens, until one fits
@@ -284,16 +293,27 @@ def columns_of(path: Path) -> dict[str, Any]:
     """
     rows = open_rows(str(path))
     first = next(iter(rows), {})
-    asked, told = (next((n for n in names if n in first), None) for names in (QUESTIONS, ANSWERS))
+    asked, told = (
+        next((name for name in names if _has_column(first, name)), None)
+        for names in (QUESTIONS, ANSWERS)
+    )
     if asked is None or told is None:
         missing, names = ("question", QUESTIONS) if asked is None else ("answer", ANSWERS)
         raise SettingsError(
             f"--data must have a column of each {missing}, one of {', '.join(names)}, got "
             f"{', '.join(first) or 'no rows'} in {path}; rename one"
         )
-    numbers = all(stated_number(str(row.get(told))) is not None for row in rows)
+    numbers = all(stated_number(str(column_at(row, told))) is not None for row in rows)
     scorer = "numeric" if numbers else "exact"
     return {"path": str(path), "prompt": asked, "answer": told, "scorer": scorer}
+
+
+def _has_column(row: Mapping[str, Any], name: str) -> bool:
+    try:
+        column_at(row, name)
+    except KeyError:
+        return False
+    return True
 
 
 def _microbatch(settings: Settings) -> int:

@@ -104,6 +104,23 @@ def test_rows_that_are_named_give_columns_lengths_and_scorer_and_stay_where_they
     assert run.eval_episodes == make_dataset(run).counts[1] < 64
 
 
+def test_rows_made_for_verl_have_their_answers_in_a_column(tmp_path: Path) -> None:
+    row = {
+        "data_source": "sums",
+        "prompt": [{"role": "user", "content": "1 + 2?"}],
+        "reward_model": {"style": "rule", "ground_truth": "3"},
+        "extra_info": {"index": 0},
+    }
+    (tmp_path / "verl.jsonl").write_text(json.dumps(row) + "\n")
+
+    assert new.columns_of(tmp_path / "verl.jsonl") == {
+        "path": str(tmp_path / "verl.jsonl"),
+        "prompt": "prompt",
+        "answer": "reward_model.ground_truth",
+        "scorer": "numeric",
+    }
+
+
 def test_words_as_answers_are_compared_exactly(tmp_path: Path) -> None:
     (tmp_path / "words.csv").write_text("prompt,answer\ncapital of France?,Paris\n3 + 4?,7\n")
 
