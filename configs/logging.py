@@ -16,6 +16,7 @@ import logging
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from types import TracebackType
 
@@ -108,12 +109,20 @@ def _rendering(is_terminal: bool) -> list[Processor]:
 
 
 def quiet_libraries() -> None:
-    """Keep warnings of libraries out of a terminal; call before importing vLLM."""
+    """Keep warnings of libraries out of a terminal; call before importing torch and vLLM."""
     # vLLM installs handlers of its own when it is imported, unless this is set beforehand.
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(torch|vllm)\.")
+    # torch sets the levels of its loggers when it is imported; a filter stays.
+    logging.getLogger("torch._library.triton").addFilter(_is_error)
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 def _log_uncaught(

@@ -140,7 +140,10 @@ def describe_end(code: int) -> str:
         return "lost its engine"
     if code == ENGINE_NOT_STARTED:
         return "could not start its engine"
-    return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+    if code >= 0:
+        return f"ended with code {code}"
+    # The kernel leaves no word where memory runs out.
+    return f"was killed by signal {-code}" + " (out of memory?)" * (code == -signal.SIGKILL)
 
 
 NO_ROOM = {os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)}

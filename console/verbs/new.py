@@ -43,6 +43,7 @@ FILES = {
     "rewards.py": "rewards.py",
     "env.py": "env.py",
     "project_test.txt": "test_PROJECT.py",
+    "pytest.ini": "pytest.ini",  # in a checkout of ours, whose settings want plugins
 }
 ROWS = 1000  # of data.jsonl, for a model that is made
 PROBLEMS = 656  # of data.jsonl, for a model that is named
@@ -127,7 +128,7 @@ def new(
     text = re.sub("[A-Z_]{4,}", lambda word: placed.get(word[0], word[0]), text)
     (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     say, rows = Console(), "data.jsonl, " * (data is None)
-    print_line(say, f"{folder}/  {name}.yaml, rewards.py, env.py, {rows}test_{name}.py")
+    print_line(say, f"{folder}/  {name}.yaml, rewards.py, env.py, {rows}test_{name}.py, pytest.ini")
     print_line(say, f"next:  nyala up {folder / name}.yaml --dry-run")
 
 
@@ -250,12 +251,16 @@ def _fitted(model: str, columns: dict[str, Any]) -> dict[str, str]:
 def first_look(settings: Settings) -> tuple[float, str]:
     """Choose a temperature by what the untrained model answers; empty scores = it could not."""
     say = Console(stderr=True)
-    say.print("asking the model some questions, for a temperature", style="dim")
+    say.print(
+        f"asking the model {LOOKED_AT} questions {1 + len(TEMPERATURES)} times, for a temperature; "
+        f"on a CPU that may take minutes, {LOOK_S / 60:.0f} at most",
+        style="dim",
+    )
     quiet_libraries()
     small = settings.actors.model_copy(update={"engine": "torch"})
     try:
         with own_stdout():
-            scores = asyncio.run(scores_at(settings.model_copy(update={"actors": small})))
+            scores = asyncio.run(scores_at(settings.model_copy(update={"actors": small}), say))
     except (NyalaError, TimeoutError) as error:
         why = str(error) or f"they took longer than {LOOK_S:.0f} s"
         say.print(f"run.temperature stays {TEMPERATURES[0]}: {why}", style="yellow")
@@ -266,8 +271,8 @@ def first_look(settings: Settings) -> tuple[float, str]:
     return (good or TEMPERATURES[-1:])[0], f"untrained: greedy {greedy:.2f}, sampled {told}"
 
 
-async def scores_at(settings: Settings) -> dict[float, float]:
-    """Return the mean score of answers by temperature; 0 = greedy."""
+async def scores_at(settings: Settings, say: Console) -> dict[float, float]:
+    """Return the mean score of answers by temperature, and say each; 0 = greedy."""
     run, limit_s = settings.run, settings.actors.environment_timeout_s
     environment = make_environment(run)
     tasks = [training_task(run, number * run.group_size) for number in range(LOOKED_AT)]
@@ -278,6 +283,7 @@ async def scores_at(settings: Settings) -> dict[float, float]:
             specs = [msgspec.structs.replace(task, temperature=each) for task in tasks]
             played = await play_model(model.engine, model.tokenizer, maker, environment, specs)
             scores[each] = fmean(one.score.reward for one in played)
+            say.print(f"  at {each:g}: score {scores[each]:.2f}", style="dim")
     return scores
 
 

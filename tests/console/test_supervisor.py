@@ -172,7 +172,10 @@ def test_a_dead_process_starts_again_after_its_pause(ring):
     ring.supervisor.tick()
     assert ring.supervisor.running("actor") == 2
     assert ring.logged == [
-        "actor-1 was killed by signal 9; it starts again in 0.5 s: actor-1 complains"
+        (
+            "actor-1 was killed by signal 9 (out of memory?); "
+            "it starts again in 0.5 s: actor-1 complains"
+        )
     ]
 
 

@@ -233,7 +233,7 @@ def test_a_killed_actor_is_replaced(up):
     out, _ = child.communicate(timeout=60)
 
     assert child.returncode == 0
-    assert "was killed by signal 9; it starts again in" in out
+    assert "was killed by signal 9 (out of memory?); it starts again in" in out
 
 
 def test_a_settings_error_of_a_process_stops_the_run_with_its_words(up):

@@ -160,7 +160,7 @@ def test_rows_that_cannot_be_fitted_are_refused_and_leave_no_folder(
 def test_the_highest_temperature_with_half_of_the_greedy_score_is_chosen(
     monkeypatch: pytest.MonkeyPatch, scores: dict[float, float], chosen: float
 ) -> None:
-    async def found(_: Settings) -> dict[float, float]:
+    async def found(*_: object) -> dict[float, float]:
         return dict(scores)
 
     monkeypatch.setattr(new, "scores_at", found)
@@ -173,7 +173,7 @@ def test_a_model_that_cannot_be_asked_keeps_the_usual_temperature(
 ) -> None:
     errors: list[Exception] = [EngineError("no such kind of model"), TimeoutError()]
 
-    async def refused(_: Settings) -> dict[float, float]:
+    async def refused(*_: object) -> dict[float, float]:
         raise errors.pop(0)
 
     monkeypatch.setattr(new, "scores_at", refused)
@@ -263,6 +263,9 @@ def test_a_model_that_cannot_be_trained_leaves_no_folder(
 
 @pytest.mark.slow
 def test_its_own_tests_pass_and_can_fail(project: Path) -> None:
+    # As in a checkout of ours, whose settings an environment without its plugins does not take.
+    outside = '[tool.pytest.ini_options]\naddopts = ["--strict-config"]\nunknown = 1\n'
+    project.with_name("pyproject.toml").write_text(outside)
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"]
     # No bytecode: the second file is as long as the first, and may be of the same second.
     environment = os.environ | {
