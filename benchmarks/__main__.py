@@ -19,6 +19,7 @@ LIMIT_S = 300.0  # on busy cores; on quiet ones most take a minute
 ERROR_LINES = 30
 SHORT_FORMS = {
     "batch_size": "batch_size --blocks 64",
+    "card": "card --only machine --only learner --device cpu --tiny",
     "delivery": "delivery --only nyala --only raw_zeromq --only streams_ack",
     "delivery_fleet": "delivery --only fleet --actors 100",
     "environments": "environments",

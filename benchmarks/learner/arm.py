@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -25,13 +26,13 @@ from buffer.record.episode import Episode
 from configs.architecture import LogitChange
 from configs.settings import AlgorithmSettings, LearnerSettings
 from learner.algorithm.losses import policy_loss
-from learner.algorithm.microbatch import Prepared, empty_microbatch
+from learner.algorithm.microbatch import Microbatch, Prepared, empty_microbatch
 from learner.data.batch import pack, plan_batch
 from learner.model.activations import Kept
 from learner.model.logits import Softmax
 from learner.model.output_layer import score_tokens
 from learner.model.policy import Policy, shard
-from learner.model.ranks import join
+from learner.model.ranks import Ranks, join
 from learner.training.optimizer import Schedule, ScheduledOptimizer
 from learner.training.step import train_batch
 
@@ -48,15 +49,18 @@ class OurLoop:
         *,
         activations: Kept = "none",
         compiled: bool = False,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        longest: int = MOST_TOKENS,
     ) -> None:
         torch.set_num_threads(1)
-        self.ranks = join("cpu", threads=1)
-        self._budget = budget
+        self.ranks = _ranks(device)
+        self._budget, self._longest = budget, longest
         self._settings = AlgorithmSettings()
         self.policy = shard(
             Policy(causal_lm, temperature=1.0),
             self.ranks.mesh,
-            dtype=torch.float32,
+            dtype=dtype,
             activations=activations,
             compiled=compiled,
         )
@@ -65,22 +69,36 @@ class OurLoop:
 
     def step(self, episodes: list[Episode]) -> object:
         """Train one batch."""
+        return self.train(self.pack(episodes))
+
+    def pack(self, episodes: list[Episode]) -> list[Microbatch]:
+        """Plan a batch and make its microbatches."""
         plan = plan_batch(
             1,
             episodes,
             ranks=1,
             settings=self._settings,
-            max_completion_tokens=MOST_TOKENS,
+            max_completion_tokens=self._longest,
             microbatch_tokens=self._budget,
         )
+        return pack(plan, episodes, settings=self._settings, lineages={1: 0}, lineage=1)
+
+    def train(self, microbatches: list[Microbatch]) -> object:
+        """Train a batch that is packed."""
         return train_batch(
             self.policy,
             self.optimizer,
             1,
-            pack(plan, episodes, settings=self._settings, lineages={1: 0}, lineage=1),
+            microbatches,
             settings=self._settings,
             ranks=self.ranks,
         )
+
+
+@cache
+def _ranks(device: str) -> Ranks:
+    """Join the only group of this process."""
+    return join(device, threads=1)
 
 
 def step(kind: str, groups: int, budget: int, shortest: int, longest: int) -> dict[str, float]:

@@ -110,7 +110,9 @@ def _version(package: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    done = subprocess.run(
-        ["git", "-C", str(REPOSITORY), *arguments], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() if done.returncode == 0 else None
+    with suppress(FileNotFoundError):  # a copy of this checkout may lie where there is no git
+        done = subprocess.run(
+            ["git", "-C", str(REPOSITORY), *arguments], capture_output=True, text=True, check=False
+        )
+        return done.stdout.strip() if done.returncode == 0 else None
+    return None

@@ -18,7 +18,11 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.timeout(1200)  # kernels compile, in learner and actor
 def test_the_demo_learns_on_one_card(tmp_path: Path, table: list[str]) -> None:
-    settings = ["actors.count=1", "actors.kv_cache_gib=1", "run.steps=40"]
+    card = [
+        "actors.kv_cache_gib=1",
+        "actors.gpu_memory_utilization=0.3",
+    ]  # beside whatever else is on it
+    settings = ["actors.count=1", *card, "run.steps=40"]
     given = [word for each in settings for word in ("--set", each)]
     start = "from console.main import app; app()"
     command = [sys.executable, "-c", start, "up", str(ROOT / "configs/demo.yaml"), *given]

@@ -33,7 +33,8 @@ def test_twenty_swaps_under_graphs_leave_the_learners_policy(
     from actors.engine.vllm_options import VllmOptions
 
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(Qwen3Config(**shape)).bfloat16().eval()
+    with torch.device("cuda"):  # where each version is drawn in no time
+        model = Qwen3ForCausalLM(Qwen3Config(**shape)).bfloat16().eval()
     model.save_pretrained(tmp_path / "model")
 
     async def story() -> list[float]:
@@ -44,6 +45,7 @@ def test_twenty_swaps_under_graphs_leave_the_learners_policy(
                 dtype="bfloat16",
                 in_process=False,
                 kv_cache_gib=2,
+                gpu_memory_utilization=0.3,  # must be free, beside whatever else is on the card
             )
         )
         await engine.start()

@@ -40,10 +40,11 @@ def make_model(
 
 def perturb(model: Qwen3ForCausalLM, *, seed: int, scale: float = 0.05) -> None:
     """Make another version: move every parameter."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(model.device).manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
+            noise = torch.randn(parameter.shape, generator=generator, device=model.device)
+            parameter.add_(scale * noise)
 
 
 def stage(
@@ -56,7 +57,7 @@ def stage(
     payload = bytearray()
     specs = []
     for name, parameter in model.named_parameters():
-        wire = parameter.detach().to(getattr(torch, dtype)).contiguous()
+        wire = parameter.detach().to("cpu", getattr(torch, dtype)).contiguous()
         raw = wire.view(torch.uint8).numpy().tobytes()
         specs.append(TensorSpec(name, dtype, tuple(wire.shape), len(payload), len(raw)))
         payload += raw
