@@ -83,6 +83,7 @@ async def run_actor(
         device=device,
         place=line,
         gate=gate.wait,
+        model=settings.run.model_path,
         on_brokers=client.learn,
     )
     loop = ActorLoop(
@@ -100,9 +101,8 @@ async def run_actor(
     )
     page = ActorPage(loop, engine, receiver, settings)
     beside = [asyncio.create_task(work) for work in (_stop_with(stop, loop), page.pulse.keep())]
-    name = incarnation.rpartition("-")[0]
     try:
-        with page.serving(settings, name=name):
+        with page.serving(settings, name=incarnation.rpartition("-")[0]):
             await loop.run()
     finally:
         for task in beside:

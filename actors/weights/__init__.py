@@ -1,6 +1,7 @@
 """Weight versions from announcement to staging memory.
 
 counters       Counters of an actor's weight transfers and swaps
+exact          Judgement of a probe that is refused for good: float32 decides which side is wrong
 group          Transport through a weight group: join it, receive all bytes or updates, confirm, or
                leave it
 held           Versions that this actor serves to peers: one complete, one arriving, and updates to

@@ -70,6 +70,11 @@ class ProbeJudge:
         self._ratio: float | None = None
         """Of what the first version has shown to the learner's rounding; None before it."""
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether a person has set the bound."""
+        return self._tolerance is not None
+
     def bound(self, probe: Probe, dtype: str) -> Difference:
         """Return what this version may show."""
         if self._tolerance is not None:

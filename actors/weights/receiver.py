@@ -10,7 +10,13 @@ with what it was given (`read_back.py`).
 
     news ──▶ group, memory, pull ──▶ staged, digest right ──▶ gate ──▶ apply ──▶ probe right:
                              ▲                                           │           serving
-                             └────── wrong: DIRTY, pull once more ───────┘ again: WeightsError
+                             └────── wrong: DIRTY, pull again ───────────┘
+
+What is stored wrong twice ends the actor (WeightsError). A probe that is refused a third time is
+judged in float32 (`exact.py`): where neither side is wrong the version is served after all;
+an engine that served before may have spoilt itself, which a new one mends, so the actor ends; else
+a restart would mend nothing, and the actor says what would and stands until there is a newer
+version.
 
 A publisher that vanishes changes nothing here: the engine goes on with the version it has.
 
@@ -30,6 +36,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -50,6 +57,7 @@ from configs.errors import (
 from configs.settings import ActorSettings
 
 from .counters import WeightCounters
+from .exact import Exact, Sides, exact_logprobs
 from .links import Caller, PublisherLink
 from .place import MemberPlace, OwnProcess
 from .probe import Difference, ProbeJudge
@@ -60,6 +68,9 @@ from .staging_files import StagedVersion, StagingFile, StagingFiles
 from .transfer import NOTHING, FromPublisher, WeightTransfer
 
 log = structlog.get_logger()
+
+MOST_PULLS = 2
+"""Of one version again, before float32 decides."""
 
 
 class Swapping(Protocol):
@@ -95,6 +106,8 @@ class WeightReceiver:
         device: `cuda` if `place` can be in an NCCL group.
         place: Where weight groups are joined; None = this process.
         gate: Returns when a swap may happen; bounds its own waiting.
+        model: Whose shapes versions have, for float32 to decide about a refused one; None = such a
+            refusal ends the actor.
         on_brokers: Receives where the publisher says that brokers are.
     """
 
@@ -109,6 +122,7 @@ class WeightReceiver:
         device: str = "cpu",
         place: MemberPlace | None = None,
         gate: Gate = open_gate,
+        model: str | None = None,
         on_brokers: Callable[[Sequence[str]], None] = lambda _: None,
     ) -> None:
         self._on_brokers = on_brokers
@@ -117,6 +131,7 @@ class WeightReceiver:
         self._device = device
         self._place = place or OwnProcess()
         self._gate = gate
+        self._exact: Exact | None = partial(exact_logprobs, model) if model is not None else None
         self._files = StagingFiles("staging", fallback=staging)
         self._link = PublisherLink(caller=caller, join=self._join, on_message=self._on_message)
         self._sources = WeightSources(self._link.post, order=settings.pull_from, caller=caller)
@@ -143,6 +158,10 @@ class WeightReceiver:
         self._is_applying = False
         self._num_overwritten = 0
         """Versions in a row."""
+        self._num_refused = 0
+        """Versions in a row, those of them that were the same one again included."""
+        self._verdict = ""
+        """Why no version is served although all of it is here."""
         self._arrived = asyncio.Event()
         self._served = asyncio.Condition()
         self._serving_since: float | None = None
@@ -194,8 +213,12 @@ class WeightReceiver:
             elif self._transfer.awaited is not None:  # longer: this process was stopped meanwhile
                 silent_s += min(time.monotonic() - looked_at, 2 * look_s)
             seen = awaited if wanted else seen
-            if silent_s >= limit_s:
+            if silent_s < limit_s:
+                continue
+            if not self._verdict:
                 raise DeadlineError(self._silence(publication, *seen))
+            log.error("weights not served; waiting for newer ones", reason=self._verdict)
+            silent_s = 0.0
         return self.version
 
     def _silence(self, publication: Publication, arrived: int, wanted: int) -> str:
@@ -304,24 +327,29 @@ class WeightReceiver:
             self._fetch_overwritten_again(error)
             return
         self._num_overwritten = 0
-        fault = await self._probe(manifest)
-        fault = fault or await self._storage.fault(staged, is_again=was_dirty)
-        if not fault:
+        refusal = await self._probe(staged)
+        fault = await self._storage.fault(staged, is_again=was_dirty or bool(refusal))
+        if fault and was_dirty:
+            raise WeightsError(f"twice in a row, the second time after another pull: {fault}")
+        if not (fault or refusal):
+            self._num_refused = 0
             self._counters.updates += 1
             await self._serve(manifest.version)
-            return
-        if was_dirty:
-            raise WeightsError(f"twice in a row, the second time after another pull: {fault}")
-        log.error("weights in the engine are wrong; pulling once more", reason=fault)
-        self._transfer.fetch_again()
+        elif fault or self._num_refused < MOST_PULLS:
+            self._num_refused += not fault
+            log.error("weights in the engine are wrong; pulling again", reason=fault or refusal)
+            # The second time into memory of this actor's own, over another way.
+            self._transfer.fetch_again(may_borrow=self._num_refused < MOST_PULLS)
+        else:
+            await self._settle(staged, refusal)
 
-    async def _probe(self, manifest: WeightManifest) -> str:
+    async def _probe(self, staged: StagedWeights) -> str:
         """Compare what the engine computes with what the learner does; empty = they agree."""
+        manifest = staged.manifest
         logprobs = await self._engine.probe(manifest.probe.token_ids)
-        dtype = manifest.tensors[0].dtype
         difference = Difference.of(logprobs, manifest.probe.logprobs)
-        bound = self._judge.bound(manifest.probe, dtype)
-        if self._judge.accepts(difference, manifest.probe, dtype):
+        bound = self._bound(manifest)
+        if self._judge.accepts(difference, manifest.probe, manifest.tensors[0].dtype):
             self._counters.note_probe(difference.mean, difference.largest)
             return ""
         self._counters.probe_mismatches += 1
@@ -331,6 +359,32 @@ class WeightReceiver:
             "of its own may show more: set actors.probe_tolerance"
         )
 
+    async def _settle(self, staged: StagedWeights, refusal: str) -> None:
+        """Decide in float32 about a version that the probe refuses however often it is pulled.
+
+        Raises:
+            WeightsError: Another engine may do better.
+        """
+        manifest = staged.manifest
+        if self._exact is None:
+            raise WeightsError(f"{MOST_PULLS + 1} times in a row: {refusal}")
+        try:
+            exact = await asyncio.to_thread(self._exact, staged)
+        except (ImportError, KeyError, OSError, RuntimeError, ValueError, WeightsError) as error:
+            self._verdict = f"{refusal}; float32 cannot decide: {error or type(error).__name__}"
+        else:
+            ours = await self._engine.probe(manifest.probe.token_ids)
+            sides = Sides.of(ours, manifest.probe, exact, self._bound(manifest))
+            self._verdict = f"{refusal}; {sides}"
+            if sides.engine_is_right and sides.learner_is_right and not self._judge.is_fixed:
+                log.warning("engine and learner differ, and neither is wrong", reason=str(sides))
+                self._counters.updates += 1
+                await self._serve(manifest.version)
+                return
+            if not sides.engine_is_right and self._serving_since is not None:
+                raise WeightsError(self._verdict)
+        log.error("weights not served; waiting for newer ones", reason=self._verdict)
+
     def _fetch_overwritten_again(self, error: WeightsOverwritten) -> None:
         """Use the newest version where it lies; the second time in a row, take a copy of it."""
         log.warning("weights not applied", reason=str(error))
@@ -338,8 +392,11 @@ class WeightReceiver:
         self._counters.overwritten += 1
         self._transfer.fetch_again(may_borrow=self._num_overwritten < 2)
 
+    def _bound(self, manifest: WeightManifest) -> Difference:
+        return self._judge.bound(manifest.probe, manifest.tensors[0].dtype)
+
     async def _serve(self, version: PolicyVersion) -> None:
-        self.is_dirty = False
+        self.is_dirty, self._verdict = False, ""
         self._serving_since = self._serving_since or time.monotonic()
         async with self._served:
             self.version = version

@@ -211,14 +211,25 @@ def test_a_probe_that_disagrees_once_is_cured_by_pulling_again(plane):
     actor.end()
 
 
-def test_a_probe_that_disagrees_twice_ends_the_actor(plane):
+def test_a_probe_that_disagrees_twice_is_cured_by_pulling_a_second_time(plane):
     plane.publish()
 
     actor = plane.actor("twice", spoil=2)
 
+    actor.wait("synced")
+    counters = actor.counters()
+    assert (counters["probe_mismatches"], counters["pulls"]) == (2, 3)
+    actor.end()
+
+
+def test_a_probe_that_disagrees_three_times_ends_an_actor_without_a_judge(plane):
+    plane.publish()
+
+    actor = plane.actor("thrice", spoil=3)
+
     failed = actor.wait("failed")
     assert failed["kind"] == "WeightsError"
-    assert failed["text"].startswith("twice in a row")
+    assert failed["text"].startswith("3 times in a row")
     assert "actors.probe_tolerance" in failed["text"]
     actor.end()
 
