@@ -328,7 +328,7 @@ actors.engine.weights.loading:NyalaWeightTransferEngine.receive_weights  in each
 actors.engine.weights.pinned_files:PinnedFiles.view  from a file that the card reads by itself
 actors.engine.engine_thread:EngineThread.apply  between two steps; the version is this one now
 actors.weights.receiver:WeightReceiver._probe  compares log-probs with the learner's
-actors.weights.probe:ProbeJudge.accepts  within what the engine has shown
+actors.weights.probe:ProbeJudge.bound  within what rounding explains
 actors.weights.read_back:StorageCheck.fault  and now and then all that is stored
 actors.weights.receiver:WeightReceiver._serve  lets work in again
 actors.loop:ActorLoop._lease  asks for work with the new version

@@ -349,7 +349,7 @@ class WeightReceiver:
         logprobs = await self._engine.probe(manifest.probe.token_ids)
         difference = Difference.of(logprobs, manifest.probe.logprobs)
         bound = self._bound(manifest)
-        if self._judge.accepts(difference, manifest.probe, manifest.tensors[0].dtype):
+        if difference.is_within(bound):
             self._counters.note_probe(difference.mean, difference.largest)
             return ""
         self._counters.probe_mismatches += 1

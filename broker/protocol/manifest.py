@@ -74,7 +74,7 @@ class Probe(Part, frozen=True):
     logprobs: Many[Real]
     """len(token_ids) - 1 values, nats."""
     rounding_mean: Real = 0.0
-    """By how much they move where the first layer's input is rounded once more, on average."""
+    """By how much they move where all that modules return is rounded once more, on average."""
     rounding_max: Real = 0.0
     """And at most."""
 

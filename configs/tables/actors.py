@@ -175,8 +175,8 @@ class ActorSettings(Table):
     Change it where an actor of the learner's machine shall take weights as one elsewhere does."""
     probe_tolerance: Annotated[float, Field(gt=0)] | None = None
     """Largest difference in nats between the engine's log-probs and the learner's on the probe;
-    null = 1e-3 for float32; 0.05 on average and 1 on one token for bfloat16, or more where the
-    learner's own rounding and the actor's first weights show more.
+    null = three times what the learner's own rounding moves them on average, six times that on one
+    token, and never less than 5e-5 and 5e-4 for float32, 5e-3 and 5e-2 for bfloat16.
 
     Change it when an engine with kernels or a precision of its own is refused, and you accept its
     difference."""

@@ -366,29 +366,45 @@ def probe_scores(
 
 
 def rounded_logprobs(
-    policy: Policy, token_ids: tuple[int, ...], *, dtype: torch.dtype
+    policy: Policy, token_ids: tuple[int, ...], seed: int = 0, *, dtype: torch.dtype
 ) -> list[float]:
-    """Score as `probe_logprobs`, with the input of the first layer rounded at random.
+    """Score as `probe_logprobs`, with all that modules return rounded once more, at random.
+
+    Two right implementations differ as two such passes do: each rounds after every operation, and
+    all later layers pass it on.
 
     Args:
         policy: Sharded or whole.
         token_ids: At least 2.
-        dtype: That engines compute in. A policy in a finer one, as every one is on a CPU, computes
-            in it for this once: engines round after each operation, so one rounding is too little.
+        seed: Of the rounding.
+        dtype: That engines compute in. A policy in a finer one, as every one is on a CPU, rounds to
+            it here; logits too, unless they have a dtype of their own.
+
+    What lies within a kernel is not rounded, as the activation of a fused inner layer.
     """
-    random = torch.Generator().manual_seed(0)
+    random = torch.Generator(policy.device).manual_seed(seed)
 
-    def round_once(_module: nn.Module, _inputs: object, states: Tensor) -> Tensor:
-        noise = torch.rand(states.shape, generator=random).to(states.device)
-        coarser = max(states.dtype, dtype, key=lambda each: torch.finfo(each).eps)
-        unit = torch.finfo(coarser).eps / 2
-        return (states.float() * (1 + unit * (2 * noise - 1))).to(coarser)
+    def round_once(_module: nn.Module, _inputs: object, output: object) -> object:
+        states, *others = output if isinstance(output, tuple) else (output,)
+        if not (isinstance(states, Tensor) and states.is_floating_point()):
+            return output
+        noise = torch.rand(states.shape, generator=random, device=states.device)
+        unit = max(torch.finfo(each).eps for each in (states.dtype, dtype)) / 2
+        rounded = (states.float() * (1 + unit * (2 * noise - 1))).to(states.dtype)
+        return (rounded, *others) if isinstance(output, tuple) else rounded
 
-    embedding = policy.causal_lm.get_input_embeddings()
-    handle = embedding.register_forward_hook(round_once)
-    is_coarse = dtype == torch.bfloat16
+    trunk, softmax = policy.causal_lm.base_model, policy.softmax
+    handles = [
+        module.register_forward_hook(round_once)
+        for module in trunk.modules()
+        if module is not trunk
+    ]
+    if dtype != torch.float32:
+        policy.softmax = replace(softmax, dtype=softmax.dtype or dtype)
     try:
-        with torch.autocast(policy.device.type, dtype=torch.bfloat16, enabled=is_coarse):
+        with torch.compiler.set_stance("force_eager"):  # a compiled layer would keep its hooks
             return probe_logprobs(policy, token_ids)
     finally:
-        handle.remove()
+        policy.softmax = softmax
+        for handle in handles:
+            handle.remove()

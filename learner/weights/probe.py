@@ -1,15 +1,16 @@
 """The probe: tokens that the policy itself samples, its log-probs of them, and their rounding.
 
-Two right implementations in bfloat16 differ most where a token is unlikely, and random tokens are
-very unlikely under a trained model. So each token of the probe is drawn from the policy, by a fixed
-number between 0 and 1: the n-th token follows from those before it. One pass scores the tokens and
-draws each again; after at most as many passes as there are tokens, all are a sample of the policy.
-That many are made for the first version; later ones are scored once, and the tokens follow the
-policy while it changes.
+A policy alone soon comes to a text of which it is certain, and then nothing that is wrong with it
+moves a log-prob. So every other token is an arbitrary one, and each between them is drawn from the
+policy, by a fixed number between 0 and 1: the n-th token follows from those before it. One pass
+scores the tokens and draws each again; after at most as many passes as there are tokens, all that
+are drawn are the policy's. That many are made for the first version; later ones are scored once,
+and the tokens follow the policy while it changes.
 
 How far right implementations are apart depends on the policy: on the size of its logits, on how its
-layers pass errors on. The learner measures it: it scores the tokens once more with the input of the
-first layer rounded at random (`docs/weights.md` has what that foretells).
+layers pass errors on, on how many there are. The learner measures it: it scores the tokens some
+times more with all that its modules return rounded at random (`docs/weights.md` has what that
+foretells).
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ NUM_TOKENS = 32
 ROUNDED_EVERY = 8
 """Versions: the policy's rounding changes slowly."""
 
+NUM_ROUNDED = 4
+"""Passes of which the mean is taken: that over the tokens of one is up to twice too small."""
+
 Score = Callable[[tuple[int, ...], tuple[float, ...]], tuple[Sequence[float], Sequence[int]]]
 """Given tokens, and a number for each but the first: their log-probs, nats, and tokens drawn in
 their place. Collective where the policy is sharded."""
 
-Rounded = Callable[[tuple[int, ...]], Sequence[float]]
-"""Log-probs with the input of the first layer rounded at random."""
+Rounded = Callable[[tuple[int, ...], int], Sequence[float]]
+"""Given tokens and a seed: log-probs with all that modules return rounded at random."""
 
 
 class PolicyProbe:
@@ -70,12 +74,14 @@ class PolicyProbe:
         token_ids = self._token_ids
         self._token_ids, logprobs = self._next()
         if self._num_made % self._rounded_every == 0:
-            others = zip(self._rounded(token_ids), logprobs, strict=True)
-            moved = [abs(a - b) for a, b in others]
+            passes = (self._rounded(token_ids, seed) for seed in range(NUM_ROUNDED))
+            moved = [abs(a - b) for each in passes for a, b in zip(each, logprobs, strict=True)]
             self._rounding = sum(moved) / len(moved), max(moved)
         self._num_made += 1
         return Probe(token_ids, tuple(logprobs), *self._rounding)
 
     def _next(self) -> tuple[tuple[int, ...], Sequence[float]]:
         logprobs, drawn = self._score(self._token_ids, self._numbers)
-        return (self._token_ids[0], *drawn), logprobs
+        follow = list(self._token_ids)
+        follow[1::2] = drawn[::2]
+        return tuple(follow), logprobs

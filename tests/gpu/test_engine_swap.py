@@ -15,13 +15,16 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from actors.weights.probe import FLOORS, Difference
+from actors.weights.probe import Difference
 from buffer.record.episode import PolicyVersion
 from tests.actors.support.engine_probe import Bench
 from tests.actors.support.tiny_model import perturb, stage
 from tests.gpu.support.training_on_cards import QWEN3_600M, SMALL
 
 pytestmark = pytest.mark.gpu
+
+ROUNDING = Difference(0.05, 1.0)
+"""Of this random model, nats; a stale matrix makes more."""
 
 
 @pytest.mark.timeout(900)  # a first start compiles kernels and captures graphs
@@ -86,4 +89,4 @@ async def agrees(bench: Bench, model: Qwen3ForCausalLM) -> None:
 
     found = Difference.of(await bench.engine.probe(token_ids), expected)
 
-    assert found.is_within(FLOORS["bfloat16"])
+    assert found.is_within(ROUNDING)

@@ -17,10 +17,13 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import AttentionInterface
 
 from configs.errors import SettingsError
+from learner.model.activations import Kept
 from learner.model.attention import PACKED, attend_over_ranks
-from learner.model.policy import compile_layers
+from learner.model.policy import compile_layers, probe_logprobs, rounded_logprobs
 from learner.model.ranks import Ranks
 from tests.learner.support.compiled_layers import gradients, policies
+
+PROBE = (3, 9, 4, 4, 17)
 
 
 @pytest.fixture
@@ -52,6 +55,27 @@ def test_compiled_layers_have_the_gradients_of_eager_ones_and_are_compiled_once(
 
     assert compilations[0] > 0 and compilations[-1] == compilations[0], compilations
     assert [name for name, _ in compiled.named_parameters()] == names
+
+
+@pytest.mark.parametrize("was_compiled", [False, True], ids=["at first", "once compiled"])
+@pytest.mark.parametrize("kept", ["none", "full"])
+def test_the_probes_rounding_goes_past_what_is_compiled(
+    ranks: Ranks, counter: CompileCounterWithBackend, kept: Kept, was_compiled: bool
+) -> None:
+    eager, compiled = policies(ranks, torch.float32, kept)
+    expected = probe_logprobs(eager, PROBE)
+    if was_compiled:
+        assert probe_logprobs(compiled, PROBE) == pytest.approx(expected, abs=1e-5)
+        assert counter.frame_count > 0
+    before = counter.frame_count
+
+    rounded = rounded_logprobs(compiled, PROBE, dtype=torch.bfloat16)
+
+    assert counter.frame_count == before
+    assert rounded == pytest.approx(rounded_logprobs(eager, PROBE, dtype=torch.bfloat16), abs=1e-5)
+    assert max(abs(a - b) for a, b in zip(rounded, expected, strict=True)) > 1e-3
+    assert probe_logprobs(compiled, PROBE) == pytest.approx(expected, abs=1e-5)
+    assert counter.frame_count > 0 if not was_compiled else counter.frame_count == before
 
 
 @pytest.mark.parametrize(("device", "names"), [("cpu", "g\\+\\+"), ("cuda", "clang")])

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
+from actors.weights.probe import Difference
 from configs.settings import LearnerSettings
 from learner.model import fused, policy
 from learner.model.compilers import has_kernels
 from learner.model.fused import fuse_layers
 from learner.model.lora import adapt, reset_adapters
-from learner.model.policy import Policy, shard
+from learner.model.policy import Policy, probe_logprobs, rounded_logprobs, shard
 from learner.model.ranks import Ranks
 from tests.learner.support.adapted_policy import fill_adapters
 from tests.learner.support.exact_gradients import EXACT, assert_equal, make_model, packed, train
@@ -133,3 +135,22 @@ def test_a_step_launches_a_part_of_what_torch_does(kernels: ModuleType, family: 
         counts.append(+layers[1])
     plain, ours = counts
     assert sum(ours.values()) < 0.6 * sum(plain.values()), (plain, ours)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("family", FUSED)
+def test_the_probes_rounding_reaches_all_but_the_activation_within_a_kernel(family: str) -> None:
+    probe = tuple(3 + 7 * place % 45 for place in range(32))
+    moved, draws = [], []
+    for is_fused in (False, True):
+        causal_lm = make_random_model(family, initializer_range=0.1)
+        made = Policy(_fused(causal_lm) if is_fused else causal_lm, temperature=1.0).eval()
+        own = probe_logprobs(made, probe)
+        with mock.patch.object(torch, "rand", wraps=torch.rand) as rand:
+            rounded = rounded_logprobs(made, probe, dtype=torch.bfloat16)
+        draws.append(rand.call_count)
+        moved.append(Difference.of(rounded, own).mean)
+
+    layers = causal_lm.config.num_hidden_layers
+    assert draws[1] == draws[0] - layers
+    assert moved[1] == pytest.approx(moved[0], rel=0.4)

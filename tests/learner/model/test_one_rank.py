@@ -17,7 +17,7 @@ from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.tensors import Shards
 from learner.model.activations import Kept
 from learner.model.lora import adapt, begin_adapters
-from learner.model.policy import Policy, probe_scores, release, shard
+from learner.model.policy import Policy, probe_scores, release, rounded_logprobs, shard
 from learner.model.ranks import Ranks
 from learner.model.saved_model import layers_of, local_of
 from learner.training.optimizer import ScheduledOptimizer
@@ -48,7 +48,8 @@ class Found(NamedTuple):
     outcomes: list[tuple[float, BatchOutcome]]
     tensors: list[Tensor]
     published: bytes
-    probe: tuple[list[float], list[int]]
+    probe: tuple[tuple[list[float], list[int]], list[float]]
+    """And where it is rounded once more."""
 
 
 def _make(kind: str, ranks: Ranks, *, is_sharded: bool) -> tuple[Policy, ScheduledOptimizer]:
@@ -84,7 +85,10 @@ def _train(policy: Policy, optimizer: ScheduledOptimizer, steps: range, ranks: R
         [(each.loss, each.outcome) for each in trained],
         [t.clone() for t in (*whole(policy), *whole_moments(optimizer))],
         published_bytes(policy.causal_lm),
-        probe_scores(policy, PROBE, NUMBERS),
+        (
+            probe_scores(policy, PROBE, NUMBERS),
+            rounded_logprobs(policy, PROBE, dtype=torch.bfloat16),
+        ),
     )
 
 

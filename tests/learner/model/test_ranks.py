@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from actors.weights.probe import Difference
 from configs.errors import SettingsError
 from configs.settings import LearnerSettings
 from learner.checkpointing.bucket_copies import COMMITTED
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.tensors import PREFIX
-from learner.model.policy import probe_logprobs, shard
+from learner.model.policy import probe_logprobs, rounded_logprobs, shard
 from learner.model.ranks import Ranks, join
 from learner.training.optimizer import ScheduledOptimizer
 from tests.configs.support.fake_smi import install_smi
@@ -169,7 +170,13 @@ def test_one_rank_resumes_the_checkpoint_of_two(found: Path, ranks: Ranks) -> No
     assert newest is not None
 
     checkpoints.load(newest[0], policy, optimizer)
-    assert probe_logprobs(policy, PROBE) == pytest.approx(_of_two(found)["probe"], abs=1e-5)
+    own, theirs = probe_logprobs(policy, PROBE), _of_two(found)
+    assert own == pytest.approx(theirs["probe"], abs=1e-5)
+    rounded = rounded_logprobs(policy, PROBE, dtype=torch.bfloat16)
+    assert rounded == pytest.approx(theirs["rounded"], abs=1e-5)
+    moved = Difference.of(rounded, own).mean
+    # Ranks that share tokens draw other numbers, for a policy that has been trained alike.
+    assert moved / 4 < Difference.of(theirs["rounded_apart"], own).mean < 4 * moved
     train(policy, optimizer, 3, ranks)
 
     gathered = torch.load(found / "parameters.pt")

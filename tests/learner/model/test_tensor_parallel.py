@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from actors.weights.probe import Difference
 from configs.errors import SettingsError
 from learner.model.ranks import Ranks
 from learner.model.tensor_parallel import TensorGroup, divide_tensors
@@ -46,6 +47,8 @@ def test_policies_with_critics_are_trained_as_by_one_rank(
             assert torch.allclose(mine, other, atol=2e-5)
     assert found[0]["probes"] == pytest.approx(alone["probes"], abs=1e-4)
     assert found[0]["drawn"] == alone["drawn"]
+    moved = [Difference.of(each["rounded"], each["probes"]).mean for each in (alone, found[0])]
+    assert moved[0] / 2 < moved[1] < 2 * moved[0], "each rank draws for its part"
     assert {token < 10 for token in alone["drawn"]} == {True, False}, "of both parts"
 
 
@@ -55,6 +58,7 @@ def test_both_ranks_decide_by_the_same_bits(found: list[dict[str, Any]]) -> None
 
     assert first["figures"] == second["figures"]
     assert first["probes"] == second["probes"]
+    assert first["rounded"] == second["rounded"]
     assert all(map(torch.equal, first["published"], second["published"]))
 
 

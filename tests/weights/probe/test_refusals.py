@@ -22,8 +22,8 @@ from configs.settings import ActorSettings
 from tests.actors.support.tiny_model import make_model, reference_logprobs, stage
 
 IDS = (3, 14, 15, 9, 26, 53, 5)
-LITTLE, FAR = 8e-4, 0.1
-"""Nats; the bound is 1e-3 in float32."""
+LITTLE, FAR = 4e-5, 0.1
+"""Nats; the bound is 5e-5 on average in float32."""
 
 
 class ShiftedEngine:
@@ -163,7 +163,7 @@ def test_where_neither_side_is_wrong_the_version_is_served(tmp_path: Path) -> No
 
 
 def test_a_bound_of_ones_own_is_kept_where_neither_side_is_wrong(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, engine=LITTLE, probe_tolerance=1e-3)
+    bench = Bench(tmp_path, engine=LITTLE, probe_tolerance=5e-5)
 
     async def story() -> None:
         await bench.apply(bench.version(learner=-LITTLE), times=3)

@@ -5,9 +5,9 @@
 A case is a random Qwen3 (layers, width, vocabulary, tied or not), scale of logits and dtype. The
 learner is the real `Policy` with its real probe; right engines are transformers' forward pass with
 another attention, and the same weights computed in float32. Each case lives through four versions,
-whose logits grow up to twice; the judge is calibrated by the first. Then faults are planted into
-the engine at the last one. One that moves the policy (computed in float32) by half more than the
-bound that the judge has by then must be refused; smaller ones are only counted.
+whose logits grow up to twice. Then faults are planted into the engine at the last one. One that
+moves the policy (computed in float32) by half more than the bound must be refused; smaller ones are
+only counted.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def run_case(number: int, *, learner: torch.dtype | None = None) -> Case:
         vocabulary=policy.vocabulary,
         rounded_every=1,  # a version here is as far from the last as many of a run
     )
-    judges = [ProbeJudge(None) for _ in RIGHT]
+    judge = ProbeJudge(None)
     first = copy.deepcopy(model)
     wire = str(dtype).removeprefix("torch.")
     for version in range(NUM_VERSIONS):
@@ -84,11 +84,11 @@ def run_case(number: int, *, learner: torch.dtype | None = None) -> Case:
             _move(model, step, growth ** (1 / (NUM_VERSIONS - 1)))
             policy.causal_lm.load_state_dict(model.state_dict())
         expected = probe()
-        for engine, judge in zip(RIGHT, judges, strict=True):
+        for engine in RIGHT:
             seen = Difference.of(engine(model, expected.token_ids), expected.logprobs)
             case.right.append(seen)
-            case.refused += not judge.accepts(seen, expected, wire)
-    for engine, judge in zip(RIGHT, judges, strict=True):
+            case.refused += not seen.is_within(judge.bound(expected, wire))
+    for engine in RIGHT:
         _plant(case, model, first, expected, Engine(engine, judge.bound(expected, wire)))
     return case
 

@@ -15,7 +15,7 @@ from configs.errors import SettingsError
 from configs.settings import LearnerSettings
 from learner.algorithm.microbatch import Sequences
 from learner.model.lora import AdaptedLinear, adapt, reset_adapters
-from learner.model.policy import Policy, probe_logprobs
+from learner.model.policy import Policy, probe_logprobs, rounded_logprobs
 from learner.model.ranks import Ranks
 from learner.training.step import train_batch
 from tests.learner.support.adapted_policy import (
@@ -68,6 +68,8 @@ def test_version_0_is_the_base_to_the_bit(ranks: Ranks) -> None:
 
     assert published_bytes(policy.causal_lm) == published_bytes(base.causal_lm)
     assert probe_logprobs(policy, PROBE) == probe_logprobs(base, PROBE)
+    rounded = [rounded_logprobs(each, PROBE, dtype=torch.bfloat16) for each in (policy, base)]
+    assert rounded[0] == rounded[1], "adapted layers are rounded as others are"
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from configs.settings import ParallelSettings
-from learner.model.policy import probe_scores
+from learner.model.policy import probe_scores, rounded_logprobs
 from learner.model.ranks import Ranks, join
 from learner.weights.gather import whole_tensors
 from tests.learner.support.made_critic import HEAD, MODEL, SHARED, make_pair, train_pair
@@ -31,6 +31,7 @@ def train_critics(folder: Path, ranks: Ranks) -> dict[str, Any]:
         "published": [],
         "probes": [],
         "drawn": [],
+        "rounded": [],
     }
     for settings in (HEAD, SHARED, MODEL):
         pair = make_pair(settings, folder, ranks, kv_heads=2)
@@ -43,6 +44,7 @@ def train_critics(folder: Path, ranks: Ranks) -> dict[str, Any]:
         logprobs, drawn = probe_scores(pair.policy, PROBE, NUMBERS)
         found["probes"] += logprobs
         found["drawn"] += drawn
+        found["rounded"] += rounded_logprobs(pair.policy, PROBE, dtype=torch.bfloat16)
     return found
 
 

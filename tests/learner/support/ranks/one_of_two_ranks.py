@@ -20,7 +20,7 @@ from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.resume import roll_back
 from learner.data.batch import BatchPlan, pack, plan_batch
-from learner.model.policy import Policy, freeze, probe_logprobs
+from learner.model.policy import Policy, freeze, probe_logprobs, rounded_logprobs
 from learner.model.ranks import Ranks, join
 from learner.reporting.metrics import Totals
 from learner.training.optimizer import ScheduledOptimizer
@@ -162,6 +162,7 @@ def main(folder: Path) -> None:
     checkpoints = Checkpoints(folder / "checkpoints", keep=1, ranks=ranks, copies=copies)
     checkpoints.save(STATE, policy, optimizer)
     logprobs = probe_logprobs(policy, PROBE)
+    rounded = rounded_logprobs(policy, PROBE, dtype=torch.bfloat16)
     batches.append(train(policy, optimizer, 3, ranks))
     parameters = whole_parameters(policy)
     with_muon = train_with_muon(ranks)
@@ -172,11 +173,14 @@ def main(folder: Path) -> None:
     adapted.append(train_adapters(shared))
     policy_, optimizer_ = new_policy(shared)
     sharing = [asdict(train(policy_, optimizer_, step, shared)) for step in (1, 2)]
+    rounded_apart = rounded_logprobs(policy_, PROBE, dtype=torch.bfloat16)
     sharing_values, _ = train_critics(folder, shared, steps=(1,))
     steps, older = go_back(checkpoints, policy, optimizer, folder / "model", ranks)
     found = {
         "batches": [asdict(batch) for batch in batches],
         "probe": logprobs,
+        "rounded": rounded,
+        "rounded_apart": rounded_apart,
         "values": values,
         "sharing": sharing,
         "sharing_values": sharing_values,
