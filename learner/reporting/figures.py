@@ -206,6 +206,12 @@ FIGURES = (
         "engine's rounding against the learner's.", "off_policy"),
     Figure("lag0_logprob_diff_max", "nats", "Largest |log pi - log mu| of these tokens, nats.",
         "off_policy"),
+    Figure("lag0_temperature_excess", "1", "By what share the engine's temperature is above "
+        "`run.temperature`, as log pi - log mu of these tokens tells: their regression on log pi + "
+        "entropy, which is how log pi moves with the logits' scale.", "off_policy"),
+    Figure("lag0_temperature_weight", "nats^2", "Sum of the squares of log pi + entropy over these "
+        "tokens: the share before is right to a token's rounding over the root of this.",
+        "off_policy"),
     Figure("lagged_ratio_mean", "1", "Mean rho of all other tokens: numerics and the movement of "
         "pi since.", "off_policy"),
     Figure("lagged_logprob_diff_mean", "nats", "Mean |log pi - log mu| of all other tokens, nats.",

@@ -111,6 +111,8 @@ class Divergence:
     lag0_ratio_max: float
     lag0_logprob_diff_mean: float
     lag0_logprob_diff_max: float
+    lag0_temperature_excess: float
+    lag0_temperature_weight: float
     lagged_ratio_mean: float
     lagged_logprob_diff_mean: float
     lagged_logprob_diff_max: float
@@ -154,6 +156,10 @@ class Sums(NamedTuple, Generic[T]):
     lag0: T
     lag0_ratio: T
     lag0_diff: T
+    lag0_lean: T
+    """log(rho) (log(pi) + entropy)."""
+    lag0_spread: T
+    """(log(pi) + entropy)^2."""
     lagged_ratio: T
     lagged_diff: T
     low: T
@@ -208,14 +214,12 @@ def sum_up(
     """Turn the sums over a batch into figures.
 
     Args:
-        sums: Over tokens.
+        sums: Over tokens, of which there is one at least.
         extremes: Over tokens.
         episodes: Sums over episodes.
         counts_K: Tokens in each bin of the log-ratio. Shape [K].
         has_reference: Whether there is a reference policy, hence a KL to it.
     """
-    if not sums.tokens:
-        sums, extremes, episodes = ONE_ON_POLICY_TOKEN
     mean = Sums(*(value / sums.tokens for value in sums))
     sequence = EpisodeSums(*(value / episodes.episodes for value in episodes))
     lag0, lagged = sums.lag0, sums.tokens - sums.lag0
@@ -230,6 +234,8 @@ def sum_up(
         lag0_ratio_max=extremes.lag0_ratio if lag0 else 1.0,
         lag0_logprob_diff_mean=_mean(sums.lag0_diff, lag0),
         lag0_logprob_diff_max=extremes.lag0_diff,
+        lag0_temperature_excess=_mean(sums.lag0_lean, sums.lag0_spread),
+        lag0_temperature_weight=sums.lag0_spread,
         lagged_ratio_mean=_mean(sums.lagged_ratio, lagged, of_none=1.0),
         lagged_logprob_diff_mean=_mean(sums.lagged_diff, lagged),
         lagged_logprob_diff_max=extremes.lagged_diff,
@@ -340,6 +346,8 @@ class DivergenceMeter:
         sums = Sums[float](*ranks.sum(self._sums).tolist())
         extremes = Extremes[float](*ranks.maximum(self._extremes).tolist())
         episodes = EpisodeSums[float](*ranks.sum(self._episodes).tolist())
+        if not sums.tokens:
+            sums, extremes, episodes = ONE_ON_POLICY_TOKEN
         return sum_up(
             sums,
             extremes,
@@ -369,6 +377,9 @@ class DivergenceMeter:
         rhos_N, diffs_N = log_rhos_N.exp(), log_rhos_N.abs()
         refs_N = torch.zeros_like(rhos_N) if deltas_N is None else deltas_N.double()
         lag0_N = self._is_lag0(microbatch)
+        # To sample at another temperature is to multiply logits, and log pi moves by this for each
+        # share of them.
+        lean_N = microbatch.behaviour_logprobs_N.double() + log_rhos_N + entropies_N.double()
         return Sums(
             tokens=torch.ones_like(rhos_N),
             ratio=rhos_N,
@@ -380,6 +391,8 @@ class DivergenceMeter:
             lag0=lag0_N,
             lag0_ratio=rhos_N * lag0_N,
             lag0_diff=diffs_N * lag0_N,
+            lag0_lean=log_rhos_N * lean_N * lag0_N,
+            lag0_spread=lean_N.square() * lag0_N,
             lagged_ratio=rhos_N * ~lag0_N,
             lagged_diff=diffs_N * ~lag0_N,
             low=found.low_N,

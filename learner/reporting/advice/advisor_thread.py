@@ -230,6 +230,8 @@ class AdvisorThread:
             kl=max(divergence.kl_pi_mu_k3, divergence.kl_mu_pi_k3),
             lag0_tokens=divergence.lag0_tokens,
             lag0_logprob_diff_mean=divergence.lag0_logprob_diff_mean,
+            lag0_temperature_excess=divergence.lag0_temperature_excess,
+            lag0_temperature_weight=divergence.lag0_temperature_weight,
             clipped=divergence.clip_fraction_low + divergence.clip_fraction_high,
             wait_s=seen.wait_s,
             span_s=seen.span_s,

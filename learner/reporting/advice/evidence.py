@@ -98,6 +98,8 @@ class Evidence:
     policy_lag_mean: float = 0.0
     lag0_tokens: int = 0
     lag0_logprob_diff_mean: float = 0.0
+    lag0_temperature_excess: float = 0.0
+    lag0_temperature_weight: float = 0.0
     clipped: float = 0.0
     """Share of tokens that a bound of the surrogate acted on."""
     wait_s: float = 0.0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from configs.settings import Settings
 from configs.tables.algorithm import CLIP_BOUNDS
 
-from .evidence import Window, middle, total
+from .evidence import Evidence, Window, middle, total
 
 FAR, FAR_NO_MORE = 0.3, 0.15  # nats per token in a batch; the demo's most: 0.03
 USUAL = 0.05
@@ -15,6 +17,8 @@ SURE = 0.05  # nats: below it hardly any answer differs from another
 SOLVED = 0.9
 DISAGREE, DISAGREE_NO_MORE = 0.1, 0.05  # nats; bfloat16 against bfloat16 is at 0.01 to 0.03
 ENOUGH_TOKENS = 100
+HOTTER, HOTTER_NO_MORE = 0.04, 0.02  # shares of a temperature
+ENOUGH_WEIGHT = 100.0  # nats^2: five times as certain as that, with a rounding of 0.08 nats
 BOUND_FACTOR = 5.0
 
 
@@ -24,6 +28,13 @@ def engine_disagrees(window: Window, settings: Settings, holds: bool) -> str | N
     tokens = total(known, lambda each: each.lag0_tokens)
     if tokens < ENOUGH_TOKENS:
         return None
+    if excess := temperature_excess(known, holds):
+        return (
+            f"the engine samples at {1 + excess:.3g} times run.temperature (now "
+            f"{settings.run.temperature:g}), as {tokens:.0f} tokens of episodes by the very same "
+            f"weights show; leave out what changes logits in actors.engine_args (now "
+            f"{settings.actors.engine_args or '{}'}) and in the model's generation_config.json"
+        )
     difference = total(known, lambda each: each.lag0_logprob_diff_mean * each.lag0_tokens) / tokens
     if difference <= (DISAGREE_NO_MORE if holds else DISAGREE):
         return None
@@ -34,6 +45,16 @@ def engine_disagrees(window: Window, settings: Settings, holds: bool) -> str | N
         f"or run.dtype (now {run.dtype}) to float32, and leave out actors.engine_args (now "
         f"{settings.actors.engine_args or '{}'})"
     )
+
+
+def temperature_excess(known: Sequence[Evidence], holds: bool = False) -> float:
+    """Return by what share the engine is hotter than the learner thinks; 0 = nothing is certain."""
+    weight = total(known, lambda each: each.lag0_temperature_weight)
+    if weight < ENOUGH_WEIGHT:
+        return 0.0
+    leans = total(known, lambda each: each.lag0_temperature_excess * each.lag0_temperature_weight)
+    excess = leans / weight
+    return excess if abs(excess) > (HOTTER_NO_MORE if holds else HOTTER) else 0.0
 
 
 def learning_rate_high(window: Window, settings: Settings, holds: bool) -> str | None:

@@ -109,6 +109,16 @@ CASES = [
         r"0\.3 nats .*run\.head_dtype \(now null\)",
     ),
     Case(
+        "engine_disagrees",
+        lambda _: {
+            "lag0_tokens": 64,
+            "lag0_logprob_diff_mean": 0.04,
+            "lag0_temperature_excess": -0.1,
+            "lag0_temperature_weight": 40.0,
+        },
+        r"samples at 0\.9 times run\.temperature \(now 1\), .*actors\.engine_args",
+    ),
+    Case(
         "learning_rate_high",
         lambda _: {"kl": 2.0, "policy_lag_mean": 1.5, "entropy": 0.001},
         r"0\.89 nats .*learner\.lr \(now 0\.02\)",

@@ -45,6 +45,7 @@ def _microbatch(rows: slice = slice(None)) -> Microbatch:
     first = episodes.min() if len(episodes) else 0
     return replace(
         empty_microbatch(),
+        behaviour_logprobs_N=torch.zeros(len(episodes)),
         advantages_N=torch.tensor(ADVANTAGES[rows]),
         lags_N=torch.tensor(LAGS[rows]),
         episodes_N=episodes - first,
@@ -107,6 +108,26 @@ def test_an_episodes_ratio_is_the_product_over_its_tokens(ranks: Ranks) -> None:
     assert figures.sequence_effective_sample_size == pytest.approx(
         sum(ratios) ** 2 / (3 * sum(ratio**2 for ratio in ratios))
     )
+
+
+def test_a_temperature_that_is_off_shows_in_what_likely_tokens_differ_by(ranks: Ranks) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 2.0 * torch.randn(N, 50, generator=generator, dtype=torch.float64)
+    pi, mu = logits.log_softmax(-1), (logits / 1.1).log_softmax(-1)
+    drawn = mu.exp().multinomial(1, generator=generator)
+    pi_N, mu_N = pi.gather(1, drawn)[:, 0], mu.gather(1, drawn)[:, 0]
+    entropies_N = -(pi.exp() * pi).sum(-1)
+    microbatch = replace(
+        _microbatch(), behaviour_logprobs_N=mu_N, lags_N=torch.zeros(N, dtype=torch.int64)
+    )
+    meter = DivergenceMeter(AlgorithmSettings(), ranks.device)
+
+    meter.add(pi_N - mu_N, entropies_N, microbatch, _found())
+
+    figures = meter.merge(ranks)
+    assert figures.lag0_temperature_excess == pytest.approx(0.1, abs=0.04)
+    spread = float((pi_N + entropies_N).square().sum())
+    assert figures.lag0_temperature_weight == pytest.approx(spread)
 
 
 def test_numerics_are_told_apart_from_staleness(ranks: Ranks) -> None:
@@ -227,7 +248,13 @@ def test_the_kl_estimates_are_unbiased(ranks: Ranks) -> None:
     pi, mu = [0.5, 0.3, 0.2], [0.25, 0.25, 0.5]
     log_rhos = [x for p, m in zip(pi, mu, strict=True) for x in [math.log(p / m)] * round(m * 100)]
     row = torch.zeros(len(log_rhos))
-    microbatch = replace(empty_microbatch(), advantages_N=row, lags_N=row, episodes_N=row.long())
+    microbatch = replace(
+        empty_microbatch(),
+        behaviour_logprobs_N=row,
+        advantages_N=row,
+        lags_N=row,
+        episodes_N=row.long(),
+    )
     meter = DivergenceMeter(AlgorithmSettings(), ranks.device)
     flags = row.bool()
     found = PolicyLoss(row, kept_N=~flags, low_N=flags, high_N=flags)
