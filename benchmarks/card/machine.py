@@ -26,7 +26,8 @@ def measure(asked: Asked, note: Note) -> None:
     rates = {"to_gb_s": lambda: there.copy_(host), "from_gb_s": lambda: host.copy_(there)}
     note("pageable", {name: gb_s(call, num_bytes) for name, call in rates.items()})
     if is_card:
-        assert torch.cuda.cudart().cudaHostRegister(host.data_ptr(), num_bytes, 0) == 0
+        error = torch.cuda.cudart().cudaHostRegister(host.data_ptr(), num_bytes, 0)
+        torch.cuda.check_error(int(error))
         note("registered", {name: gb_s(call, num_bytes) for name, call in rates.items()})
         torch.cuda.cudart().cudaHostUnregister(host.data_ptr())
     digests = {
