@@ -34,6 +34,7 @@ from learner.data.records import Records
 from learner.data.retrying_store import RetryingStore
 from learner.model.activations import choose
 from learner.model.lora import adapt, begin_adapters
+from learner.model.memory_rules import base_dtype
 from learner.model.policy import Policy, freeze, probe_scores, rounded_logprobs, shard
 from learner.model.ranks import Ranks, join
 from learner.model.rendezvous import RENDEZVOUS_FILE, without_launchers
@@ -85,7 +86,7 @@ def run_learner(settings: Settings, stopping: threading.Event, leave: Leave | No
         store = RetryingStore(raw_store, stopping=stopping)
         log.info("starting", stage="loading the model")
         policy = load_policy(settings, ranks, is_trained=True)
-        reference = load_reference(settings, ranks, vocabulary=policy.vocabulary)
+        reference = load_reference(settings, ranks, policy)
         optimizer = ScheduledOptimizer(policy, Schedule.of(settings), settings.learner)
         critic = load_critic(policy, settings, ranks)
         checkpoints = make_checkpoints(settings, ranks, critic)
@@ -254,8 +255,10 @@ def load_policy(
     if ranks.is_first:  # another would find the same
         check_first_layers(causal_lm, path)
     learner = settings.learner
+    dtype = compute_dtype(settings, ranks)
     if is_trained:
-        adapt(causal_lm, learner)
+        base = base_dtype(learner.base_dtype, is_narrow=dtype == torch.bfloat16)
+        adapt(causal_lm, learner, base)
     head_dtype = torch.float32 if settings.run.head_dtype else None
     policy = Policy(causal_lm, temperature=settings.run.temperature, head_dtype=head_dtype)
     policy.sequence_group = ranks.sequence
@@ -264,7 +267,7 @@ def load_policy(
     shard(
         policy,
         ranks.mesh,
-        dtype=compute_dtype(settings, ranks),
+        dtype=dtype,
         activations=choose(learner, policy, ranks.device),
         offload=learner.offload,
         compiled=learner.compile,
@@ -309,8 +312,10 @@ def compute_dtype(settings: Settings, ranks: Ranks) -> torch.dtype:
     return torch.bfloat16 if is_bfloat16 else torch.float32
 
 
-def load_reference(settings: Settings, ranks: Ranks, *, vocabulary: int) -> Policy | None:
-    """Load the frozen policy that the KL is taken to; None if there is no KL.
+def load_reference(settings: Settings, ranks: Ranks, policy: Policy) -> Policy | None:
+    """Load the policy that the KL is taken to; None if there is no KL.
+
+    A policy with adapters is its own: without them it is what the run began with.
 
     Raises:
         SettingsError: It does not have the policy's vocabulary.
@@ -318,11 +323,13 @@ def load_reference(settings: Settings, ranks: Ranks, *, vocabulary: int) -> Poli
     algorithm = settings.algorithm
     if not algorithm.kl_coefficient:
         return None
+    if policy.adapter is not None and algorithm.reference_model is None:
+        return policy
     reference = freeze(load_policy(settings, ranks, model=algorithm.reference_model))
-    if reference.vocabulary != vocabulary:
+    if reference.vocabulary != policy.vocabulary:
         raise SettingsError(
-            f"algorithm.reference_model must have run.model's vocabulary of {vocabulary} tokens, "
-            f"got {reference.vocabulary}; choose a relative of run.model"
+            f"algorithm.reference_model must have run.model's vocabulary of {policy.vocabulary} "
+            f"tokens, got {reference.vocabulary}; choose a relative of run.model"
         )
     return reference
 

@@ -160,7 +160,7 @@ class AlgorithmSettings(Table):
     """Weight of KL(pi || ref), the distance to a frozen reference policy; 0 = no reference.
 
     Raise it when the model forgets what it could, or exploits the reward; memory of a reference
-    comes with it."""
+    comes with it, but for adapters, whose frozen model is one."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """How the KL of a sampled token is estimated (Schulman 2020).
 

@@ -57,6 +57,11 @@ class LearnerSettings(Table):
     """Adapters are multiplied with `lora_alpha` / `lora_rank`; null = twice the rank.
 
     Change it to keep the scale of another project."""
+    base_dtype: Literal["float32", "bfloat16", "nf4"] | None = None
+    """What the frozen model beside adapters is kept in: `nf4` = the matrices of the layers in 4
+    bits, the rest in bfloat16; null = the dtype of forward passes, which rounds nothing.
+
+    Set it to `nf4` when the frozen model does not fit."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Weight decay of the optimizer, apart from the gradient.
 

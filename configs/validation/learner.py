@@ -19,6 +19,8 @@ def learner_disagreements(settings: AllTables) -> list[str]:
         _forms_groups_nowhere,
         _forms_groups_out_of_reach,
         _scales_no_adapter,
+        _keeps_no_base,
+        _packs_what_is_compiled,
         _adapts_with_another_optimizer,
         _compares_what_adapters_describe,
         _divides_what_must_be_whole,
@@ -97,6 +99,25 @@ def _scales_no_adapter(settings: AllTables) -> str | None:
     return (
         f"learner.lora_alpha must be null without learner.lora_rank, got "
         f"{settings.learner.lora_alpha:g}; set the rank of the adapters, 16 for example"
+    )
+
+
+def _keeps_no_base(settings: AllTables) -> str | None:
+    base = settings.learner.base_dtype
+    if settings.learner.lora_rank or base is None:
+        return None
+    return (
+        f"learner.base_dtype must be null without learner.lora_rank, got {base}; weights that are "
+        "trained are in float32: set the rank of adapters, 16 for example"
+    )
+
+
+def _packs_what_is_compiled(settings: AllTables) -> str | None:
+    if not settings.learner.compile or settings.learner.base_dtype != "nf4":
+        return None
+    return (
+        "learner.base_dtype must be bfloat16 or null with learner.compile, got nf4; the compiler "
+        "would make the table of its levels anew for each product"
     )
 
 

@@ -3,7 +3,8 @@
 FSDP2 shards weights, gradients and moments over the ranks of `parallel.shard`; activations are of a
 rank's own tokens, its part of a microbatch under `parallel.sequence`:
 
-    all the time             float32 weights, gradients and the optimizer's moments, a rank's share
+    all the time             float32 weights, gradients and the optimizer's moments, a rank's share;
+                             a frozen model in `learner.base_dtype`
     the backward pass begins the activations of all layers, gathered weights, what cuBLAS works in;
                              beside them
         of the loss          a chunk of logits
@@ -29,6 +30,8 @@ from configs.validation.learner import layout_of
 from learner.model.memory_rules import (
     BLOCK,
     CHUNK_SIZES,
+    FOUR_BIT_BLOCK,
+    base_dtype,
     default_checkpointing,
     host_share,
     reduces_once,
@@ -99,9 +102,14 @@ class ModelShape:
     @property
     def layer_parameters(self) -> int:
         """Parameters of a layer."""
-        projections = self.queries_and_keys + self.kv_heads * self.head_width + self.attended
         norms = 2 * self.width + (2 * self.head_width if self.has_qk_norm else 0)
-        return self.width * projections + 3 * self.width * self.inner + norms
+        return self.layer_matrices + norms
+
+    @property
+    def layer_matrices(self) -> int:
+        """Parameters of a layer's matrices."""
+        projections = self.queries_and_keys + self.kv_heads * self.head_width + self.attended
+        return self.width * projections + 3 * self.width * self.inner
 
     @property
     def root_parameters(self) -> int:
@@ -113,6 +121,16 @@ class ModelShape:
     def parameters(self) -> int:
         """All parameters."""
         return self.layers * self.layer_parameters + self.root_parameters
+
+    def layer_bytes(self, base: str) -> int:
+        """Bytes of a layer that is kept as `learner.base_dtype` says."""
+        packed = self.layer_matrices if base == "nf4" else 0
+        of_packed = packed // 2 + 2 * packed // FOUR_BIT_BLOCK
+        return of_packed + _itemsize(base) * (self.layer_parameters - packed)
+
+    def kept_bytes(self, base: str) -> int:
+        """Bytes of all parameters that are kept so."""
+        return self.layers * self.layer_bytes(base) + _itemsize(base) * self.root_parameters
 
     def adapter_parameters(self, rank: int) -> int:
         """Parameters of the adapters beside the matrices of a layer."""
@@ -161,6 +179,11 @@ class ModelShape:
         return norms + attention + inner + low
 
 
+def _itemsize(base: str) -> int:
+    """Bytes of a parameter that is in no matrix of a layer."""
+    return 4 if base == "float32" else 2
+
+
 # --------------------------------------------------------------------------------------------------
 # Memory of the learner on one card, computed from settings and the model's `config.json`.
 
@@ -196,6 +219,8 @@ class CardMemory:
     publication: int
     host: Mapping[str, int]
     """In host memory, for each card."""
+    has_wide_base: bool = False
+    """There is a frozen model that is not in 4 bits."""
 
     @property
     def total(self) -> int:
@@ -246,6 +271,8 @@ class CardMemory:
         largest_state = sum(self.states.values()) > self._at_once
         if self.kind != "full" and not largest_state:
             return "set learner.activation_checkpointing: full"
+        if largest_state and self.has_wide_base:
+            return "set learner.base_dtype: nf4"
         if largest_state:
             return (
                 f"set learner.ranks above {self.ranks}, or learner.offload: [parameters], or "
@@ -279,7 +306,7 @@ def card_memory(
     longest = run.max_prompt_tokens + run.max_completion_tokens
     tokens = max(min(learner.microbatch_tokens, _batch_tokens(run)), longest)
     own_tokens = -(-tokens // layout.sequence)
-    states = _states(settings, shape, shard=layout.shard)
+    states = _states(settings, shape, itemsize, shard=layout.shard)
     kept, again = _kept(learner, shape, kind, itemsize, longest)
     step = _step(settings, shape, own_tokens, kept, itemsize)
     step |= _copies(settings, shape, kind, itemsize)
@@ -302,8 +329,8 @@ def card_memory(
         step["all weights and gradients, until these are reduced"] = held
         reduction += held
     elif is_offloaded:
-        moved = 4 * -(-2 * shape.layer_parameters // layout.shard)
-        step["float32 weights on their way from host memory"] = moved
+        moved = -(-2 * shape.layer_bytes(_base(learner, itemsize)) // layout.shard)
+        step["weights on their way from host memory"] = moved
     return CardMemory(
         ranks=learner.ranks,
         on_gpu=on_gpu,
@@ -316,6 +343,7 @@ def card_memory(
         reduction=reduction,
         publication=whole.vocabulary * whole.width * (2 if run.dtype == "bfloat16" else 4),
         host=host,
+        has_wide_base=bool(learner.lora_rank) and learner.base_dtype != "nf4",
     )
 
 
@@ -349,14 +377,41 @@ def _step(
     settings: Settings, shape: ModelShape, tokens: int, kept: int, itemsize: int
 ) -> dict[str, int]:
     """Bytes when the backward pass of a rank's own tokens begins."""
-    models = _models(settings)  # of which one has an output layer
-    matrices = models + (0 if settings.learner.lora_rank else 1)
+    models = _models(settings)
     return {
         "activations": models * tokens * shape.layers * kept,
         "hidden states": models * tokens * shape.width * (4 + 3 * itemsize),
-        "gathered weights, and the output layer's gradient": itemsize
-        * (matrices * shape.root_parameters + 2 * shape.layer_parameters),
+        "gathered weights, and the output layer's gradient": _gathered(settings, shape, itemsize),
     }
+
+
+def _gathered(settings: Settings, shape: ModelShape, itemsize: int) -> int:
+    """Bytes of weights as a pass computes with them, and of the output layer's gradient."""
+    learner, models = settings.learner, _models(settings)  # of which one has an output layer
+    of_layers, of_root = 2 * itemsize * shape.layer_parameters, itemsize * shape.root_parameters
+    if not learner.lora_rank:
+        return (models + 1) * of_root + of_layers
+    base = _base(learner, itemsize)
+    is_as_kept = _itemsize(base) == itemsize
+    one = shape.width * shape.inner * (itemsize + 2)  # a matrix, and its values in 16 bits
+    if _is_plain(learner):
+        own = (0 if is_as_kept else of_root) + (0 if is_as_kept and base != "nf4" else one)
+        return own + (models - 1) * (of_root + of_layers)
+    if base == "nf4":
+        of_layers = 2 * shape.layer_bytes(base) + one
+    return models * of_root + of_layers
+
+
+def _base(learner: LearnerSettings, itemsize: int) -> str:
+    """Return what weights are kept in."""
+    if not learner.lora_rank:
+        return "float32"
+    return base_dtype(learner.base_dtype, is_narrow=itemsize == 2)
+
+
+def _is_plain(learner: LearnerSettings) -> bool:
+    """Whether one rank computes without FSDP2, which gathers copies."""
+    return learner.ranks == 1 and not learner.compile and "parameters" not in learner.offload
 
 
 def _loss(run: RunSettings, shape: ModelShape, itemsize: int, *, on_gpu: bool) -> int:
@@ -383,7 +438,11 @@ def _held(
     ):
         return 0
     gathered = shape.root_parameters + 2 * shape.layer_parameters  # counted in a step already
-    return itemsize * (models - gathered) + 4 * trained
+    whole = itemsize * (models - gathered)
+    if _base(settings.learner, itemsize) == "nf4":
+        packed = shape.layer_bytes("nf4")
+        whole -= (shape.layers - 2) * (itemsize * shape.layer_parameters - packed)
+    return whole + 4 * trained
 
 
 def _reduction(settings: Settings, shape: ModelShape, shard: int, itemsize: int) -> int:
@@ -403,8 +462,8 @@ def _copies(settings: Settings, shape: ModelShape, kind: str, itemsize: int) -> 
     Those of two are counted as gathered.
     """
     learner = settings.learner
-    is_plain = learner.ranks == 1 and not learner.compile and "parameters" not in learner.offload
-    if kind != "none" or itemsize == 4 or not is_plain:
+    # A frozen matrix is widened for each product anew.
+    if kind != "none" or itemsize == 4 or learner.lora_rank or not _is_plain(learner):
         return {}
     others = max(0, shape.layers - 2)
     return {"weights of the other layers in 16 bits": itemsize * others * shape.layer_parameters}
@@ -428,15 +487,19 @@ def _trained(settings: Settings, shape: ModelShape) -> int:
     return adapters + (_models(settings) - 1) * shape.parameters
 
 
-def _states(settings: Settings, shape: ModelShape, *, shard: int) -> dict[str, int]:
+def _states(settings: Settings, shape: ModelShape, itemsize: int, *, shard: int) -> dict[str, int]:
     """Bytes of weights, gradients and moments for each of the ranks that share them."""
-    models = _models(settings)
+    models, base = _models(settings), _base(settings.learner, itemsize)
     share = 4 * -(-shape.parameters // shard)
     trained = 4 * -(-_trained(settings, shape) // shard)
     states = {"weights, float32": share * models}
+    if base != "float32":
+        frozen = -(-shape.kept_bytes(base) // shard)
+        states = {f"frozen weights, {base}": frozen, "weights, float32": share * (models - 1)}
     if settings.learner.lora_rank:
         states["adapters"] = trained - share * (models - 1)
-    if settings.algorithm.kl_coefficient:
+    is_own_reference = settings.learner.lora_rank and settings.algorithm.reference_model is None
+    if settings.algorithm.kl_coefficient and not is_own_reference:
         states["weights of the reference"] = share
     states |= {"gradients": trained, "moments": 2 * trained}
     if settings.learner.optimizer == "muon":  # one for the matrices of layers
@@ -449,7 +512,7 @@ def _states(settings: Settings, shape: ModelShape, *, shard: int) -> dict[str, i
 
 def saved_bytes(settings: Settings, shape: ModelShape) -> int:
     """Bytes of a checkpoint: what is trained, and the optimizer's moments of it."""
-    return 4 * _trained(settings, shape) + _states(settings, shape, shard=1)["moments"]
+    return 4 * _trained(settings, shape) + _states(settings, shape, 4, shard=1)["moments"]
 
 
 def smallest_card() -> int | None:

@@ -113,8 +113,8 @@ def check_adapter(path: Path, wanted: Adapter | None) -> None:
     if found is not None and wanted is not None and found.base != wanted.base:
         raise CheckpointError(
             f"{path} must have adapters of the run's model, whose digest is {wanted.base[:12]}, "
-            f"got those of {found.base[:12]}; restore run.model and run.dtype, or begin again "
-            "with --fresh"
+            f"got those of {found.base[:12]}; restore run.model, run.dtype and learner.base_dtype, "
+            "or begin again with --fresh"
         )
     raise CheckpointError(
         f"{path} must be of {_settings(wanted)}, got one of {_settings(found)}; restore the "

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import structlog
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -24,6 +25,7 @@ from broker.weights.low_rank import add_low_rank
 from configs import durable
 from configs.errors import CheckpointError
 from configs.settings import RunSettings
+from learner.model.frozen import pack, unpack
 from learner.model.lora import Adapter, bytes_of
 from learner.model.saved_model import SavedWeights, empty_causal_lm
 from learner.weights.layout import published
@@ -77,11 +79,20 @@ class MergedTensors:
         return whole
 
     def _of_base(self, name: str) -> Tensor:
-        return self._base.read(name).to(self._dtype)
+        """Read a tensor of the base, rounded as the learner did."""
+        whole, rounding = self._base.read(name), self._adapter.rounding
+        adapter = f"{self._prefix}{name.removesuffix('weight')}lora_a"
+        if rounding == "nf4" and adapter in self._shards.shapes:
+            whole = unpack(*pack(whole))
+        elif rounding is not None:
+            whole = whole.bfloat16()
+        return whole.to(self._dtype)
 
 
 # --------------------------------------------------------------------------------------------------
 # Export of a checkpoint's model as a Hugging Face directory, as `transformers` and vLLM load it.
+
+log = structlog.get_logger()
 
 PREFIX = "model.causal_lm."
 FILE_BYTES = 2 * 2**30
@@ -136,6 +147,8 @@ def export_adapter(checkpoint: Path, run: RunSettings, folder: Path) -> None:
             f"{checkpoint} must hold adapters (learner.lora_rank), got whole weights; export the "
             "model"
         )
+    if adapter.rounding == "nf4":
+        log.warning("the adapter was trained beside a model in 4 bits", path=str(folder))
     shards = Shards(checkpoint)
     tensors, modules = {}, set()
     for name in shards.shapes:

@@ -6,6 +6,7 @@ attention          Attention within each of several packed sequences: the one pl
                    meet
 compilers          Compilers of this machine, for code that is made while a model runs
 cpu                Products and memory of a CPU, where torch or the C library leaves them slow
+frozen             Frozen weights in fewer bits than passes compute with, widened for each product
 fused              Norms, rotary embeddings and gated activations of layers by one kernel each, on a
                    card
 kernels            Triton kernels of a layer: norm, rotary embedding and gated activation, forwards

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import (
 )
 
 from configs.settings import LearnerSettings
+from learner.weights.layout import count_weights
 
 from .memory_rules import default_checkpointing
 
@@ -138,9 +139,10 @@ def choose(learner: LearnerSettings, module: nn.Module, device: torch.device) ->
     """Fill in the default of `learner.activation_checkpointing`."""
     if learner.activation_checkpointing is not None:
         return learner.activation_checkpointing
-    num_parameters = sum(parameter.numel() for parameter in module.parameters())
     return default_checkpointing(
-        num_parameters, on_gpu=device.type == "cuda", is_offloaded="activations" in learner.offload
+        count_weights(module),
+        on_gpu=device.type == "cuda",
+        is_offloaded="activations" in learner.offload,
     )
 
 

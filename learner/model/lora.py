@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +21,8 @@ from configs.settings import LearnerSettings
 from learner.weights.gather import whole_of, whole_tensors
 from learner.weights.layout import DTYPES, unwrapped_name
 
+from .frozen import frozen_product, pack, widen
+from .memory_rules import FOUR_BIT_BLOCK
 from .ranks import Ranks
 from .saved_model import box_of, layers_of, local_of
 
@@ -27,6 +31,8 @@ from .saved_model import box_of, layers_of, local_of
 #
 # Formula: `y = W x + b + scale * B (A x)`; only A and B are trained. B is 0 at first, so the layer
 # computes what it did before.
+#
+# The frozen weight may be kept in fewer bits (`frozen.py`); `y` is of the values that those mean.
 #
 # Source: Hu et al. 2021, arXiv:2106.09685.
 #
@@ -39,20 +45,37 @@ BLOCK_ON_CARD = 2**26
 class AdaptedLinear(nn.Module):
     """A linear layer with an adapter; its own tensors keep their names."""
 
+    is_on = True
+    """Its adapter counts."""
+
     def __init__(self, linear: nn.Linear, *, rank: int, scale: float) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.scale = scale
         self.weight = linear.weight
+        self.weight_scales: nn.Parameter | None = None
+        """Of a weight in 4 bits."""
         self.bias = linear.bias
         self.lora_a = nn.Parameter(linear.weight.new_empty(rank, linear.in_features))
         self.lora_b = nn.Parameter(linear.weight.new_empty(linear.out_features, rank))
 
+    def pack(self) -> None:
+        """Keep the weight in 4 bits from now on; before it is sharded."""
+        parts = pack(self.weight.detach())
+        self.weight, self.weight_scales = (nn.Parameter(p, requires_grad=False) for p in parts)
+
     def forward(self, inputs: Tensor) -> Tensor:
         """Map inputs [..., M] to outputs [..., N]."""
-        outputs = functional.linear(inputs, self.weight, self.bias)
+        outputs = frozen_product(inputs, self.weight, self.weight_scales, self.bias)
+        if not self.is_on:
+            return outputs
         low = functional.linear(functional.linear(inputs, self.lora_a), self.lora_b)
         return torch.add(outputs, low, alpha=self.scale)
+
+    @torch.no_grad()
+    def base(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight without the adapter in a dtype; sharded as the weight is."""
+        return self._sharded(self._rows().to(dtype))
 
     @torch.no_grad()
     def merged(self, dtype: torch.dtype) -> Tensor:
@@ -60,24 +83,34 @@ class AdaptedLinear(nn.Module):
 
         Each rank merges its own rows: these of B are on the rank that has these of the weight.
         """
-        weight = self.weight.detach()
-        if not isinstance(weight, DTensor):
-            return self._merge(weight, self.lora_b.detach(), self.lora_a.detach(), dtype, first=0)
         a_RM = whole_of(self.lora_a.detach(), self.lora_a.dtype)
-        rows, b_NR = (_on_card(part).to_local() for part in (weight, self.lora_b.detach()))
+        merged_NM, b_NR = self._rows().to(a_RM.dtype, copy=True), _on_card(self.lora_b)
+        first = box_of(self.weight).offset[0]
+        return self._sharded(self._merge(merged_NM, b_NR, a_RM.to(b_NR.device), dtype, first=first))
+
+    def _rows(self) -> Tensor:
+        """Return this rank's rows of the weight, at their widest, where they are gathered."""
+        scales = None if self.weight_scales is None else _on_card(self.weight_scales)
+        weight = _on_card(self.weight)
+        return widen(weight, scales, weight.dtype if scales is None else torch.bfloat16)
+
+    def _sharded(self, rows: Tensor) -> Tensor:
+        """Shard rows as the weight is."""
+        weight = self.weight
+        if not isinstance(weight, DTensor):
+            return rows
         return DTensor.from_local(
-            self._merge(rows, b_NR, a_RM.to(rows.device), dtype, first=box_of(weight).offset[0]),
+            rows,
             weight.device_mesh,
             weight.placements,
-            shape=weight.shape,
-            stride=weight.stride(),
+            shape=torch.Size([self.out_features, self.in_features]),
+            stride=(self.in_features, 1),
         )
 
     def _merge(
-        self, weight_NM: Tensor, b_NR: Tensor, a_RM: Tensor, dtype: torch.dtype, *, first: int
+        self, merged_NM: Tensor, b_NR: Tensor, a_RM: Tensor, dtype: torch.dtype, *, first: int
     ) -> Tensor:
-        """Merge rows of the weight, of which the first has this number."""
-        merged_NM = weight_NM.clone()
+        """Merge rows of the weight in place, of which the first has this number."""
         block = BLOCK_ON_CARD if merged_NM.is_cuda else BLOCK
         add_low_rank(merged_NM, b_NR, a_RM, scale=self.scale, block=block)
         if dtype == torch.bfloat16:
@@ -89,12 +122,10 @@ class AdaptedLinear(nn.Module):
         return merged_NM.to(dtype)
 
 
-def _on_card(tensor: Tensor) -> DTensor:
-    """Move an offloaded tensor to where it is gathered."""
-    assert isinstance(tensor, DTensor)
-    moved = tensor.to(device=tensor.device_mesh.device_type)
-    assert isinstance(moved, DTensor)
-    return moved
+def _on_card(tensor: Tensor) -> Tensor:
+    """Move this rank's piece of an offloaded tensor to where it is gathered."""
+    local = local_of(tensor)
+    return local.to(tensor.device_mesh.device_type) if isinstance(tensor, DTensor) else local
 
 
 # --------------------------------------------------------------------------------------------------
@@ -107,6 +138,10 @@ def _on_card(tensor: Tensor) -> DTensor:
 # Owns the choice of what is trained. Bytes on the wire lie in `learner/weights`.
 
 
+NARROWER = ("bfloat16", "float32")
+"""`learner.base_dtype` and `run.dtype` of a base that is rounded further than it is published."""
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """Identity of a model's adapters: values for another one mean something else."""
@@ -115,6 +150,8 @@ class Adapter:
     alpha: float
     base: str
     """Digest of the wire bytes of the frozen model."""
+    rounding: str | None = None
+    """`learner.base_dtype` where it rounded the frozen model further than `run.dtype` does."""
 
     @property
     def scale(self) -> float:
@@ -122,15 +159,16 @@ class Adapter:
         return self.alpha / self.rank
 
 
-def adapt(causal_lm: PreTrainedModel, settings: LearnerSettings) -> None:
+def adapt(causal_lm: PreTrainedModel, settings: LearnerSettings, base: str | None = None) -> None:
     """Give each linear module of the layers an adapter and freeze the rest, in place.
 
     Args:
         causal_lm: Before it is sharded, with memory or without.
         settings: Rank and scale; of rank 0 nothing is adapted.
+        base: What the rest is kept in, as `learner.base_dtype` says; None = as it is.
 
     Raises:
-        SettingsError: There is nothing to adapt.
+        SettingsError: There is nothing to adapt, or a matrix that has no whole blocks of 4 bits.
     """
     if not settings.lora_rank:
         return
@@ -150,6 +188,39 @@ def adapt(causal_lm: PreTrainedModel, settings: LearnerSettings) -> None:
             f"learner.lora_rank must be 0 for a model whose layers have no linear modules, got "
             f"{settings.lora_rank} for {type(causal_lm).__name__}; train its weights"
         )
+    if base in {"bfloat16", "nf4"}:
+        _narrow_base(causal_lm, is_packed=base == "nf4")
+
+
+@torch.no_grad()
+def _narrow_base(causal_lm: PreTrainedModel, *, is_packed: bool) -> None:
+    """Keep what is frozen in bfloat16, and adapted matrices in 4 bits if they are to be packed."""
+    for name, module in causal_lm.named_modules():
+        if not is_packed or not isinstance(module, AdaptedLinear):
+            continue
+        if module.in_features % FOUR_BIT_BLOCK:
+            raise SettingsError(
+                f"learner.base_dtype must be bfloat16 for a model whose matrices have a number of "
+                f"columns that {FOUR_BIT_BLOCK} does not divide, got nf4 with "
+                f"{module.in_features} of {name}"
+            )
+        module.pack()
+    for parameter in causal_lm.parameters():
+        if not parameter.requires_grad and parameter.is_floating_point():
+            parameter.data = parameter.data.bfloat16()
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Let a model compute with what is frozen alone; one without adapters does so anyway."""
+    adapted = [module for module in model.modules() if isinstance(module, AdaptedLinear)]
+    for module in adapted:
+        module.is_on = False
+    try:
+        yield
+    finally:
+        for module in adapted:
+            module.is_on = True
 
 
 def alpha_of(settings: LearnerSettings) -> float:
@@ -192,7 +263,7 @@ def begin_adapters(
     if not settings.lora_rank:
         return None
     for parameter in causal_lm.parameters():
-        if not parameter.requires_grad:
+        if not parameter.requires_grad and parameter.is_floating_point():
             local = local_of(parameter)
             local.copy_(local.to(DTYPES[dtype]))
     reset_adapters(causal_lm)
@@ -203,7 +274,9 @@ def begin_adapters(
     else:
         deque(parts, maxlen=0)
     base = ranks.broadcast(digest).decode()
-    return Adapter(settings.lora_rank, alpha_of(settings), base)
+    is_rounded = settings.base_dtype == "nf4" or (settings.base_dtype, dtype) == NARROWER
+    rounding = settings.base_dtype if is_rounded else None
+    return Adapter(settings.lora_rank, alpha_of(settings), base, rounding)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -22,6 +22,8 @@ CHUNK_SIZES = {"cpu": ChunkSize(2**22, 64), "cuda": ChunkSize(2**27, 1024)}
 
 BLOCK = 256
 """Elements with one scale, of AdamW's moments in 8 bits."""
+FOUR_BIT_BLOCK = 64
+"""Elements with one scale, of a frozen weight in 4 bits."""
 LARGE = 1_000_000_000
 """Parameters above which activations are checkpointed on a GPU by default."""
 SMALL_PART = 0.2  # activations, moments and masters need most of a card
@@ -38,6 +40,16 @@ def default_checkpointing(
         is_offloaded: What layers keep goes to host memory, which only their inputs can in time.
     """
     return "full" if is_offloaded or (on_gpu and parameters > LARGE) else "none"
+
+
+def base_dtype(setting: str | None, *, is_narrow: bool) -> str:
+    """Fill in the default of `learner.base_dtype`: that of forward passes, which rounds nothing.
+
+    Args:
+        setting: Its value.
+        is_narrow: Forward and backward passes compute in bfloat16.
+    """
+    return setting or ("bfloat16" if is_narrow else "float32")
 
 
 def reduces_once(

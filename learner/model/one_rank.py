@@ -22,6 +22,10 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_map_only
 
+from learner.weights.layout import SCALES
+
+from .lora import AdaptedLinear
+
 
 class Narrowed(Function):
     """Copies of weights in another dtype, whose gradients are added to those of the weights."""
@@ -54,8 +58,10 @@ class Narrowed(Function):
 
 def narrow_layers(layers: Iterable[nn.Module], dtype: torch.dtype) -> None:
     """Let each layer compute in `dtype`; before its forward pass is checkpointed."""
+    narrows_inputs = dtype != torch.float32  # else those of a pass under autocast would be widened
     for layer in layers:
-        layer.forward = _with_narrow([*layer.modules()], layer.forward, dtype, inputs=True)
+        own = layer.forward
+        layer.forward = _with_narrow([*layer.modules()], own, dtype, inputs=narrows_inputs)
 
 
 def narrow_rest(module: nn.Module, layers: Iterable[nn.Module], dtype: torch.dtype) -> None:
@@ -63,6 +69,11 @@ def narrow_rest(module: nn.Module, layers: Iterable[nn.Module], dtype: torch.dty
     inner = {id(each) for layer in layers for each in layer.modules()}
     owners = [each for each in module.modules() if id(each) not in inner]
     module.forward = _with_narrow(owners, module.forward, dtype, inputs=False)
+
+
+def _widens(owner: nn.Module, key: str) -> bool:
+    """Whether a module turns this parameter into the dtype of its inputs by itself."""
+    return isinstance(owner, AdaptedLinear) and key in {"weight", SCALES}
 
 
 def _with_narrow(
@@ -76,9 +87,15 @@ def _with_narrow(
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         whole = [dict(owner._parameters) for owner in owners]
-        found = (each for kept in whole for each in kept.values() if each is not None)
+        found = (
+            each
+            for owner, kept in zip(owners, whole, strict=True)
+            for key, each in kept.items()
+            if each is not None and not _widens(owner, key)
+        )
         wide = {id(each): each for each in found if each.dtype != dtype}  # tied ones stay tied
-        narrow = dict(zip(wide, Narrowed.apply(dtype, *wide.values()), strict=True))
+        copies = Narrowed.apply(dtype, *wide.values()) if wide else ()
+        narrow = dict(zip(wide, copies, strict=True))
         try:
             for owner, kept in zip(owners, whole, strict=True):
                 changed: dict[str, Any] = {k: narrow.get(id(p), p) for k, p in kept.items()}

@@ -10,7 +10,7 @@ Shapes: T tokens of all sequences of a microbatch, N of these that are scored, D
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import replace
 from typing import NamedTuple, cast
 
@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AttentionInterface, PreTrainedModel
 
 from learner.algorithm.microbatch import Sequences
+from learner.weights.layout import count_weights
 
 from .activations import Kept, checkpoint_layers
 from .attention import PACKED, attend_over_ranks, pack_attention, run_trunk, take
@@ -88,10 +89,10 @@ def hold_gradients(module: nn.Module, *, holds: bool) -> None:
                 unit.set_reshard_after_forward(not holds, recurse=False)
 
 
-def has_room(modules: Iterable[nn.Module], ranks: Ranks) -> bool:
+def has_room(modules: Collection[nn.Module], ranks: Ranks) -> bool:
     """Whether every rank has room for whole gradients and parameters; every rank must call it."""
     parameters = [parameter for each in modules for parameter in each.parameters()]
-    number = sum(parameter.numel() for parameter in parameters)
+    number = sum(count_weights(each) for each in modules)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     is_offloaded = parameters[0].device.type != ranks.device.type
     here = (
@@ -291,8 +292,9 @@ def shard_units(
     is_pinned = mesh.device_type != "cpu"
     where = CPUOffloadPolicy(pin_memory=is_pinned) if offload else OffloadPolicy()
     precision = MixedPrecisionPolicy(
-        param_dtype=None if dtype == torch.float32 else dtype,
+        param_dtype=None if all(p.dtype == dtype for p in module.parameters()) else dtype,
         reduce_dtype=torch.promote_types(dtype, torch.float32),
+        cast_forward_inputs=dtype != torch.float32,  # as `narrow_layers`
     )
     for unit in (*layers, module):  # a unit within another is sharded before it
         fully_shard(unit, mesh=mesh, mp_policy=precision, offload_policy=where)

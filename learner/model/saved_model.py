@@ -31,9 +31,10 @@ from transformers.utils.hub import cached_file
 
 from configs.architecture import check_architecture
 from configs.errors import SettingsError
-from learner.weights.layout import is_adapter
+from learner.weights.layout import SCALES, is_own, is_packed, shape_of
 
 from .attention import check_packing
+from .frozen import pack
 from .output_layer import check_output_layer, output_layer
 
 # --------------------------------------------------------------------------------------------------
@@ -261,15 +262,19 @@ def read_weights(model: PreTrainedModel, path: str | Path, *, first_rows: bool =
     files = _open(path)
     keys = _keys(model, files.shapes)
     for names, tensor in _tensors_of(model):
-        if is_adapter(names[0]):
-            continue  # not of the saved model: `lora.py` begins it
+        if is_own(names[0]):
+            continue  # not of the saved model: `lora.py` begins adapters, `_read_packed` has scales
         saved = [keys[name] for name in names if name in keys]
         if not saved and isinstance(tensor, nn.Parameter):
             raise SettingsError(
                 f"run.model must hold {names[0]} as it is trained, got none in {path}; "
                 f"choose another model"
             )
-        _read(files, saved, tensor, path, first_rows=first_rows)
+        if is_packed(tensor):
+            scales = model.get_parameter(f"{names[0].removesuffix('weight')}{SCALES}")
+            _read_packed(files, saved[0], tensor, scales, path)
+        else:
+            _read(files, saved, tensor, path, first_rows=first_rows)
 
 
 class SavedWeights:
@@ -318,11 +323,7 @@ def _read(
         shape = files.shapes[key]
         if first_rows:
             shape = tuple(min(sizes) for sizes in zip(shape, tensor.shape, strict=False))
-        if shape != tuple(tensor.shape):
-            raise SettingsError(
-                f"run.model must hold {key} of shape {tuple(tensor.shape)}, as its config.json "
-                f"says, got {files.shapes[key]} in {path}; choose another model"
-            )
+        _check_shape(key, shape, tensor, path)
         into = local if number == 0 else torch.empty_like(local)
         files.read(key, into, offset)
         if not torch.equal(into, local):
@@ -330,6 +331,26 @@ def _read(
                 f"run.model must hold {keys[0]} and {key} alike, which its config.json ties, got "
                 f"two that differ in {path}; set tie_word_embeddings to false there"
             )
+
+
+def _read_packed(
+    files: TensorFiles, key: str, codes: Tensor, scales: Tensor, path: str | Path
+) -> None:
+    """Read this rank's rows of a matrix, and keep them in 4 bits."""
+    _check_shape(key, files.shapes[key], codes, path)
+    local = local_of(codes)
+    rows = torch.empty(len(local), shape_of(codes)[1], device=local.device)
+    files.read(key, rows, box_of(codes).offset)
+    for part, into in zip(pack(rows), (local, local_of(scales)), strict=True):
+        into.copy_(part)
+
+
+def _check_shape(key: str, shape: tuple[int, ...], tensor: Tensor, path: str | Path) -> None:
+    if shape != shape_of(tensor):
+        raise SettingsError(
+            f"run.model must hold {key} of shape {shape_of(tensor)}, as its config.json says, got "
+            f"{shape} in {path}; choose another model"
+        )
 
 
 def _keys(model: PreTrainedModel, keys: Iterable[str]) -> Mapping[str, str]:

@@ -21,6 +21,7 @@ from learner.algorithm.advantages import STD_FLOOR
 from learner.algorithm.microbatch import Microbatch, Prepared
 from learner.algorithm.reference_kl import kl_rewards, rewards_to_go
 from learner.algorithm.token_advantages import token_advantages
+from learner.model.lora import without_adapters
 from learner.model.policy import Policy, Scores, release
 from learner.model.ranks import Ranks
 
@@ -43,7 +44,7 @@ def prepare(
         microbatches: This rank's share; all ranks have the same number.
         settings: Decide what is computed.
         ranks: All of them; give the device.
-        reference: The frozen policy of the KL penalty, if there is one.
+        reference: Of the KL penalty, if there is one; adapters of its own do not count.
         critic: Values the states for token advantages, if there is one.
     """
     pays_in_reward = reference is not None and settings.kl_in == "reward"
@@ -52,11 +53,12 @@ def prepare(
     for microbatch in microbatches:
         own = microbatch.to(ranks.device)
         scores = score(policy, own) if is_scored else None
-        each = Prepared(
-            own,
-            log_prox_N=None if scores is None else scores.logprobs_N,
-            log_ref_N=None if reference is None else score(reference, own).logprobs_N,
-        )
+        log_ref_N = None
+        if reference is not None:
+            with without_adapters(reference):
+                log_ref_N = score(reference, own).logprobs_N
+        log_prox_N = None if scores is None else scores.logprobs_N
+        each = Prepared(own, log_prox_N=log_prox_N, log_ref_N=log_ref_N)
         if scores is not None and (pays_in_reward or critic is not None):
             each = _evaluate(each, scores, critic, settings, pays_in_reward=pays_in_reward)
         prepared.append(each)

@@ -30,6 +30,10 @@ class Merging(Protocol):
         """Return the weight with the adapter; sharded if the weight is."""
         ...
 
+    def base(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight without it; sharded if the weight is."""
+        ...
+
 
 Adapted: TypeAlias = Mapping[int, nn.Module]
 """Identity of each weight that is published merged -> its `Merging` module."""
@@ -79,12 +83,14 @@ def whole_tensors(
 
     One at a time is whole, in the publish dtype, so the peak is that of the largest tensor.
     """
+    frozen = NONE_ADAPTED if merging else adapted_weights(model)
     for _, parameter in published(model):
+        whole = parameter.detach()
         if (module := merging.get(id(parameter))) is not None:
             whole = cast("Merging", module).merged(DTYPES[dtype])
-            yield whole_of(whole, DTYPES[dtype])
-        else:
-            yield whole_of(parameter.detach(), DTYPES[dtype])
+        elif (module := frozen.get(id(parameter))) is not None:
+            whole = cast("Merging", module).base(DTYPES[dtype])
+        yield whole_of(whole, DTYPES[dtype])
 
 
 @torch.no_grad()

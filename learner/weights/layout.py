@@ -5,6 +5,7 @@ Tensors of adapters are not part of it: their matrices are published merged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -17,18 +18,37 @@ WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 """Prefixes that torch.compile and activation checkpointing add to names; actors lack them."""
 ADAPTER = ("lora_a", "lora_b")
 """Names that a `Merging` module gives the parameters of its adapter."""
+SCALES = "weight_scales"
+"""Name that it gives the scales of a weight in 4 bits."""
 
 
 def published(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield published tensors in wire order. A tied output layer comes once, as the embedding."""
     for name, parameter in model.named_parameters(remove_duplicate=True):
-        if not is_adapter(name):
+        if not is_own(name):
             yield unwrapped_name(name), parameter
 
 
-def is_adapter(name: str) -> bool:
-    """Return whether a parameter of this name is part of an adapter."""
-    return name.rpartition(".")[2] in ADAPTER
+def is_own(name: str) -> bool:
+    """Return whether saved models and engines lack a parameter of this name."""
+    return name.rpartition(".")[2] in (*ADAPTER, SCALES)
+
+
+def is_packed(parameter: torch.Tensor) -> bool:
+    """Return whether it holds a matrix as codes of 4 bits, two in a byte."""
+    return parameter.dtype == torch.uint8
+
+
+def shape_of(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Return the shape of the weight that a parameter holds."""
+    *rows, columns = parameter.shape or (1,)
+    return (*rows, 2 * columns) if is_packed(parameter) else tuple(parameter.shape)
+
+
+def count_weights(model: nn.Module) -> int:
+    """Count the weights of a model, whatever they are kept in."""
+    named = model.named_parameters()
+    return sum(math.prod(shape_of(each)) for name, each in named if not name.endswith(SCALES))
 
 
 def unwrapped_name(name: str) -> str:
@@ -43,7 +63,8 @@ def layout(model: nn.Module, dtype: str) -> tuple[TensorSpec, ...]:
     specs: list[TensorSpec] = []
     offset = 0
     for name, parameter in published(model):
-        num_bytes = parameter.numel() * DTYPES[dtype].itemsize
-        specs.append(TensorSpec(name, dtype, tuple(parameter.shape), offset, num_bytes))
+        shape = shape_of(parameter)
+        num_bytes = math.prod(shape) * DTYPES[dtype].itemsize
+        specs.append(TensorSpec(name, dtype, shape, offset, num_bytes))
         offset += num_bytes
     return tuple(specs)

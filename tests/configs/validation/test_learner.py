@@ -29,6 +29,14 @@ RUN = {"model": "init", "environment": "calculator"}
         ({"advertise": "hub:"}, "learner.advertise"),
         ({"compile": True, "activation_checkpointing": "selective"}, "must be none or full"),
         ({"lora_alpha": 8.0}, r"learner.lora_alpha must be null without learner.lora_rank, got 8"),
+        (
+            {"base_dtype": "nf4"},
+            r"learner.base_dtype must be null without learner.lora_rank, got nf",
+        ),
+        (
+            {"lora_rank": 8, "base_dtype": "nf4", "compile": True},
+            r"base_dtype must be bfloat16 or n",
+        ),
         ({"lora_rank": 8, "optimizer": "adamw8bit"}, "must be adamw with learner.lora_rank, got a"),
         ({"lora_rank": 8, "sparse_weights": True}, "learner.sparse_weights must be false with"),
     ],

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from rich.console import Console
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from configs.errors import SettingsError
@@ -20,6 +20,7 @@ from console.run.card_memory import GIB, CardMemory, ModelShape, card_memory
 from console.run.checks import model
 from console.verbs import up
 from learner.model.activations import Kept
+from learner.model.lora import adapt
 from learner.model.ranks import Ranks
 from tests.gpu.support import training_on_cards as on_cards
 from tests.gpu.support.training_on_cards import LOAD_OF_PEAKS, PEAKS
@@ -37,6 +38,16 @@ QWEN3_8B = {
     "num_key_value_heads": 8,
     "head_dim": 128,
     "vocab_size": 151936,
+    "tie_word_embeddings": False,
+}
+QWEN2_7B = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 28,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
     "tie_word_embeddings": False,
 }
 MULTI_GPU = Path(__file__).parents[3] / "configs" / "multi-gpu.yaml"
@@ -223,7 +234,7 @@ def test_logits_in_float32_take_more_than_those_in_bfloat16() -> None:
 
 def test_adapters_alone_have_gradients_and_moments() -> None:
     whole = card_memory(_multi_gpu(), QWEN3_8B, on_gpu=True)
-    adapted = card_memory(_multi_gpu(lora_rank=16), QWEN3_8B, on_gpu=True)
+    adapted = card_memory(_multi_gpu(lora_rank=16, base_dtype="float32"), QWEN3_8B, on_gpu=True)
     settings = _multi_gpu(lora_rank=16).model_dump() | {"critic": {"kind": "model"}}
     settings["algorithm"] |= {"advantage": "gae", "proximal": "recomputed"}
     with_critic = card_memory(Settings.model_validate(settings), QWEN3_8B, on_gpu=True)
@@ -235,6 +246,37 @@ def test_adapters_alone_have_gradients_and_moments() -> None:
     assert adapted.reduction < whole.reduction / 50
     gradients = with_critic.states["gradients"]
     assert gradients == pytest.approx(whole.states["gradients"] + share, abs=4)
+
+
+@pytest.mark.parametrize("base", ["float32", "bfloat16", "nf4"])
+def test_a_frozen_model_takes_what_is_computed(base: str) -> None:
+    shape = MIDDLE | {"tie_word_embeddings": True, "model_type": "qwen3"}
+    causal_lm = Qwen3ForCausalLM(Qwen3Config(**MIDDLE, tie_word_embeddings=True))
+    adapt(causal_lm, LearnerSettings(lora_rank=8), base)
+
+    frozen = sum(p.nbytes for p in causal_lm.parameters() if not p.requires_grad)
+
+    assert frozen == ModelShape.of(shape).kept_bytes(base)
+
+
+@pytest.mark.parametrize(("base", "gib"), [(None, 19.2), ("nf4", 10.6)])
+def test_a_card_of_24_gb_trains_adapters_of_seven_billion_parameters(
+    base: str | None, gib: float
+) -> None:
+    load = on_cards.Load(episodes=64, prompt=512, completion=1536, microbatch_tokens=8192)
+    learner = {"lora_rank": 16, "base_dtype": base}
+    settings = on_cards.settings_of(load, learner, "bfloat16")
+    algorithm = settings.algorithm.model_copy(update={"kl_coefficient": 0.1})
+    settings = settings.model_copy(update={"algorithm": algorithm})
+    wide = settings.model_copy(update={"learner": _with(settings, base_dtype="float32").learner})
+
+    computed = card_memory(settings, QWEN2_7B, on_gpu=True)
+
+    assert "weights of the reference" not in computed.states, "it is the frozen model itself"
+    assert computed.total / GIB == pytest.approx(gib, abs=0.05)
+    computed.check(int(SMALL_CARD_GIB * GIB))
+    with pytest.raises(SettingsError, match=r"learner\.base_dtype: nf4"):
+        card_memory(wide, QWEN2_7B, on_gpu=True).check(int(SMALL_CARD_GIB * GIB))
 
 
 def test_moments_of_muon_are_sharded_as_weights_are() -> None:
@@ -298,9 +340,14 @@ def _assert_computed(settings: Settings, measured: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "rank"), [("none", 0), ("full", 0), ("none", 8)])
-def test_computed_memory_is_that_of_a_real_step(ranks: Ranks, kind: Kept, rank: int) -> None:
-    settings = settings_of(ranks=1, microbatches=1, kind=kind, lora_rank=rank)
+@pytest.mark.parametrize(
+    ("kind", "rank", "base"),
+    [("none", 0, None), ("full", 0, None), ("none", 8, None), ("none", 8, "nf4")],
+)
+def test_computed_memory_is_that_of_a_real_step(
+    ranks: Ranks, kind: Kept, rank: int, base: str | None
+) -> None:
+    settings = settings_of(ranks=1, microbatches=1, kind=kind, lora_rank=rank, base_dtype=base)
 
     _assert_computed(settings, peak_bytes(ranks, settings))
 

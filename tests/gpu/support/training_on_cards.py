@@ -16,6 +16,7 @@ from configs.settings import AlgorithmSettings, LearnerSettings, RunSettings, Se
 from learner.data.batch import BatchPlan, pack, plan_batch
 from learner.model.activations import choose
 from learner.model.lora import adapt, reset_adapters
+from learner.model.memory_rules import base_dtype
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
 from learner.training.optimizer import ScheduledOptimizer
@@ -72,7 +73,7 @@ PEAKS: dict[str, dict[str, Any]] = {
     "none": {"activation_checkpointing": "none"},
     **SWITCHES,
     "adamw8bit": {"optimizer": "adamw8bit"},
-    "adapters": {"lora_rank": 16},
+    "adapters": {"lora_rank": 16, "base_dtype": "float32"},
 }
 """Those whose memory is computed."""
 
@@ -99,10 +100,10 @@ class Training:
         learner, self.ranks = settings.learner, ranks
         torch.manual_seed(0)
         causal_lm = Qwen3ForCausalLM(Qwen3Config(**shape))
-        adapt(causal_lm, learner)
+        is_narrow = settings.run.dtype == "bfloat16"
+        adapt(causal_lm, learner, base_dtype(learner.base_dtype, is_narrow=is_narrow))
         policy = Policy(causal_lm, temperature=1.0).eval()
         policy.sequence_group = ranks.sequence
-        is_narrow = settings.run.dtype == "bfloat16"
         self.policy = shard(
             policy,
             ranks.mesh,

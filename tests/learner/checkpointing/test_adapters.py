@@ -20,7 +20,14 @@ from learner.model.ranks import Ranks
 from learner.training.optimizer import ScheduledOptimizer
 from learner.training.step import train_batch
 from learner.weights.layout import layout
-from tests.learner.support.adapted_policy import adapted_policy, fill_adapters, published_bytes
+from tests.learner.support.adapted_policy import (
+    PACKED,
+    WIDE,
+    adapted_policy,
+    fill_adapters,
+    published_bytes,
+)
+from tests.learner.support.adapted_policy import SETTINGS as ADAPTERS
 from tests.learner.support.exact_gradients import SETTINGS, packed
 from tests.learner.support.made_episodes import random_group_episodes
 from tests.learner.support.ranks.layouts import STATE
@@ -28,6 +35,7 @@ from tests.learner.support.tiny_policy import (
     constant_rate,
     parameters_of,
     save_tiny_model,
+    tiny_causal_lm,
     tiny_policy,
 )
 
@@ -94,15 +102,30 @@ def test_a_checkpoint_of_other_adapters_is_refused(tmp_path: Path, ranks: Ranks)
     refused(saved, *other_rank, r"lora_rank = 4 .*, got one of learner.lora_rank = 3 and lora_al")
     other_scale = adapted_policy(ranks, settings=LearnerSettings(lora_rank=3))
     refused(saved, *other_scale, r"lora_alpha = 6, got one of .* and lora_alpha = 5; restore")
+    wide = tiny_causal_lm(width=WIDE), tiny_causal_lm(width=WIDE)
+    packed, plain_base = (
+        adapted_policy(ranks, settings=each, causal_lm=model)
+        for each, model in zip((PACKED, ADAPTERS), wide, strict=True)
+    )
+    packed_saved = Checkpoints(tmp_path / "packed", keep=1, ranks=ranks).save(STATE, *packed)
+    refused(packed_saved, *plain_base, r"restore run.model, run.dtype and learner.base_dtype, or")
     refused(saved, *adapted_policy(ranks, seed=1), r"must have adapters of the run's model, whose")
     refused(saved, *plain, r"must be of learner.lora_rank = 0, got one of learner.lora_rank = 3")
     refused(full_saved, *adapted_policy(ranks), r"got one of learner.lora_rank = 0; restore the")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_merged_model_is_exported_in_float32(tmp_path: Path, ranks: Ranks, dtype: str) -> None:
-    tokenizer = save_tiny_model(tmp_path / "model")
-    policy, optimizer = adapted_policy(ranks, dtype=dtype, vocabulary=len(tokenizer))
+@pytest.mark.parametrize("base", ["float32", "bfloat16", "nf4"])
+def test_the_merged_model_is_exported_in_float32(
+    tmp_path: Path, ranks: Ranks, dtype: str, base: str
+) -> None:
+    tokenizer = save_tiny_model(tmp_path / "model", width=WIDE)
+    policy, optimizer = adapted_policy(
+        ranks,
+        settings=ADAPTERS.model_copy(update={"base_dtype": base}),
+        dtype=dtype,
+        vocabulary=len(tokenizer),
+    )
     fill_adapters(policy)
     saved = Checkpoints(tmp_path / "run", keep=1, ranks=ranks).save(STATE, policy, optimizer)
     run = RunSettings.model_validate(
@@ -120,7 +143,7 @@ def test_the_merged_model_is_exported_in_float32(tmp_path: Path, ranks: Ranks, d
         assert tensor.view(torch.uint8).numpy().tobytes() == published[place]
     assert not tensors
 
-    save_tiny_model(tmp_path / "model", seed=1)
+    save_tiny_model(tmp_path / "model", seed=1, width=WIDE)
     with pytest.raises(CheckpointError, match=r"run.model must be the one that the adapters"):
         export_model(saved, run, tmp_path / "exported")
 

@@ -22,7 +22,13 @@ from learner.model.ranks import Ranks
 from learner.model.saved_model import layers_of, local_of
 from learner.training.optimizer import ScheduledOptimizer
 from learner.training.step import BatchOutcome
-from tests.learner.support.adapted_policy import SETTINGS, adapted_policy, published_bytes
+from tests.learner.support.adapted_policy import (
+    PACKED,
+    SETTINGS,
+    WIDE,
+    adapted_policy,
+    published_bytes,
+)
 from tests.learner.support.made_critic import HEAD, MODEL, make_pair, train_pair
 from tests.learner.support.random_models import ARCHITECTURES, make_random_model
 from tests.learner.support.ranks.forced_shards import forced_shards
@@ -30,14 +36,17 @@ from tests.learner.support.ranks.one_of_two_ranks import STATE, new_policy, trai
 from tests.learner.support.ranks.one_of_two_ranks import whole_parameters as whole
 from tests.learner.support.tiny_policy import constant_rate, tiny_causal_lm
 
-NARROW = "bfloat16", "bfloat16, full", "bfloat16, adapters"
+NARROW = "bfloat16", "bfloat16, full", "bfloat16, adapters", "bfloat16, base", "bfloat16, 4 bits"
 KINDS = {
     **dict.fromkeys(NARROW, LearnerSettings()),
     "bfloat16, adapters": SETTINGS,
+    "bfloat16, base": SETTINGS.model_copy(update={"base_dtype": "bfloat16"}),
+    "bfloat16, 4 bits": PACKED,
     "adamw": LearnerSettings(),
     "muon": LearnerSettings(optimizer="muon"),
     "adamw8bit": LearnerSettings(optimizer="adamw8bit"),
     "lora": SETTINGS,
+    "lora, 4 bits": PACKED,
 }
 PROBE, NUMBERS = (4, 9, 3, 17), (0.1, 0.5, 0.9)
 
@@ -53,7 +62,7 @@ class Found(NamedTuple):
 
 
 def _make(kind: str, ranks: Ranks, *, is_sharded: bool) -> tuple[Policy, ScheduledOptimizer]:
-    make = adapted_policy if kind == "lora" else new_policy
+    make = adapted_policy if kind.startswith("lora") else new_policy
     with forced_shards() if is_sharded else nullcontext():
         if kind in NARROW:
             policy, optimizer = _make_narrow(kind, ranks)
@@ -65,8 +74,8 @@ def _make(kind: str, ranks: Ranks, *, is_sharded: bool) -> tuple[Policy, Schedul
 
 def _make_narrow(kind: str, ranks: Ranks) -> tuple[Policy, ScheduledOptimizer]:
     """Make a policy that trains in float32 and computes in bfloat16, as on a card."""
-    causal_lm, settings = tiny_causal_lm(), KINDS[kind]
-    adapt(causal_lm, settings)
+    causal_lm, settings = tiny_causal_lm(width=WIDE), KINDS[kind]
+    adapt(causal_lm, settings, settings.base_dtype)
     policy = Policy(causal_lm, temperature=1.0).eval()
     kept: Kept = "full" if "full" in kind else "none"
     shard(policy, ranks.mesh, dtype=torch.bfloat16, activations=kept)

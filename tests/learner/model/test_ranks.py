@@ -20,7 +20,12 @@ from learner.model.policy import probe_logprobs, rounded_logprobs, shard
 from learner.model.ranks import Ranks, join
 from learner.training.optimizer import ScheduledOptimizer
 from tests.configs.support.fake_smi import install_smi
-from tests.learner.support.adapted_policy import adapted_policy, published_bytes
+from tests.learner.support.adapted_policy import (
+    PACKED,
+    SETTINGS,
+    adapted_policy,
+    published_bytes,
+)
 from tests.learner.support.random_models import FAMILIES, OFFSETS_LOST, save_in_files
 from tests.learner.support.ranks.layouts import CASES, FOUR_AND_TWO, WIDE, Case, tensors_of
 from tests.learner.support.ranks.layouts import STATE as SAVED
@@ -98,12 +103,15 @@ def test_two_ranks_step_with_muon_as_one_does(found: Path, ranks: Ranks) -> None
         assert (ours - other).norm() < 0.2 * (ours - before).norm()
 
 
-def test_two_ranks_train_adapters_as_one_does(found: Path, ranks: Ranks) -> None:
-    alone, wire = train_adapters(ranks)
-    policy, _ = adapted_policy(ranks)
+@pytest.mark.parametrize(("name", "settings"), [("adapted", SETTINGS), ("packed", PACKED)])
+def test_two_ranks_train_adapters_as_one_does(
+    found: Path, ranks: Ranks, name: str, settings: LearnerSettings
+) -> None:
+    alone, wire = train_adapters(ranks, settings)
+    policy, _ = adapted_policy(ranks, settings=settings)
     untrained = published_bytes(policy.causal_lm)
 
-    for theirs, their_wire in torch.load(found / "adapted.pt"):
+    for theirs, their_wire in torch.load(found / f"{name}.pt"):
         for ours, other in zip(alone, theirs, strict=True):
             assert torch.allclose(ours, other, atol=1e-5)
         ours_, theirs_, before = (

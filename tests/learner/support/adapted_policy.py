@@ -21,6 +21,9 @@ from tests.learner.support.tiny_policy import VOCABULARY, constant_rate, tiny_ca
 
 SETTINGS = LearnerSettings(lora_rank=3, lora_alpha=5.0)
 """A scale that no power of two is."""
+PACKED = SETTINGS.model_copy(update={"base_dtype": "nf4"})
+WIDE = 64
+"""Width of a tiny model whose matrices have whole blocks of 4 bits."""
 
 
 def adapted_policy(
@@ -33,13 +36,15 @@ def adapted_policy(
     activations: Kept = "none",
     offload: tuple[str, ...] = (),
     causal_lm: PreTrainedModel | None = None,
+    computes_in: torch.dtype = torch.float32,
 ) -> tuple[Policy, ScheduledOptimizer]:
     """Make a sharded policy with adapters, as the learner does; of a tiny model if of none."""
-    causal_lm = causal_lm or tiny_causal_lm(seed=seed, vocabulary=vocabulary)
-    adapt(causal_lm, settings)
+    width = WIDE if settings.base_dtype else 32
+    causal_lm = causal_lm or tiny_causal_lm(seed=seed, vocabulary=vocabulary, width=width)
+    adapt(causal_lm, settings, settings.base_dtype)
     policy = Policy(causal_lm, temperature=1.0).eval()
     policy.sequence_group = ranks.sequence
-    shard(policy, ranks.mesh, dtype=torch.float32, activations=activations, offload=offload)
+    shard(policy, ranks.mesh, dtype=computes_in, activations=activations, offload=offload)
     policy.adapter = begin_adapters(causal_lm, settings, dtype=dtype, ranks=ranks)
     return policy, ScheduledOptimizer(policy, constant_rate(1e-3), settings)
 

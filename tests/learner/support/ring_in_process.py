@@ -205,7 +205,7 @@ class RingInProcess:
                 guard=Guard(settings.guards, settings.algorithm, start.state.guards),
                 checkpoints=checkpoints,
                 publisher=self.shelf,
-                reference=load_reference(settings, ranks, vocabulary=policy.vocabulary),
+                reference=load_reference(settings, ranks, policy),
                 stopping=self.stopping,
             )
             self.shelf.version = NOTHING_YET

@@ -23,17 +23,18 @@ def tiny_causal_lm(
     tied: bool = True,
     layers: int = 2,
     kv_heads: int = 1,
+    width: int = 32,
 ) -> Qwen3ForCausalLM:
     """Make a Qwen3 of some ten thousand parameters."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=vocabulary,
-        hidden_size=32,
+        hidden_size=width,
         intermediate_size=64,
         num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=kv_heads,
-        head_dim=16,
+        head_dim=width // 2,
         max_position_embeddings=64,
         tie_word_embeddings=tied,
         pad_token_id=0,
@@ -62,10 +63,10 @@ def constant_rate(rate: float) -> Schedule:
     return Schedule(peak=rate, warmup_steps=0, decay="constant", min_ratio=1.0, steps=1000)
 
 
-def save_tiny_model(folder: Path, *, seed: int = 0) -> PreTrainedTokenizerFast:
+def save_tiny_model(folder: Path, *, seed: int = 0, width: int = 32) -> PreTrainedTokenizerFast:
     """Write a model directory whose tokenizer knows every printable character."""
     tokenizer = make_tokenizer([])
-    causal_lm = tiny_causal_lm(seed=seed, vocabulary=len(tokenizer))
+    causal_lm = tiny_causal_lm(seed=seed, vocabulary=len(tokenizer), width=width)
     causal_lm.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return tokenizer

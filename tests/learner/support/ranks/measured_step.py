@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,12 @@ MIDDLE: dict[str, Any] = {
 
 
 def settings_of(
-    *, ranks: int, microbatches: int, kind: str = "none", lora_rank: int = 0
+    *,
+    ranks: int,
+    microbatches: int,
+    kind: str = "none",
+    lora_rank: int = 0,
+    base_dtype: str | None = None,
 ) -> Settings:
     """Settings of a step with so many microbatches on each rank."""
     tokens = EPISODES * (PROMPT + COMPLETION) // (ranks * microbatches)
@@ -48,7 +54,7 @@ def settings_of(
         "microbatch_tokens": tokens,
         "activation_checkpointing": kind,
     }
-    learner["lora_rank"] = lora_rank
+    learner |= {"lora_rank": lora_rank, "base_dtype": base_dtype}
     run = RunSettings(
         model="init",
         environment="calculator",
@@ -69,10 +75,11 @@ def peak_bytes(ranks: Ranks, settings: Settings) -> int:
 
     def train_twice() -> None:
         causal_lm = Qwen3ForCausalLM(Qwen3Config(**MIDDLE))
-        adapt(causal_lm, learner)
+        adapt(causal_lm, learner, learner.base_dtype)
         policy = Policy(causal_lm, temperature=1.0).eval()
         kind = learner.activation_checkpointing or "none"
-        with forced_shards():  # as on a card
+        # With whole weights as on a card; a frozen base is as it is without FSDP2.
+        with nullcontext() if learner.base_dtype else forced_shards():
             shard(policy, ranks.mesh, dtype=torch.float32, activations=kind)
         reset_adapters(policy)
         optimizer = ScheduledOptimizer(policy, constant_rate(1e-6), learner)

@@ -25,7 +25,8 @@ from learner.model.ranks import Ranks, join
 from learner.reporting.metrics import Totals
 from learner.training.optimizer import ScheduledOptimizer
 from learner.training.step import TrainedBatch, train_batch
-from tests.learner.support.adapted_policy import adapted_policy, published_bytes
+from tests.learner.support.adapted_policy import PACKED, adapted_policy, published_bytes
+from tests.learner.support.adapted_policy import SETTINGS as ADAPTERS
 from tests.learner.support.made_critic import HEAD, MODEL, make_pair, train_pair
 from tests.learner.support.made_episodes import random_group_episodes
 from tests.learner.support.random_models import differences_on_meshes
@@ -106,9 +107,11 @@ def save_with_8_bits(folder: Path, ranks: Ranks) -> list[torch.Tensor]:
     return whole_moments(optimizer)
 
 
-def train_adapters(ranks: Ranks) -> tuple[list[torch.Tensor], bytes]:
+def train_adapters(
+    ranks: Ranks, learner: LearnerSettings = ADAPTERS
+) -> tuple[list[torch.Tensor], bytes]:
     """Train adapters for two batches; the parameters, and the wire bytes with them, on rank 0."""
-    policy, optimizer = adapted_policy(ranks)
+    policy, optimizer = adapted_policy(ranks, settings=learner)
     for step in (1, 2):
         train(policy, optimizer, step, ranks)
     return whole_parameters(policy), published_bytes(policy.causal_lm, is_first=ranks.is_first)
@@ -168,7 +171,7 @@ def main(folder: Path) -> None:
     with_muon = train_with_muon(ranks)
     with_8_bits = save_with_8_bits(folder, ranks)
     values, critic_parameters = train_critics(folder, ranks)
-    adapted = [train_adapters(ranks)]
+    adapted, packed = [train_adapters(ranks)], train_adapters(ranks, PACKED)
     shared = arranged(ranks, {"sequence": 2})
     adapted.append(train_adapters(shared))
     policy_, optimizer_ = new_policy(shared)
@@ -194,6 +197,7 @@ def main(folder: Path) -> None:
         torch.save(with_muon, folder / "muon.pt")
         torch.save(with_8_bits, folder / "8-bits.pt")
         torch.save(adapted, folder / "adapted.pt")
+        torch.save([packed], folder / "packed.pt")
         torch.save(critic_parameters, folder / "critics.pt")
     ranks.barrier()
     ranks.leave()
