@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isqrt
 from typing import Any, Self
 
 from configs.errors import SettingsError
@@ -31,6 +32,7 @@ from learner.model.memory_rules import (
     BLOCK,
     CHUNK_SIZES,
     FOUR_BIT_BLOCK,
+    WEIGHTS_AT_ONCE,
     base_dtype,
     default_checkpointing,
     host_share,
@@ -152,7 +154,7 @@ class ModelShape:
         Args:
             kind: `learner.activation_checkpointing`.
             itemsize: Bytes of an element in forward and backward passes.
-            longest: Tokens of the longest episode, which eager attention multiplies.
+            longest: Tokens of the longest episode, which eager attention multiplies up to a bound.
             rank: Of adapters, each of which keeps what lies between its matrices.
             is_compiled: Whether the compiler chose: it keeps what products and attention take and
                 give, and computes all between them again.
@@ -175,7 +177,8 @@ class ModelShape:
         inner = itemsize * (3 if is_compiled else 4) * self.inner
         attention += itemsize * (self.queries_and_keys + values)
         if self.is_eager:
-            attention += (4 + 2 * itemsize) * self.heads * longest
+            kept = min(longest, isqrt(WEIGHTS_AT_ONCE // self.heads))
+            attention += (4 + 2 * itemsize) * self.heads * kept
         return norms + attention + inner + low
 
 

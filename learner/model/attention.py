@@ -12,12 +12,17 @@ computes it:
                               they continue nothing and no window ends within them
     a cap of the logits       written out, as SDPA has none (Gemma-2)
 
+A mask, or weights that are written out, take memory quadratic in a sequence. So those of a long one
+are made for a block of its tokens at a time, and again in the backward pass.
+
 Shapes: T tokens of all sequences, H heads, G of them that share a head of keys and values, L tokens
 of one sequence, S that are seen, R sequences of that size, K width of a head, W of anything.
 """
 
 from __future__ import annotations
 
+from functools import partial
+from math import isqrt
 from typing import Any
 
 import torch
@@ -25,11 +30,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 
 from configs.errors import SettingsError
 from learner.algorithm.microbatch import Sequences
 
+from .memory_rules import WEIGHTS_AT_ONCE
 from .sequence_parallel import ALONE, Cut
 
 PACKED = "packed"
@@ -87,12 +94,7 @@ def attend(
     pieces = []
     for run, tensors in zip(runs, split, strict=True):
         q, k, v = (x.unflatten(1, (run.number, -1)).transpose(0, 1) for x in tensors)
-        mask = _mask(run.length, run.seen, sliding_window, query.device)
-        out_RHLK = (
-            _attend_plainly(q, k, v, mask, scale=scale)
-            if softcap is None
-            else _attend_capped(q, k, v, mask, scale=scale, cap=softcap)
-        )
+        out_RHLK = _attend_run(q, k, v, sliding_window, scale=scale, cap=softcap)
         pieces.append(out_RHLK.transpose(1, 2).flatten(0, 1))
     return (torch.cat(pieces) if len(pieces) > 1 else pieces[0])[None], None
 
@@ -154,13 +156,57 @@ def _attend_at_once(
     return out_THK
 
 
+def _attend_run(
+    q: Tensor, k: Tensor, v: Tensor, window: int | None, *, scale: float, cap: float | None
+) -> Tensor:
+    """Attend within sequences of one size, of a long one block by block. Shape [R, H, L, K]."""
+    length, seen = q.shape[2], k.shape[2]
+    weights = 1 if cap is None else q.shape[0] * q.shape[1]  # a mask is of all rows and heads
+    rows = length
+    if cap is not None or _mask_is_needed(length, seen, window):
+        most = WEIGHTS_AT_ONCE // weights
+        rows = max(1, most // (seen if window is None else min(seen, window + isqrt(most))))
+    attend_once = partial(_attend_block, window=window, scale=scale, cap=cap)
+    if rows >= length:
+        return attend_once(q, k, v)
+    blocks, before = [], seen - length
+    for begin in range(0, length, rows):
+        end = min(begin + rows, length)
+        first = 0 if window is None else max(0, before + begin - window + 1)
+        keys = slice(first, before + end)
+        block: Tensor = checkpoint(
+            attend_once,
+            q[:, :, begin:end],
+            k[:, :, keys],
+            v[:, :, keys],
+            use_reentrant=False,
+            preserve_rng_state=False,  # nothing is drawn
+        )
+        blocks.append(block)
+    return torch.cat(blocks, dim=2)
+
+
+def _attend_block(
+    q: Tensor, k: Tensor, v: Tensor, *, window: int | None, scale: float, cap: float | None
+) -> Tensor:
+    """Attend from the last tokens of those that `k` has."""
+    mask = _mask(q.shape[2], k.shape[2], window, q.device)
+    if cap is None:
+        return _attend_plainly(q, k, v, mask, scale=scale)
+    return _attend_capped(q, k, v, mask, scale=scale, cap=cap)
+
+
+def _mask_is_needed(length: int, seen: int, window: int | None) -> bool:
+    """Whether tokens do not each attend to all up to themselves."""
+    return seen != length or (window is not None and seen > window)
+
+
 def _mask(length: int, seen: int, window: int | None, device: torch.device) -> Tensor | None:
     """True where the last `length` of the tokens seen may attend; None = each to all up to itself.
 
     Shape [L, S].
     """
-    is_within = window is None or seen <= window
-    if is_within and seen == length:
+    if not _mask_is_needed(length, seen, window):
         return None
     before = seen - length
     mask_LS = torch.ones(length, seen, dtype=torch.bool, device=device).tril_(before)

@@ -20,6 +20,9 @@ class ChunkSize(NamedTuple):
 # gradient for each chunk would take longer than the products.
 CHUNK_SIZES = {"cpu": ChunkSize(2**22, 64), "cuda": ChunkSize(2**27, 1024)}
 
+WEIGHTS_AT_ONCE = 2**24
+"""Elements of an attention's mask, or of its weights where these are written out, that are there at
+a time: of a longer sequence they are made block by block, and again in the backward pass."""
 BLOCK = 256
 """Elements with one scale, of AdamW's moments in 8 bits."""
 FOUR_BIT_BLOCK = 64
