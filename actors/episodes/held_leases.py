@@ -10,7 +10,7 @@ Heartbeats keep a lease alive in each stage but the last, and bring the store th
 it lacks. The store's own length, which comes with every verdict, is the only one that counts: after
 a gap or a rewind the tokens from there on are sent again. An episode that was begun again, because
 its stored tokens could not be continued, is sent whole each time: it replaces them, and cannot be
-mixed with them, whatever the store has lost.
+mixed with them, whatever the store has lost. The longer it is, the less often.
 
 Invariant: a lease is in the table exactly until it has ended. No I/O; the clock is injected.
 """
@@ -73,6 +73,8 @@ class SwapGate:
 
 MAX_LINES = 1024  # of one heartbeat: a quarter of what the broker takes
 MAX_CHUNK_BYTES = 2**20  # of one heartbeat together: no message delays another by long
+WHOLE_TOKENS_PER_S = 4096  # of an episode that is sent whole each time: 36 KB in each second
+LONGEST_PAUSE_S = 30.0  # between two of those: a quarter of what a lease may stand still by default
 
 
 class Stage(StrEnum):
@@ -128,6 +130,12 @@ class HeldLease:
     def has_news(self) -> bool:
         """Whether there are tokens that the store lacks."""
         return self.rollout is not None and self.rollout.length > self.num_stored
+
+    def least_pause_s(self) -> float:
+        """Time between two snapshots of it that costs little, whatever its length."""
+        if self.rollout is None or not self.rollout.restarted:
+            return 0.0  # what is new is sent alone
+        return min(LONGEST_PAUSE_S, self.rollout.length / WHOLE_TOKENS_PER_S)
 
     def start(self, rollout: Rollout) -> None:
         """Take the episode that the environment has begun."""
@@ -244,7 +252,8 @@ class HeldLeases:
                 and held.rollout.state is State.FINISHED
                 and held.stage is not Stage.WAITING
             )
-            is_due = final or (not is_finished and now - held.stored_at >= self._snapshot_s)
+            pause_s = max(self._snapshot_s, held.least_pause_s())
+            is_due = final or (not is_finished and now - held.stored_at >= pause_s)
             if is_due and held.has_news():
                 beats.append(_chunk(held))
             elif not final and now - held.confirmed_at >= self._heartbeat_s:

@@ -43,6 +43,8 @@ from buffer.record.episode import Completion, FenceRun, Int32, PolicyVersion, Ve
 
 S = TypeVar("S", VersionSpan, FenceRun)
 
+STRETCH = 1024  # tokens that are looked at together: about a turn
+
 
 class Transcript:
     """A completion in the making; T tokens so far."""
@@ -71,6 +73,18 @@ class Transcript:
     def tokens(self, start: int = 0, stop: int | None = None) -> tuple[int, ...]:
         """The token ids of a stretch."""
         return tuple(self._token_ids[start:stop])
+
+    def end_of(self, token_ids: Sequence[int], start: int) -> int | None:
+        """End of the stretch from `start` to the first of some tokens; None if there is none.
+
+        Looks no further than that: an episode may have thousands of turns.
+        """
+        for begin in range(start, len(self), STRETCH):
+            stretch = self._token_ids[begin : begin + STRETCH]
+            found = [stretch.index(token) for token in token_ids if token in stretch]
+            if found:
+                return begin + min(found) + 1
+        return None
 
     def mask(self, start: int = 0, stop: int | None = None) -> bytes:
         """The loss mask of a stretch, one byte a token."""
@@ -319,13 +333,15 @@ class Rollout:
 
     def _next_turn_end(self) -> int | None:
         """End of the turn at hand in the stored tokens; None if it has none yet."""
-        turn = self._transcript.tokens(self._turn_start)
-        ends = [turn.index(stop) for stop in self._maker.tokenizer.stop_token_ids if stop in turn]
-        ends = [end + 1 for end in ends]
-        by_string = self._maker.stops.end(turn) if self._maker.stops is not None else None
-        ends += [] if by_string is None else [by_string]
-        if ends:
-            return self._turn_start + min(ends)
+        by_token = self._transcript.end_of(self._maker.tokenizer.stop_token_ids, self._turn_start)
+        limit = self.length if by_token is None else by_token
+        for begin in range(self._turn_start, limit, STRETCH) if self._maker.stops else ():
+            turn = self._transcript.tokens(self._turn_start, min(begin + STRETCH, limit))
+            by_string = self._maker.stops.end(turn, begin - self._turn_start)
+            if by_string is not None:
+                return self._turn_start + by_string
+        if by_token is not None:
+            return by_token
         return self.length if self.length >= self._maker.max_completion_tokens else None
 
     def _expect(self, start: int, stop: int, *, sampled: bool) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from actors.engine.engine import Delta
 from actors.environments.calls import drive
+from actors.episodes import held_leases
 from actors.episodes.held_leases import MAX_CHUNK_BYTES, HeldLease, HeldLeases, SwapGate, portions
 from actors.episodes.rollout import Maker, Rollout, State
 from broker.protocol.messages import Beat, Lease, TaskSpec, TaskVerdict, Verdict
 from buffer.record.codec import decode_completion, join_completions
-from buffer.record.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion, VersionSpan
 from tests.actors.support.fake_engine import CharacterTokenizer, sample, scripted
 from tests.actors.support.scripted_talk import Talk
 from tests.waiting import still_waits
@@ -42,7 +44,7 @@ class Store:
 
 
 def held(
-    task_id: int = 1, fence: int = 5, snapshot_s: float = 0.0
+    task_id: int = 1, fence: int = 5, snapshot_s: float = 0.0, limit: int = 64
 ) -> tuple[Clock, HeldLeases, Rollout]:
     clock = Clock()
     gate = SwapGate(hold_s=0.0)
@@ -51,7 +53,7 @@ def held(
     lease = Lease(task_id, fence, spec, length=0)
     talk = Talk("go>")
     tokenizer = CharacterTokenizer()
-    rollout = Rollout(lease, talk, tokenizer.encode_prompt("go>"), Maker(tokenizer, "me", 64))
+    rollout = Rollout(lease, talk, tokenizer.encode_prompt("go>"), Maker(tokenizer, "me", limit))
     leases.hold(lease).rollout = rollout
     return clock, leases, rollout
 
@@ -185,6 +187,30 @@ def test_a_restarted_episode_is_sent_whole_and_never_behind_stored_tokens():
         leases.settle([beat], [TaskVerdict(1, verdict, stored)])
 
     assert [beat.num_tokens for beat in leases.due(final=True)] == [9], "a gap: once more"
+
+
+def test_the_longer_a_restarted_episode_is_the_less_often_it_is_sent_whole(monkeypatch):
+    monkeypatch.setattr(held_leases, "WHOLE_TOKENS_PER_S", 4)
+    sent = {}
+    for limit in (1000, 2000):
+        clock, leases, rollout = held(snapshot_s=1.0, limit=limit)
+        rollout.restarted = True
+        leases.get(1).start(rollout)
+        total, waited = 0, []
+        while rollout.length < limit:
+            spans = (VersionSpan(PolicyVersion(1, 0), 0),)
+            rollout.take(Delta("", (1,) * 4, (-1.0,) * 4, spans, None))
+            clock.now += 1.0
+            beats = [beat for beat in leases.due() if beat.num_tokens]
+            total += sum(beat.num_tokens for beat in beats)
+            verdicts = [TaskVerdict(1, Verdict.OK, beat.num_tokens) for beat in beats]
+            waited.append(clock.now - leases.get(1).stored_at)
+            leases.settle(beats, verdicts)
+        sent[limit] = total
+        assert max(waited) <= held_leases.LONGEST_PAUSE_S + 1
+        assert [beat.num_tokens for beat in leases.due(final=True)] in ([], [limit])
+
+    assert sent[1000] < 12 * 1000, "whole each second it would be 125 times"
 
 
 def test_tokens_of_a_finished_episode_travel_only_if_it_is_given_back():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.chat import read_prompt
+from actors.engine.engine import Delta
+from actors.engine.turns import StopStrings
 from actors.environments.base import Conversation
 from actors.environments.calculator import Calculator
 from actors.environments.calls import drive
@@ -289,3 +293,39 @@ def test_the_real_calculator_is_played_and_resumed_between_its_turns():
     assert played.score is not None
     assert played.score.parts == {"exact": 1.0, "used_tool": 1.0}
     assert resumed.score == played.score
+
+
+class Counted(array):
+    """Counts the elements that are read."""
+
+    read = 0
+
+    def __getitem__(self, place):
+        found = super().__getitem__(place)
+        Counted.read += len(found) if isinstance(place, slice) else 1
+        return found
+
+
+@pytest.mark.parametrize("stop", [(), ("never",)], ids=["end tokens", "strings"])
+def test_continuing_reads_each_token_a_few_times_however_many_turns_there_are(monkeypatch, stop):
+    turns, length = 400, 20
+    tokenizer = CharacterTokenizer()
+    observations = ["go:"] * (turns - 1)
+    rollout = make_rollout(Talk("p:", *observations), limit=10**6)
+    for _ in range(turns - 1):
+        turn = (*tokenizer.encode_prompt("a" * (length - 1)), STOP)
+        rollout.take(Delta("", turn, (-1.0,) * length, (VersionSpan(OLD, 0),), "stop"))
+        rollout.settle(drive(rollout.judge()))
+    partial = rollout.completion()
+    monkeypatch.setattr("actors.episodes.rollout.array", Counted)
+    monkeypatch.setattr("actors.episodes.rollout.STRETCH", 32)
+    Counted.read = 0
+
+    maker = Maker(
+        tokenizer, "second", 10**6, stops=StopStrings(stop, tokenizer.decode) if stop else None
+    )
+    again = Rollout(rollout.lease, Talk("p:", *observations), tokenizer.encode_prompt("p:"), maker)
+    drive(again.resume(partial))
+
+    assert (again.length, again.num_turns) == (len(partial.token_ids), turns - 1)
+    assert Counted.read < 8 * again.length
