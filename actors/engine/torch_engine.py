@@ -90,19 +90,25 @@ class RowCache:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._lengths_N = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._rows = slice(0, 0)
-        self._is_prefill = True
+        self._prefill: slice | None = None
+        """Slots that are filled; None = one of each row."""
         self._longest = 0
 
-    def begin_prefill(self, rows: slice, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """Prepare empty rows for T tokens each; return positions [1, T] and mask [1, 1, T, T]."""
-        self._rows, self._is_prefill = rows, True
-        self._lengths_N[rows] = num_tokens
-        positions_1T = torch.arange(num_tokens, device=self._lengths_N.device)[None]
-        return positions_1T, (positions_1T.mT >= positions_1T)[None, None]
+    def begin_prefill(self, rows: slice, first: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Prepare rows that have `first` tokens for those up to `stop`.
+
+        Returns:
+            Positions [1, T], mask [1, 1, T, S'].
+        """
+        self._rows, self._prefill = rows, slice(first, stop)
+        self._lengths_N[rows] = stop
+        slots_1S = torch.arange(stop, device=self._lengths_N.device)[None]
+        positions_1T = slots_1S[:, first:]
+        return positions_1T, (positions_1T.mT >= slots_1S)[None, None]
 
     def begin_decode(self, num_rows: int) -> tuple[Tensor, Tensor]:
         """Prepare the first rows for a token each; return positions [R, 1], mask [R, 1, 1, S']."""
-        self._rows, self._is_prefill = slice(0, num_rows), False
+        self._rows, self._prefill = slice(0, num_rows), None
         positions_R1 = self._lengths_N[:num_rows, None].clone()
         self._lengths_N[:num_rows] += 1
         self._longest = int(positions_R1.max()) + 1
@@ -123,10 +129,10 @@ class RowCache:
         """Store what a layer computed [R, H, T, K]; return all that its queries may look at."""
         keys, values = self._layer(layer_idx, new_keys)
         rows = self._rows
-        if self._is_prefill:
-            keys[rows, :, : new_keys.shape[2]] = new_keys
-            values[rows, :, : new_values.shape[2]] = new_values
-            return new_keys, new_values
+        if (slots := self._prefill) is not None:
+            keys[rows, :, slots] = new_keys
+            values[rows, :, slots] = new_values
+            return keys[rows, :, : slots.stop], values[rows, :, : slots.stop]
         row_R = torch.arange(rows.stop, device=keys.device)
         slot_R = self._lengths_N[rows] - 1
         keys[row_R, :, slot_R] = new_keys[:, :, 0]
@@ -221,6 +227,8 @@ class Row:
 
 # --------------------------------------------------------------------------------------------------
 # Small engine: transformers' forward with a KV cache, for macOS and quick tests. No paging.
+
+READ_TOKENS = 512  # of a prompt at a time: beside 128k before them, a mask of 64 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,16 +414,22 @@ class TorchStepper:
         if self._options.deterministic:
             return self._sample(held, self._replay(held[0].request))
         ids_RT = torch.tensor([row.request.token_ids for row in held], device=self._device)
-        rows = slice(first, first + len(held))
-        logits_RV = self._forward(ids_RT, *self._cache.begin_prefill(rows, num_tokens))
-        return self._sample(held, logits_RV)
+        return self._sample(held, self._read(ids_RT, slice(first, first + len(held))))
+
+    def _read(self, ids_RT: Tensor, rows: slice) -> Tensor:
+        """Fill empty rows, a part at a time: a mask of all at once would be quadratic."""
+        logits_RV = ids_RT
+        for first in range(0, ids_RT.shape[1], READ_TOKENS):
+            part_RT = ids_RT[:, first : first + READ_TOKENS]
+            place = self._cache.begin_prefill(rows, first, first + part_RT.shape[1])
+            logits_RV = self._forward(part_RT, *place)
+        return logits_RV
 
     def _replay(self, request: Request) -> Tensor:
         """Prefill the one row with what came before the turn, then decode what there is of it."""
         ids_1T = torch.tensor([request.token_ids], device=self._device)
         first = len(request.token_ids) - len(request.turn)
-        row = self._cache.begin_prefill(slice(0, 1), first)
-        logits_1V = self._forward(ids_1T[:, :first], *row)
+        logits_1V = self._read(ids_1T[:, :first], slice(0, 1))
         for place in range(first, len(request.token_ids)):
             row = self._cache.begin_decode(1)
             logits_1V = self._forward(ids_1T[:, place : place + 1], *row)
@@ -427,8 +441,7 @@ class TorchStepper:
         for number, row in enumerate(self._rows):
             token_ids = [*row.request.token_ids, *row.made[:-1]]
             ids_1T = torch.tensor([token_ids], device=self._device)
-            place = slice(number, number + 1)
-            self._forward(ids_1T, *self._cache.begin_prefill(place, len(token_ids)))
+            self._read(ids_1T, slice(number, number + 1))
 
     def _forward(self, ids_RT: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """Append tokens to the rows that the cache is prepared for; return last logits [R, V]."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from actors.engine import torch_engine as torch_engine_module
 from actors.engine.engine import Request
 from actors.engine.threaded import ThreadedEngine
 from actors.engine.torch_engine import TorchOptions, TorchStepper, torch_engine
@@ -272,3 +273,28 @@ def test_a_sampled_token_has_the_log_prob_that_the_learner_computes(
         await engine.close()
 
     runner.run(story())
+
+
+def test_a_prompt_that_is_read_in_parts_is_continued_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_folder(tmp_path / "model", tied=True)
+    options = TorchOptions(str(tmp_path / "model"), max_model_len=64, max_concurrent=2)
+    prompts = ((5, 6, 7, 8, 9, 10, 11, 12), (9, 9, 9, 4, 4, 4, 5, 6))
+    found = []
+    for size in (torch_engine_module.READ_TOKENS, 3):
+        monkeypatch.setattr(torch_engine_module, "READ_TOKENS", size)
+        stepper = TorchStepper(options)
+        stepper.start()
+        for key, prompt in enumerate(prompts):
+            stepper.admit(key, Request(str(key), prompt, 4, 0.0, (1,)), 4)
+        sampled = [each for _ in range(4) for each in stepper.step()]
+        found.append(
+            {key: [(s.token_ids, s.logprobs) for s in sampled if s.key == key] for key in (0, 1)}
+        )
+
+    whole, parts = found
+    for key in (0, 1):
+        assert [tokens for tokens, _ in parts[key]] == [tokens for tokens, _ in whole[key]]
+        for (_, ours), (_, theirs) in zip(parts[key], whole[key], strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-5)
