@@ -381,7 +381,7 @@ def _durations(rows: list[Row]) -> list[float]:
 # --------------------------------------------------------------------------------------------------
 # The newest sampled text of a run, followed while the learner writes.
 
-READ_BYTES = 256 * 1024  # a text of 8,000 tokens with its log-probs is a fifth of it
+READ_BYTES = 4 * 2**20  # a text of 128k tokens with its log-probs is a fifth of it
 
 
 class NewestSample:

@@ -72,6 +72,7 @@ def _load(path: str) -> Any:
 log = structlog.get_logger()
 
 MAX_WAITING_TOKENS = 4 * 2**20  # some 40 MB of arrays: several batches and an evaluation
+BATCHES = 2  # whose kept groups may wait, however long their rows are
 SAMPLED_ANSWERS = 4  # of each question beside the greedy one; 1,024 would push all else out
 LINES = 64  # of one append: so many are lost at most if the process is killed
 CLOSE_S = 20.0  # for what waits: three times what `MAX_WAITING_TOKENS` of a busy machine take
@@ -103,6 +104,9 @@ class SampleWriter:
         self._run, self._settings = run, run.samples
         self._lineage, self._environment_of = lineage, environment_of
         self._step = step
+        longest = run.max_prompt_tokens + run.max_completion_tokens
+        kept = min(self._settings.groups, run.groups_per_batch) * run.group_size * longest
+        self._most_waiting_tokens = max(MAX_WAITING_TOKENS, BATCHES * kept)
         self._files = SampleFiles(run.folder, max_bytes=self._settings.max_mb * 2**20)
         self._queue: queue.SimpleQueue[tuple[Origin, Episode] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -186,7 +190,7 @@ class SampleWriter:
     def _put(self, origin: Origin, episode: Episode) -> None:
         tokens = _num_tokens(episode)
         with self._lock:
-            fits = self._waiting_tokens + tokens <= MAX_WAITING_TOKENS
+            fits = self._waiting_tokens + tokens <= self._most_waiting_tokens
             if not (fits and self._worker.is_alive):
                 self.dropped += 1
                 return

@@ -1,6 +1,11 @@
 """The newest sampled text of a run."""
 
+import base64
+
+import msgspec
+
 from console.display.progress import READ_BYTES, NewestSample
+from learner.reporting.samples import SampleLine, encoded
 from tests.console.support.recorded_run import FOLDER
 
 
@@ -25,6 +30,16 @@ def test_the_last_whole_line_is_the_newest_text(tmp_path):
         assert prompt_of(newest) == "hapale>"
         file.write(TWO[1][-20:])
     assert prompt_of(newest) == "simaba>"
+
+
+def test_a_text_of_128k_tokens_is_shown(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    row = msgspec.json.decode(TWO[1], type=SampleLine)
+    row.turns[0].text = "word " * 2**17
+    row.logprobs = base64.b64encode(bytes(2**18)).decode()
+    path.write_bytes(TWO[0] + encoded([row]))
+
+    assert prompt_of(NewestSample(path)) == "simaba>"
 
 
 def test_damaged_lines_are_passed_over_and_old_ones_not_read(tmp_path):

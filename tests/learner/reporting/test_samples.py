@@ -222,6 +222,7 @@ def test_episodes_are_dropped_and_counted_when_the_thread_is_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sample_writer, "MAX_WAITING_TOKENS", 22)  # four episodes of five tokens
+    monkeypatch.setattr(sample_writer, "BATCHES", 0)
     goes_on = threading.Event()
 
     def slow(token_ids: Sequence[int]) -> str:
@@ -237,6 +238,19 @@ def test_episodes_are_dropped_and_counted_when_the_thread_is_behind(
     writer.close()
 
     assert len(list(read_samples(tmp_path / "r"))) == 4
+
+
+def test_the_longest_groups_of_a_batch_always_have_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_writer, "MAX_WAITING_TOKENS", 22)
+    writer = make_writer(tmp_path)
+    writer.start()
+
+    writer.keep_batch(2, BATCH)
+    writer.close()
+
+    assert (writer.dropped, len(list(read_samples(tmp_path / "r")))) == (0, 6)
 
 
 def test_the_end_of_the_thread_is_heard_of_and_ends_nothing_else(tmp_path: Path) -> None:
