@@ -15,7 +15,6 @@ import structlog
 
 from broker.protocol.messages import (
     MAX_REASON,
-    RECORD_MARGIN,
     FailRequest,
     Failure,
     Submission,
@@ -24,6 +23,7 @@ from broker.protocol.messages import (
     Verdict,
 )
 from configs.errors import RefusedError
+from configs.validation.store import RECORD_MARGIN
 
 from .interfaces import DeliveryClient
 

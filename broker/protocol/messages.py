@@ -23,8 +23,6 @@ MAX_ABANDONED = 32
 MAX_REASON = 2_000  # characters of a failure's: a traceback's end, kept for each dead letter
 MAX_SEEN = 256  # actors in a status: more than anybody reads, in some 80 KB
 MAX_BULLETIN = 64 * 1024  # bytes, as the learner writes it
-RECORD_MARGIN = 64 * 1024
-"""Bytes of a message beside its records: the header, and the ids and fences of a submission."""
 
 Id = Annotated[int, Meta(ge=0, le=2**53 - 1)]  # of a task, or a fence: a double in Lua
 Lines = Annotated[tuple[Item, ...], Meta(max_length=MAX_LINES)]

@@ -18,12 +18,12 @@ import structlog
 import zmq
 
 from broker.protocol.codec import OLDEST_VERSION, Envelope, Header, decode, encode, header_of
-from broker.protocol.messages import RECORD_MARGIN, LeaseReply, LeaseRequest, Refusal
+from broker.protocol.messages import LeaseReply, LeaseRequest, Refusal
 from broker.transport.allow_list import AllowList
 from broker.transport.sockets import Router
 from buffer.operations.values import holder_of
 from buffer.store import AsyncStore
-from configs.errors import RecordError, SettingsError, StoreError
+from configs.errors import RecordError, StoreError
 from configs.settings import BrokerSettings, Settings
 
 from .admin import AdminService
@@ -65,11 +65,7 @@ def assemble(settings: Settings, store: AsyncStore, *, audit_file: Path | None) 
         settings: Of the run.
         store: Connected to the run's Redis.
         audit_file: Where joins, refusals and revocations are written; None = the log alone.
-
-    Raises:
-        SettingsError: the limits contradict each other.
     """
-    _check_message_limit(settings.broker, settings.buffer.max_episode_bytes)
     audit = Audit(audit_file)
     reading = ReadingClock(time.monotonic)
     peers = Liveness(
@@ -94,16 +90,6 @@ def assemble(settings: Settings, store: AsyncStore, *, audit_file: Path | None) 
         audit=audit,
     )
     return Components(audit, peers, reading, cache, leasing, service)
-
-
-def _check_message_limit(broker: BrokerSettings, max_episode_bytes: int) -> None:
-    least = max_episode_bytes + RECORD_MARGIN
-    if broker.max_message_bytes < least:
-        raise SettingsError(
-            f"broker.max_message_bytes must be >= buffer.max_episode_bytes + {RECORD_MARGIN} = "
-            f"{least}, got {broker.max_message_bytes}; "
-            "the largest episode would cut its actor's connection"
-        )
 
 
 # --------------------------------------------------------------------------------------------------

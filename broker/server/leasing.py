@@ -25,7 +25,7 @@ from buffer import operations
 from buffer.operations.values import LeasedTask
 from buffer.store import AsyncStore
 from configs.errors import StoreError
-from configs.settings import BrokerSettings
+from configs.settings import BrokerSettings, RunSettings
 from configs.traces import trace_expired, trace_leased
 
 from .liveness import Liveness, Peer, Recoveries
@@ -44,7 +44,18 @@ SHARE_PAUSES = 20  # times what the last one took, if it brought something: othe
 SHARE_STILL_MS = 5000  # without a token, or at a slower pace than the slowest: what grows stays
 SLOWEST_TOKENS = 64  # in one progress_timeout_s, on average: half a token a second by default
 
+READ_TOKENS_PER_S = 256  # of one episode: an engine may have to read a hundred before it makes any
+
 log = structlog.get_logger()
+
+
+def still_ms(settings: BrokerSettings, run: RunSettings) -> int:
+    """Return how long a lease may bring no token.
+
+    An engine reads the prompt, and what came with the lease, before it makes the first.
+    """
+    read_s = (run.max_prompt_tokens + run.max_completion_tokens) / READ_TOKENS_PER_S
+    return int(1000 * max(settings.progress_timeout_s, read_s))
 
 
 def longest_lease_ms(settings: BrokerSettings, max_completion_tokens: int) -> int:

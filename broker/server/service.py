@@ -60,7 +60,7 @@ from configs.validation.store import max_partial_bytes
 
 from .audit import Audit
 from .flow_control import FailureBudgets, hello_buckets
-from .leasing import Leasing, longest_lease_ms
+from .leasing import Leasing, longest_lease_ms, still_ms
 from .liveness import Liveness, Peer
 from .store_cache import StoreCache
 from .validation import check_beats, check_hello, check_lease, check_submissions
@@ -167,7 +167,7 @@ class Service:
         self._settings = broker
         self._max_episode_bytes = buffer.max_episode_bytes
         ttl_ms = int(broker.lease_timeout_s * 1000)
-        progress_timeout_ms = int(broker.progress_timeout_s * 1000)
+        progress_timeout_ms = still_ms(broker, run)
         max_bytes = max_partial_bytes(run, buffer)
         longest_ms = longest_lease_ms(broker, run.max_completion_tokens)
         self._beats: Batch[BeatLine, BeatVerdict] = Batch(

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from configs.errors import RecordError, quoted
+from configs.tables.buffer import LARGEST_EPISODE_BYTES
 
 from .episode import SCHEMA, Completion, Episode, FenceRun, PolicyVersion, VersionSpan
 from .rules import check_fences
 from .summaries import checked_chunk, checked_record
 from .wire import MAX_NUMBER, CompletionFields, EpisodeFields, write
 
-MAX_RECORD_BYTES = 16 * 2**20
-"""Upper bound of `buffer.max_episode_bytes`."""
+MAX_RECORD_BYTES = LARGEST_EPISODE_BYTES
 
 # Made once: numpy parses the name of a type each time it is given one.
 _INTS, _FLOATS, _BYTES = np.dtype("<i4"), np.dtype("<f4"), np.dtype("u1")

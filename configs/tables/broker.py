@@ -49,7 +49,9 @@ class BrokerSettings(Table):
 
     Raise it when an environment or reward fails now and then for reasons of its own."""
     progress_timeout_s: Seconds = 120.0
-    """A lease that brought no new tokens for this long is taken away, heartbeats or not.
+    """A lease that brought no new tokens for this long is taken away, heartbeats or not; where
+    prompt and completion together may have more than 256 tokens for each second of it, after a
+    second for every 256.
 
     Raise it when a step of the environment or a reward takes longer."""
     max_message_bytes: Annotated[int, Field(ge=4096)] = 32 * 2**20

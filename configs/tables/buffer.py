@@ -8,6 +8,8 @@ from pydantic import Field
 
 from .base import Positive, Table
 
+LARGEST_EPISODE_BYTES = 16 * 2**20
+
 
 class BufferSettings(Table):
     """The Redis store."""
@@ -35,10 +37,13 @@ class BufferSettings(Table):
     learner checkpoints at once when there are more, or when Redis is 60 % full.
 
     Lower it when Redis is small, up when checkpoints come too often for its sake."""
-    max_episode_bytes: Annotated[int, Field(ge=1024, le=16 * 2**20)] = 16 * 2**20
-    """Largest episode record, bytes.
+    max_episode_bytes: Annotated[int, Field(ge=1024, le=LARGEST_EPISODE_BYTES)] = (
+        LARGEST_EPISODE_BYTES
+    )
+    """Largest episode record, bytes. It must hold the longest episode: 9 for each token of the
+    completion, 4 for each of the prompt, and 65,536.
 
-    Lower it to refuse runaway episodes earlier."""
+    Lower it with `broker.max_message_bytes` to bound the broker's memory."""
     object_store: str | None = None
     """Where larger records than `inline_bytes` go, as fsspec writes it: `file:///folder`,
     `s3://bucket/folder` (extra `bucket`), ...; broker and learner must reach it. null = all records

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from configs.tables.all_tables import AllTables
-from configs.tables.buffer import BufferSettings
+from configs.tables.buffer import LARGEST_EPISODE_BYTES, BufferSettings
 from configs.tables.run import RunSettings
 
 COMMIT_AT_MEMORY = 0.6  # of maxmemory: from there on the learner commits what it has trained
@@ -12,12 +12,19 @@ KEEP_AT_MEMORY = 0.5  # of maxmemory: from there on groups kept for reuse make w
 BYTES_OF_A_RECORD = 2048  # besides its tokens: identity, spans, metrics, a short text
 BYTES_PER_PROMPT_TOKEN = 4  # its id
 BYTES_PER_COMPLETION_TOKEN = 9  # id, log-prob, mask
+BYTES_BESIDE_TOKENS = 64 * 1024
+"""Of a record at most: parts of the reward and metrics, 64 each with names of 100 characters, and
+hundreds of versions and holders."""
+RECORD_MARGIN = 64 * 1024
+"""Bytes of a message beside its records: the header, and the ids and fences of a submission."""
 MIB = 2**20
 
 
 def store_disagreements(settings: AllTables) -> list[str]:
     """List settings that exceed Redis' memory or never take effect, each with what to change."""
     checks = (
+        _refuses_its_episodes,
+        _cuts_its_episodes,
         _keeps_no_group,
         _forgets_before_it_keeps,
         _ranks_groups_of_one,
@@ -25,6 +32,38 @@ def store_disagreements(settings: AllTables) -> list[str]:
         _quota_is_too_small,
     )
     return [text for check in checks if (text := check(settings)) is not None]
+
+
+def _refuses_its_episodes(settings: AllTables) -> str | None:
+    """An episode beyond the bound would be sampled, and lost each time."""
+    run, bound = settings.run, settings.buffer.max_episode_bytes
+    beside = BYTES_BESIDE_TOKENS + BYTES_PER_PROMPT_TOKEN * run.max_prompt_tokens
+    least = beside + BYTES_PER_COMPLETION_TOKEN * run.max_completion_tokens
+    if least <= bound:
+        return None
+    advice = f"raise it to {least}"
+    if least > LARGEST_EPISODE_BYTES:
+        fits = (LARGEST_EPISODE_BYTES - beside) // BYTES_PER_COMPLETION_TOKEN
+        advice = "lower run.max_prompt_tokens"
+        if fits > 0:
+            advice = f"lower run.max_completion_tokens to {fits}, with {LARGEST_EPISODE_BYTES} here"
+    return (
+        f"buffer.max_episode_bytes must be >= {least} for run.max_prompt_tokens = "
+        f"{run.max_prompt_tokens} and run.max_completion_tokens = {run.max_completion_tokens}, got "
+        f"{bound}, which the longest episode would exceed once it is sampled; {advice}"
+    )
+
+
+def _cuts_its_episodes(settings: AllTables) -> str | None:
+    """A message beyond the bound would cut its actor's connection."""
+    least = settings.buffer.max_episode_bytes + RECORD_MARGIN
+    if settings.broker.max_message_bytes >= least:
+        return None
+    return (
+        f"broker.max_message_bytes must be >= buffer.max_episode_bytes + {RECORD_MARGIN} = "
+        f"{least}, got {settings.broker.max_message_bytes}; "
+        "the largest episode would cut its actor's connection"
+    )
 
 
 def max_units_in_flight(run: RunSettings, buffer: BufferSettings) -> int:

@@ -7,7 +7,6 @@ import asyncio
 from actors.episodes.outbox import BATCH_BYTES, Outbox
 from broker.protocol.codec import encode
 from broker.protocol.messages import (
-    RECORD_MARGIN,
     FailRequest,
     Submission,
     SubmitRequest,
@@ -15,6 +14,7 @@ from broker.protocol.messages import (
     Verdict,
     Verdicts,
 )
+from configs.validation.store import RECORD_MARGIN
 
 
 class Counter:

@@ -39,6 +39,7 @@ def settings_with(
     object_store: str | None = None,
     max_run_bytes: int | None = None,
     max_completion_tokens: int = 1024,
+    max_episode_bytes: int = 2**18,
     **broker: Any,
 ) -> Settings:
     defaults: dict[str, Any] = {
@@ -52,10 +53,9 @@ def settings_with(
             model="init",
             group_size=GROUP,
             groups_per_batch=2,
-            max_completion_tokens=max_completion_tokens,
         ),
         buffer=BufferSettings(
-            max_episode_bytes=2**18,
+            max_episode_bytes=max_episode_bytes,
             pause_at_memory=pause_at_memory,
             max_uncommitted_bytes=2**20,
             object_store=object_store,
@@ -64,8 +64,10 @@ def settings_with(
         broker=BrokerSettings(**{**defaults, **broker}),
         actors=ActorSettings(heartbeat_s=0.1),
     )
-    quota = settings.buffer.model_copy(update={"max_run_bytes": max_run_bytes})
-    return settings.model_copy(update={"buffer": quota})  # also one that settings may not have
+    # Also ones that settings may not have.
+    buffer = settings.buffer.model_copy(update={"max_run_bytes": max_run_bytes})
+    run = settings.run.model_copy(update={"max_completion_tokens": max_completion_tokens})
+    return settings.model_copy(update={"run": run, "buffer": buffer})
 
 
 def spec_of(task_id: int) -> TaskSpec:
