@@ -334,10 +334,11 @@ class Rollout:
     def _next_turn_end(self) -> int | None:
         """End of the turn at hand in the stored tokens; None if it has none yet."""
         by_token = self._transcript.end_of(self._maker.tokenizer.stop_token_ids, self._turn_start)
-        limit = self.length if by_token is None else by_token
-        for begin in range(self._turn_start, limit, STRETCH) if self._maker.stops else ():
+        limit, stops = self.length if by_token is None else by_token, self._maker.stops
+        for begin in () if stops is None else range(self._turn_start, limit, STRETCH):
             turn = self._transcript.tokens(self._turn_start, min(begin + STRETCH, limit))
-            by_string = self._maker.stops.end(turn, begin - self._turn_start)
+            assert stops is not None
+            by_string = stops.end(turn, begin - self._turn_start)
             if by_string is not None:
                 return self._turn_start + by_string
         if by_token is not None:

@@ -195,7 +195,8 @@ def test_the_longer_a_restarted_episode_is_the_less_often_it_is_sent_whole(monke
     for limit in (1000, 2000):
         clock, leases, rollout = held(snapshot_s=1.0, limit=limit)
         rollout.restarted = True
-        leases.get(1).start(rollout)
+        (mine,) = leases
+        mine.start(rollout)
         total, waited = 0, []
         while rollout.length < limit:
             spans = (VersionSpan(PolicyVersion(1, 0), 0),)
@@ -204,7 +205,7 @@ def test_the_longer_a_restarted_episode_is_the_less_often_it_is_sent_whole(monke
             beats = [beat for beat in leases.due() if beat.num_tokens]
             total += sum(beat.num_tokens for beat in beats)
             verdicts = [TaskVerdict(1, Verdict.OK, beat.num_tokens) for beat in beats]
-            waited.append(clock.now - leases.get(1).stored_at)
+            waited.append(clock.now - mine.stored_at)
             leases.settle(beats, verdicts)
         sent[limit] = total
         assert max(waited) <= held_leases.LONGEST_PAUSE_S + 1
