@@ -46,6 +46,19 @@ QK_NORMS = ("gemma3_text", "olmo2", "qwen3")
 """Types of models that normalise queries and keys."""
 MATRICES = 7
 """Of a layer."""
+FUSED = (
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "granite",
+    "llama",
+    "mistral",
+    "olmo2",
+    "phi3",
+    "qwen2",
+    "qwen3",
+)
+"""Types of models whose norms and gates a card computes by kernels (`learner/model/fused.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +76,8 @@ class ModelShape:
     has_qk_norm: bool
     is_eager: bool
     """Its attention keeps all its weights: a cap leaves no other way."""
+    is_fused: bool = False
+    """Its norms and gates are kernels, where it is on a card."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
@@ -79,6 +94,7 @@ class ModelShape:
             is_tied=bool(config.get("tie_word_embeddings", True)),
             has_qk_norm=config.get("model_type") in QK_NORMS,
             is_eager=config.get("attn_logit_softcapping") is not None,
+            is_fused=config.get("model_type") in FUSED,
         )
 
     def divided(self, ranks: int) -> Self:
@@ -147,7 +163,7 @@ class ModelShape:
         longest: int = 0,
         *,
         rank: int = 0,
-        is_compiled: bool = False,
+        is_fused: bool = False,
     ) -> int:
         """Bytes that a layer keeps per token for its backward pass.
 
@@ -156,8 +172,8 @@ class ModelShape:
             itemsize: Bytes of an element in forward and backward passes.
             longest: Tokens of the longest episode, which eager attention multiplies up to a bound.
             rank: Of adapters, each of which keeps what lies between its matrices.
-            is_compiled: Whether the compiler chose: it keeps what products and attention take and
-                give, and computes all between them again.
+            is_fused: Whether the compiler, or kernels, compute what lies between products and
+                attention: of that only what these take is kept.
         """
         low = itemsize * MATRICES * rank
         values = self.kv_heads * self.head_width
@@ -168,13 +184,13 @@ class ModelShape:
             products = self.queries_and_keys + values + 3 * self.width + 2 * self.inner
             return itemsize * products + attention + low
         # A norm keeps its input in float32, and its output before its weight, if that is trained,
-        # and after it; a compiled one its input and output as they are.
-        before = 0 if is_compiled or rank else itemsize
-        wide = itemsize if is_compiled else 4
+        # and after it; a fused one its input and output as they are.
+        before = 0 if is_fused or rank else itemsize
+        wide = itemsize if is_fused else 4
         norms = 2 * ((wide + before + itemsize) * self.width + 4)
         if self.has_qk_norm:
             norms += (wide + before) * self.queries_and_keys + 4 * (self.heads + self.kv_heads)
-        inner = itemsize * (3 if is_compiled else 4) * self.inner
+        inner = itemsize * (3 if is_fused else 4) * self.inner
         attention += itemsize * (self.queries_and_keys + values)
         if self.is_eager:
             kept = min(longest, isqrt(WEIGHTS_AT_ONCE // self.heads))
@@ -303,7 +319,7 @@ def card_memory(
     """
     run, learner = settings.run, settings.learner
     whole, layout = ModelShape.of(config), layout_of(settings.parallel, learner.ranks)
-    shape = whole.divided(layout.tensor)
+    shape = replace(whole.divided(layout.tensor), is_fused=whole.is_fused and on_gpu)
     itemsize = 2 if on_gpu and run.dtype == "bfloat16" else 4
     kind = _checkpointing(learner, whole, on_gpu=on_gpu)
     longest = run.max_prompt_tokens + run.max_completion_tokens
@@ -368,8 +384,9 @@ def _kept(
     learner: LearnerSettings, shape: ModelShape, kind: str, itemsize: int, longest: int
 ) -> tuple[int, int]:
     """Bytes that a layer keeps of a token, and those that are there when it is computed again."""
+    is_fused = learner.compile or shape.is_fused
     kept, plain = (
-        shape.kept(each, itemsize, longest, rank=learner.lora_rank, is_compiled=learner.compile)
+        shape.kept(each, itemsize, longest, rank=learner.lora_rank, is_fused=is_fused)
         for each in (kind, "none")
     )
     # What is selected is not computed again.
@@ -418,8 +435,8 @@ def _is_plain(learner: LearnerSettings) -> bool:
 
 
 def _loss(run: RunSettings, shape: ModelShape, itemsize: int, *, on_gpu: bool) -> int:
-    """Bytes of a chunk of logits and of its blocks."""
-    each = itemsize + 4 * BLOCKS_ALIVE
+    """Bytes of a chunk of logits, and without the kernels of a card of its blocks."""
+    each = itemsize + (0 if on_gpu else 4 * BLOCKS_ALIVE)
     if run.head_dtype is not None and itemsize == 2:  # and a copy in 16 bits of its gradient
         each += 4
     return int(each * _chunk(shape, on_gpu=on_gpu))
@@ -451,11 +468,14 @@ def _held(
 def _reduction(settings: Settings, shape: ModelShape, shard: int, itemsize: int) -> int:
     """Bytes when the largest unit's gradients are reduced: its weights are still gathered.
 
-    Several ranks have them once as they are and once in float32; one rank has its float32 copy,
-    that of the result, and that of the division between.
+    Several ranks have them once as they are and once in float32. One rank has them as they are and
+    adds them to those that it keeps; with FSDP2, beside compiled layers and weights in host memory,
+    it has its float32 copy, that of the result, and that of the division between.
     """
     rank, is_whole = settings.learner.lora_rank, settings.critic.kind == "model"
     parameters = shape.adapter_parameters(rank) if rank and not is_whole else shape.root_parameters
+    if _is_plain(settings.learner) and settings.critic.kind != "model":
+        return parameters * itemsize
     return parameters * (itemsize + (12 if shard == 1 else itemsize + 4))
 
 

