@@ -14,9 +14,9 @@ from tests.learner.support.forks import run_in_fork
 PATIENCE_S = 200
 
 
-def run_ranks(folder: Path, *groups: tuple[str, int]) -> None:
+def run_ranks(folder: Path, *groups: tuple[str, int], within_s: float = PATIENCE_S) -> None:
     """Call `main(folder)` of modules of this folder on so many ranks; all must end."""
-    run_in_fork(_run_groups, folder, groups, within_s=PATIENCE_S)
+    run_in_fork(_run_groups, folder, groups, within_s=within_s)
 
 
 def _run_groups(folder: Path, groups: tuple[tuple[str, int], ...]) -> None:
