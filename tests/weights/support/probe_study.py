@@ -1,6 +1,6 @@
 """The probe's bounds over random models: right engines are accepted, wrong ones refused.
 
-    python -m tests.weights.support.probe_study --cases 200 [--learner float32]
+    python -m tests.weights.support.probe_study --cases 200 [--learner float32] [--demo RUN]
 
 A case is a random Qwen3 (layers, width, vocabulary, tied or not), scale of logits and dtype. The
 learner is the real `Policy` with its real probe; right engines are transformers' forward pass with
@@ -8,6 +8,9 @@ another attention, and the same weights computed in float32. Each case lives thr
 whose logits grow up to twice. Then faults are planted into the engine at the last one. One that
 moves the policy (computed in float32) by half more than the bound must be refused; smaller ones are
 only counted.
+
+With `--demo RUN`, a run of the demo that keeps each version, faults of named size follow
+(`demo_faults.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -26,6 +30,7 @@ from actors.weights.probe import Difference, ProbeJudge
 from broker.protocol.manifest import Probe
 from learner.model.policy import Policy, probe_scores, rounded_logprobs
 from learner.weights.probe import NUM_TOKENS, PolicyProbe
+from tests.weights.support import demo_faults
 
 NUM_VERSIONS = 4
 
@@ -200,6 +205,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--demo", type=Path, default=None)
     parser.add_argument("--learner", choices=["float32"], default=None)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
@@ -224,7 +230,10 @@ def main() -> int:
         f"{sum(len(case.missed) for case in cases)} of {sum(len(case.faults) for case in cases)} "
         f"beyond the bound; {sum(case.smaller for case in cases)} smaller ones"
     )
-    return int(any(case.refused or case.missed for case in cases))
+    is_wrong = any(case.refused or case.missed for case in cases)
+    if chosen.demo is not None:
+        is_wrong |= not demo_faults.study(chosen.demo, chosen.cases)
+    return int(is_wrong)
 
 
 if __name__ == "__main__":
