@@ -207,7 +207,7 @@ def judged(found: list[Difference], expected: list[Probe], dtype: str) -> list[s
         [f.mean / e.rounding_mean for f, e in pairs],
         [f.largest / e.rounding_max for f, e in pairs],
     )
-    return [f"{refused} of {len(pairs)}", *map(_spread, spreads)]
+    return [f"{refused} of {len(pairs)}", *map(spread, spreads)]
 
 
 def _exchanged(model: Any) -> Any:
@@ -220,7 +220,8 @@ def _exchanged(model: Any) -> Any:
         layers[one], layers[other] = layers[other], layers[one]
 
 
-def _spread(values: list[float]) -> str:
+def spread(values: list[float]) -> str:
+    """Write the least of them, the middle and the largest."""
     return ", ".join(f"{x:.2g}" for x in (min(values), statistics.median(values), max(values)))
 
 
