@@ -37,6 +37,7 @@ from learner.training.optimizer import Schedule, ScheduledOptimizer
 from learner.training.step import train_batch
 
 MIB = 2**20
+ALGORITHM = AlgorithmSettings()
 
 
 class OurLoop:
@@ -56,7 +57,6 @@ class OurLoop:
         torch.set_num_threads(1)
         self.ranks = _ranks(device)
         self._budget, self._longest = budget, longest
-        self._settings = AlgorithmSettings()
         self.policy = shard(
             Policy(causal_lm, temperature=1.0),
             self.ranks.mesh,
@@ -73,15 +73,7 @@ class OurLoop:
 
     def pack(self, episodes: list[Episode]) -> list[Microbatch]:
         """Plan a batch and make its microbatches."""
-        plan = plan_batch(
-            1,
-            episodes,
-            ranks=1,
-            settings=self._settings,
-            max_completion_tokens=self._longest,
-            microbatch_tokens=self._budget,
-        )
-        return pack(plan, episodes, settings=self._settings, lineages={1: 0}, lineage=1)
+        return pack_batch(episodes, self._budget, self._longest)
 
     def train(self, microbatches: list[Microbatch]) -> object:
         """Train a batch that is packed."""
@@ -90,9 +82,28 @@ class OurLoop:
             self.optimizer,
             1,
             microbatches,
-            settings=self._settings,
+            settings=ALGORITHM,
             ranks=self.ranks,
         )
+
+
+def pack_batch(episodes: list[Episode], budget: int, longest: int) -> list[Microbatch]:
+    """Plan a batch as the learner does, and make its microbatches.
+
+    Args:
+        episodes: Of the batch.
+        budget: Most tokens of a microbatch.
+        longest: Most tokens of a completion.
+    """
+    plan = plan_batch(
+        1,
+        episodes,
+        ranks=1,
+        settings=ALGORITHM,
+        max_completion_tokens=longest,
+        microbatch_tokens=budget,
+    )
+    return pack(plan, episodes, settings=ALGORITHM, lineages={1: 0}, lineage=1)
 
 
 @cache

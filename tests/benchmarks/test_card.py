@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.card.__main__ import ratios
 from benchmarks.card.beside import IGNORED, LoopBeside
@@ -16,7 +15,7 @@ from benchmarks.card.kernels import group_of
 from benchmarks.card.learner import Case, Work
 from benchmarks.card.rows import TINY, episodes_of, made_rows
 from benchmarks.card.stage import Asked, run_stage
-from benchmarks.learner.arm import OurLoop
+from benchmarks.learner.arm import pack_batch
 from learner.model.sequence_cost import SequenceCost
 from tests.waiting import wait_until
 
@@ -106,14 +105,12 @@ def test_groups_of_mixed_rows_share_a_prompt() -> None:
     assert len({len(row) for row in rows}) > 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["equal", "mixed"])
 def test_the_work_counted_is_what_the_learner_packs(kind: str) -> None:
     rows = ROWS(kind)
     work = Work(Case("", kind, LONGEST * 4, "none", TINY), rows, "cpu", is_profiled=False)
-    loop = OurLoop(LONGEST * 64, Qwen3ForCausalLM(Qwen3Config(**TINY)), longest=LONGEST)
 
-    packed = loop.pack(episodes_of(rows, TINY["vocab_size"]))
+    packed = pack_batch(episodes_of(rows, TINY["vocab_size"]), LONGEST * 64, LONGEST)
 
     cost = SequenceCost.of(TINY)
     adds = sum(
