@@ -41,6 +41,7 @@ def narrow(run_settings: Settings) -> Settings:
     settings = run_settings.model_copy(
         update={
             "broker": run_settings.broker.model_copy(update=changes),
+            "buffer": run_settings.buffer.model_copy(update={"max_episode_bytes": 2**19}),
             "run": run_settings.run.model_copy(update={"max_completion_tokens": 28_000}),
         }
     )
