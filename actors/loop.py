@@ -224,7 +224,16 @@ class ActorLoop:
         joining = tasks.create_task(self._join(tasks, services))
         services.append(joining)
         log.info("starting", stage="loading the environment")
-        tools = await self._prepare()
+        try:
+            tools = await self._prepare()
+        except NyalaError as error:
+            if joining.done():
+                raise
+            # A run that has not begun may have no model yet, on a disk that machines share.
+            log.warning("waiting for the run, then loading again", reason=str(error))
+            log.info("starting", stage="joining the run")
+            await joining
+            tools = await self._prepare()
         # Not beside `prepare`: transformers' lazy imports break when two threads meet in them.
         log.info("starting", stage="loading the engine")
         await self._engine.start()

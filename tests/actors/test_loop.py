@@ -22,7 +22,7 @@ from buffer import operations
 from buffer.operations.values import BeatLine
 from buffer.record.codec import decode_episode, encode_completion
 from buffer.record.episode import Episode, PolicyVersion
-from configs.errors import DeadlineError, EngineDied, EngineError, RefusedError
+from configs.errors import DeadlineError, EngineDied, EngineError, RefusedError, SettingsError
 from tests.actors.support.fake_actor import Actor, KilledLoop, solve
 from tests.actors.support.fake_engine import CharacterTokenizer, FakeEngine, hang_after
 from tests.broker.support.records import completion
@@ -610,6 +610,43 @@ def test_an_engine_is_loaded_before_the_broker_has_answered(redis_url, keys):
         await until_stats(ring, lambda stats: stats.buffered == 4 * GROUP)
         actor.loop.stop()
         await actor.end()
+
+    in_ring(redis_url, keys, story)
+
+
+def test_what_is_not_there_before_the_run_has_begun_is_loaded_after_it(redis_url, keys):
+    async def story(ring):
+        actor = Actor(ring, "a")
+        hello, prepare = actor.client.hello, actor.loop._prepare
+        failed = asyncio.Event()
+
+        async def late(request, **given):
+            await asyncio.wait_for(failed.wait(), 30)
+            return await hello(request, **given)
+
+        async def missing():
+            actor.loop._prepare = prepare
+            failed.set()
+            raise SettingsError("run.model must be a directory, got none")
+
+        actor.client.hello, actor.loop._prepare = late, missing
+        await until_stats(ring, lambda stats: stats.buffered == 4 * GROUP)
+        actor.loop.stop()
+        await actor.end()
+
+    in_ring(redis_url, keys, story)
+
+
+def test_what_is_not_there_in_a_run_that_has_begun_ends_the_actor(redis_url, keys):
+    async def story(ring):
+        actor = Actor(ring, "a")
+
+        async def missing():
+            raise SettingsError("run.model must be a directory, got none")
+
+        actor.loop._prepare = missing
+        with pytest.raises(SettingsError, match="got none"):
+            await actor.end()
 
     in_ring(redis_url, keys, story)
 
