@@ -456,8 +456,7 @@ class Checkpoints:
         is_first = ranks.is_first
         with durable.removed_if_unwritten(unfinished) if is_first else contextlib.nullcontext():
             began = time.monotonic()
-            digests = write_files(unfinished, files, ranks)
-            num_bytes = sum((unfinished / name).stat().st_size for name in files)
+            digests, num_bytes = write_files(unfinished, files, ranks)
             self._bytes_per_s = num_bytes / max(1e-3, time.monotonic() - began)
             if is_first:
                 digests[STATE] = write_hashed(unfinished / STATE, [encoded.encode()])

@@ -114,16 +114,20 @@ def write_hashed(path: Path, chunks: Iterable[bytes | memoryview]) -> str:
     return running.hexdigest()
 
 
-def write_files(folder: Path, files: Files, ranks: Ranks) -> dict[str, str]:
-    """Write this rank's files, and return the digests of all ranks' files; collective.
+def write_files(folder: Path, files: Files, ranks: Ranks) -> tuple[dict[str, str], int]:
+    """Write this rank's files; return the digests of all ranks' files, and this rank's bytes.
+
+    Collective: when it returns, the first rank may have renamed the folder.
 
     Raises:
         OSError: A rank could not write its own.
     """
     own: dict[str, str] = {}
+    num_bytes = 0
     failure: OSError | None = None
     try:
         own = {name: write_hashed(folder / name, chunks) for name, chunks in files.items()}
+        num_bytes = sum((folder / name).stat().st_size for name in own)
     except OSError as error:
         failure = error
     digests, reason = gather_digests(ranks, own, str(failure) if failure else "")
@@ -131,4 +135,4 @@ def write_files(folder: Path, files: Files, ranks: Ranks) -> dict[str, str]:
         raise failure
     if reason:
         raise OSError(f"another rank could not write its part of a checkpoint: {reason}")
-    return digests
+    return digests, num_bytes

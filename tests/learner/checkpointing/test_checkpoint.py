@@ -17,6 +17,7 @@ from configs import durable
 from configs.errors import CheckpointError, LostLineage
 from configs.settings import AlgorithmSettings, LearnerSettings
 from learner.checkpointing import checkpoint as checkpoint_module
+from learner.checkpointing import verification
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.folders import write_lineages
 from learner.checkpointing.learner_state import STATE as STATE_FILE
@@ -393,3 +394,20 @@ def test_the_runs_key_is_private_and_outside_of_what_is_copied(
         spoil()
         with pytest.raises(CheckpointError, match="readable by its owner alone"):
             checkpoints.newest()
+
+
+def test_a_rank_that_is_late_has_measured_its_files_before_the_first_renames_the_folder(
+    tmp_path, monkeypatch, ranks
+):
+    folder = tmp_path / ".unfinished-step-000002"
+    folder.mkdir()
+
+    def gathered(_ranks, own, _reason):
+        folder.rename(tmp_path / "step-000002")
+        return own, ""
+
+    monkeypatch.setattr(verification, "gather_digests", gathered)
+
+    digests, num_bytes = verification.write_files(folder, {"tensors-1": [b"abc", b"de"]}, ranks)
+
+    assert (list(digests), num_bytes) == (["tensors-1"], 5)
