@@ -112,6 +112,13 @@ class EpisodeTools:
     """Of each environment, which may share them; None = the environment's own score."""
 
 
+async def _joined(joining: asyncio.Task[None]) -> None:
+    """Wait until the actor has joined its run, and say so where that takes time."""
+    if not joining.done():
+        log.info("starting", stage="joining the run")
+    await joining
+
+
 def _no_leases(gate: SwapGate, actors: ActorSettings) -> HeldLeases:
     return HeldLeases(
         gate,
@@ -231,15 +238,12 @@ class ActorLoop:
                 raise
             # A run that has not begun may have no model yet, on a disk that machines share.
             log.warning("waiting for the run, then loading again", reason=str(error))
-            log.info("starting", stage="joining the run")
-            await joining
+            await _joined(joining)
             tools = await self._prepare()
         # Not beside `prepare`: transformers' lazy imports break when two threads meet in them.
         log.info("starting", stage="loading the engine")
         await self._engine.start()
-        if not joining.done():
-            log.info("starting", stage="joining the run")
-        await joining
+        await _joined(joining)
         self.phase = Phase.SYNC
         log.info("starting", stage="waiting for weights")
         services.append(tasks.create_task(self._weights.run()))

@@ -126,21 +126,27 @@ async def _play_all(settings: Settings, policies: Sequence[Policy], n: int) -> l
                 played = await _play_one(run, settings.actors, policies, n, model)
                 rewards = await judge(run, settings.actors, [each for _, each in played])
             shown += [
-                Shown(name, *pair, given, trained_reward(run, settings.rewards, pair[1], given))
-                for pair, given in zip(played, rewards, strict=True)
+                Shown(name, policy, each, given, _reward_of(run, settings.rewards, each, given))
+                for (policy, each), given in zip(played, rewards, strict=True)
             ]
         return shown
 
 
-def trained_reward(
+def _reward_of(
     run: RunSettings, rewards: RewardSettings, played: Played, given: Parts | RewardError
 ) -> float | None:
-    """Weigh what an episode's reward is made of, as the learner does; None = a function failed."""
     if isinstance(given, RewardError):
         return None
+    return trained_reward(run, rewards, played, given)[0]
+
+
+def trained_reward(
+    run: RunSettings, rewards: RewardSettings, played: Played, given: Parts
+) -> tuple[float, Parts]:
+    """Weigh what an episode's reward is made of, as the learner does; return it and its parts."""
     score = played.score.judged(given) if given else played.score
     tokens = played.tokens, run.max_completion_tokens
-    return shaped(score.reward, score.parts, rewards, tokens=tokens)[0]
+    return shaped(score.reward, score.parts, rewards, tokens=tokens)
 
 
 async def _play_one(

@@ -29,9 +29,8 @@ from console.run.run_folder import settings_of
 from console.samples.try_command import Checkpoint, ModelOfRun, model_of
 from learner.data.curriculum import eval_task
 from learner.data.grades import REWARD, common_title, metrics_of
-from learner.data.records import shaped
 
-from .env import judge, own_stdout, started_model
+from .env import judge, own_stdout, started_model, trained_reward
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -125,9 +124,7 @@ async def _answers(settings: Settings) -> list[Graded]:
             for each, functions in zip(played, given, strict=True):
                 if isinstance(functions, RewardError):
                     raise functions
-                score = each.score.judged(functions) if functions else each.score
-                tokens = each.tokens, run.max_completion_tokens
-                shown.append(shaped(score.reward, score.parts, settings.rewards, tokens=tokens))
+                shown.append(trained_reward(run, settings.rewards, each, functions))
             metric = metrics[name].in_answers(parts for _, parts in shown)
             answers += [
                 Graded(name, metric.title, metric.grade(reward, parts), reward)
