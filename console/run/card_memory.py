@@ -474,7 +474,7 @@ def _reduction(settings: Settings, shape: ModelShape, shard: int, itemsize: int)
     """
     rank, is_whole = settings.learner.lora_rank, settings.critic.kind == "model"
     parameters = shape.adapter_parameters(rank) if rank and not is_whole else shape.root_parameters
-    if _is_plain(settings.learner) and settings.critic.kind != "model":
+    if _is_plain(settings.learner) and not is_whole:
         return parameters * itemsize
     return parameters * (itemsize + (12 if shard == 1 else itemsize + 4))
 
