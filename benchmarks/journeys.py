@@ -324,7 +324,7 @@ actors.engine.vllm_engine:VllmStepper.prepare  vLLM on a CPU as well
 actors.engine.weights.shadow_model:ShadowModel.fill  through its loader, or by a plan
 actors.engine.weights.fill_plan:make_plan  of where each tensor belongs
 actors.engine.vllm_engine:VllmStepper.load  on a card in place
-actors.engine.weights.loading:NyalaWeightTransferEngine.receive_weights  in each worker
+actors.engine.weights.live_model:LiveModel.load  in each worker
 actors.engine.weights.pinned_files:PinnedFiles.view  from a file that the card reads by itself
 actors.engine.engine_thread:EngineThread.apply  between two steps; the version is this one now
 actors.weights.receiver:WeightReceiver._probe  compares log-probs with the learner's

@@ -218,7 +218,7 @@ ENGINES = {
         make="actors.engine_of_settings:make_vllm_engine",
         libraries=(
             "actors.engine.vllm_engine",
-            "actors.engine.weights.loading",
+            "actors.engine.weights.live_model",
             "vllm.engine.arg_utils",
             "vllm.v1.engine.core",
             "vllm.v1.engine.llm_engine",

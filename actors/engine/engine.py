@@ -5,8 +5,8 @@ not wait for it. Tokens are collected where they are made and handed over in bat
 
 `threaded.py` makes an engine of a stepper; the steppers are in `vllm_engine.py` and
 `torch_engine.py`. A stepper has no thread, no event loop and no policy versions: its caller labels
-the tokens of each step. A swap of weights: `prepare` while steps go on, then `pause` -> `load` ->
-`resume` between two of them.
+the tokens of each step. A swap of weights: `prepare` while steps go on, and `is_prepared` until it
+is, then `pause` -> `load` -> `resume` between two of them.
 """
 
 from __future__ import annotations
@@ -229,12 +229,23 @@ class Stepper(Protocol):
         """Go on after `pause`."""
         ...
 
-    def prepare(self, staged: StagedWeights) -> None:
+    def prepare(self, staged: StagedWeights) -> bool:
         """Do all of a swap that steps need not wait for, in another thread. `load` follows, or not.
+
+        Returns:
+            False where `is_prepared` is still to be asked.
 
         Raises:
             WeightsError: the file is not a version of this model, or was overwritten; nothing
                 changed.
+        """
+        ...
+
+    def is_prepared(self, staged: StagedWeights) -> bool:
+        """Whether other processes have done their part of it, beside the steps.
+
+        Raises:
+            WeightsError: as of `prepare`.
         """
         ...
 

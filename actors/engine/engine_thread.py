@@ -310,6 +310,13 @@ class EngineThread:
         self._stepper.cancel(self._table.keys())
         settle(last, self._table.close())
 
+    def prepare(self, staged: StagedWeights, answer: Future[bool]) -> None:
+        """Ask whether a swap is prepared."""
+        try:
+            settle(answer, self._stepper.is_prepared(staged))
+        except WeightsError as error:
+            settle_with_error(answer, error)
+
     def apply(self, staged: StagedWeights, pause: Future[float]) -> None:
         """Swap to prepared weights; answer with the pause."""
         begun = time.monotonic() if self._stood_since is None else self._stood_since

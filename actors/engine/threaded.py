@@ -12,6 +12,7 @@ of the thread hands over all tokens that were made, and then unblocks all waits 
 from __future__ import annotations
 
 import asyncio
+import time
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
@@ -28,6 +29,8 @@ T = TypeVar("T")
 
 LEAST_BYTES_PER_S = 50e6
 """Of weights that workers load or compare unseen: a tenth of what one busy core does."""
+PREPARING_S = 0.02
+"""Between two looks at workers that open a file."""
 KILLED_S = 5.0
 """From the kill of an engine that hangs to the end of its thread, which hands its tokens over."""
 
@@ -159,7 +162,8 @@ class ThreadedEngine:
             EngineError: the swap failed half-way, or the engine died.
         """
         self._check_alive()
-        await asyncio.to_thread(self._stepper.prepare, staged)
+        if not await asyncio.to_thread(self._stepper.prepare, staged):
+            await self._prepared(staged)
         self._check_alive()
         pause: Future[float] = Future()
         self._commands.put(partial(self._inside.apply, staged, pause))
@@ -208,16 +212,29 @@ class ThreadedEngine:
                 f"the engine must stop within {limit_s} s, got no end of its step; kill the process"
             )
 
+    async def _prepared(self, staged: StagedWeights) -> None:
+        """Ask between steps, until it is or the time is over: a load does what is left."""
+        end = time.monotonic() + self._limit_s(staged)
+        while time.monotonic() < end:
+            self._check_alive()
+            answer: Future[bool] = Future()
+            self._commands.put(partial(self._inside.prepare, staged, answer))
+            if await self._answers.within(answer, self._command_timeout_s, "prepare weights"):
+                return
+            await asyncio.sleep(PREPARING_S)
+
     async def _without_tokens(self, answer: Future[T], command: str, staged: StagedWeights) -> T:
         """Wait for a command that tokens wait for too: that is no silence."""
         self._is_swapping = True
-        limit_s = self._command_timeout_s + staged.manifest.num_bytes / LEAST_BYTES_PER_S
         try:
             return await self._answers.within(
-                answer, round(limit_s, 1), command, moves=lambda: self._stall.moves
+                answer, self._limit_s(staged), command, moves=lambda: self._stall.moves
             )
         finally:
             self._is_swapping = self._inside.stands
+
+    def _limit_s(self, staged: StagedWeights) -> float:
+        return round(self._command_timeout_s + staged.manifest.num_bytes / LEAST_BYTES_PER_S, 1)
 
     def _new_key(self) -> int:
         self._next_key += 1

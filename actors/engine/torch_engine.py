@@ -346,7 +346,7 @@ class TorchStepper:
         """Nothing was stopped."""
 
     @torch.no_grad()
-    def prepare(self, staged: StagedWeights) -> None:
+    def prepare(self, staged: StagedWeights) -> bool:
         """Fill the shadow copy with the new weights."""
         manifest = staged.manifest
         tensors = dict(named_tensors(staged.path, manifest.tensors, manifest.num_bytes))
@@ -367,6 +367,12 @@ class TorchStepper:
                 self._shadow[name] = torch.empty_like(parameter)
             self._shadow[name].copy_(tensors[name])
         staged.check()
+        return True
+
+    def is_prepared(self, staged: StagedWeights) -> bool:
+        """Nothing else has a part of it."""
+        del staged
+        return True
 
     def load(self, staged: StagedWeights) -> None:
         """Exchange weights and shadow; nothing is copied, so no size of model makes it longer."""

@@ -25,8 +25,11 @@ from itertools import count
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
+import structlog
+from msgspec import convert, to_builtins
+
 from actors.capacity import CacheMeter
-from configs.errors import EngineDied, EngineUnfit
+from configs.errors import EngineDied, EngineUnfit, WeightsError
 from configs.worker import Worker
 
 from .choice import engine_device
@@ -54,7 +57,7 @@ from .vllm_private import (
     shut_down,
     watch_cache,
 )
-from .wire_tensors import named_tensors
+from .wire_tensors import Place, Prepared, named_tensors
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -62,6 +65,8 @@ if TYPE_CHECKING:
 
     from actors.engine.weights.shadow_model import ShadowModel
 
+
+log = structlog.get_logger()
 
 # --------------------------------------------------------------------------------------------------
 # End of vLLM's core in a process of its own, and what waits for that core.
@@ -225,6 +230,8 @@ class VllmStepper:
     def __init__(self, options: VllmOptions, meter: CacheMeter | None = None) -> None:
         self._options, self._meter = options, meter
         self._num_swaps = 0
+        self._way = ""
+        """How workers load in place, as it was logged."""
         self._engine: LLMEngine
         self._requests: CoreRequests
         self._shadow: ShadowModel | None = None
@@ -238,10 +245,7 @@ class VllmStepper:
         from vllm.usage.usage_lib import UsageContext  # noqa: PLC0415 - vLLM
         from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415 - vLLM
 
-        from actors.engine.weights import loading  # noqa: PLC0415 - vLLM
-
-        loading.register()
-        arguments = engine_arguments(self._options, loading.BACKEND)
+        arguments = engine_arguments(self._options)
         if self._meter is not None:
             arguments["disable_log_stats"] = False
         try:
@@ -263,7 +267,7 @@ class VllmStepper:
             watch_cache(core, self._meter.record)
         if not self._options.in_process:
             self._watch = CoreWatch(core)
-        self._rpc("init_weight_transfer_engine", init_info={"line": self._options.line})
+        self._rpc("nyala_serve", line=self._options.line)
         if self._options.in_process and engine_device() == "cpu":
             from actors.engine.weights.shadow_model import shadow_of  # noqa: PLC0415 - vLLM
 
@@ -308,21 +312,33 @@ class VllmStepper:
             while has_outputs(self._engine):
                 yield from self.step()
 
-    def prepare(self, staged: StagedWeights) -> None:
+    def prepare(self, staged: StagedWeights) -> bool:
         """Fill the shadow copy; where there is none, refuse a bad file while all is whole."""
         if self._shadow is not None:
             self._shadow.fill(staged)
-            return
+            return True
         _refuse_bad_file(staged)
+        return False
+
+    def is_prepared(self, staged: StagedWeights) -> bool:
+        """Ask the workers, who open the file when they are asked first."""
+        answers = self._rpc("nyala_prepare", update=_update(staged))
+        workers = [convert(answer, Prepared) for answer in answers]
+        if faults := {worker.fault for worker in workers if worker.fault}:
+            raise WeightsError("; ".join(sorted(faults)))
+        way = "; ".join(sorted({worker.way for worker in workers}))
+        if way != self._way:
+            log.info("new weights are loaded between two steps", way=way)
+            self._way = way
+        return all(worker.is_ready for worker in workers)
 
     def load(self, staged: StagedWeights) -> None:
-        """Exchange weights and shadow, or load in place through vLLM's own interface."""
-        manifest = staged.manifest
+        """Exchange weights and shadow, or let the workers write over theirs."""
         if self._shadow is not None:
             self._shadow.exchange()
         else:
-            self._load_in_place(staged)
-        self._engine.set_weight_version(f"{manifest.version.lineage}.{manifest.version.step}")
+            self._rpc("nyala_load")
+            staged.check()  # all workers have read their parts
         self._num_swaps += 1
         if self._options.recompute_kv:
             # Puts running requests back into the queue, with all their tokens as their prompt.
@@ -376,21 +392,10 @@ class VllmStepper:
             shut_down(self._engine)
             del self._engine
 
-    def _load_in_place(self, staged: StagedWeights) -> None:
-        from actors.engine.weights.loading import update_payload  # noqa: PLC0415 - vLLM
-
-        self._rpc("start_weight_update")
-        self._rpc("update_weights", update_info=update_payload(staged))
-        self._rpc("finish_weight_update")
-        staged.check()  # all workers have read their parts
-
     def _read_back_in_workers(self, staged: StagedWeights) -> list[str] | None:
-        from actors.engine.weights.loading import update_payload  # noqa: PLC0415 - vLLM
-
         _refuse_bad_file(staged)
-        update = {"update": update_payload(staged)}
         stale: set[str] = set()
-        for found in self._engine.collective_rpc("nyala_read_back", kwargs=update):
+        for found in self._rpc("nyala_read_back", update=_update(staged)):
             if found is None:
                 return None
             stale |= set(found)
@@ -400,8 +405,17 @@ class VllmStepper:
     def _salt(self) -> str:
         return str(self._num_swaps)
 
-    def _rpc(self, method: str, **kwargs: Any) -> None:
-        self._engine.collective_rpc(method, kwargs=kwargs)
+    def _rpc(self, method: str, **kwargs: Any) -> list[Any]:
+        """Call a method of `WorkerCalls` in every worker."""
+        answers: list[Any] = self._engine.collective_rpc(method, kwargs=kwargs)
+        return answers
+
+
+def _update(staged: StagedWeights) -> dict[str, Any]:
+    manifest = staged.manifest
+    place = Place(str(staged.path), manifest.num_bytes, manifest.tensors)
+    update: dict[str, Any] = to_builtins(place)
+    return update
 
 
 def _refuse_bad_file(staged: StagedWeights) -> None:

@@ -119,10 +119,8 @@ def without_preloads() -> Iterator[None]:
             os.environ[PRELOADS] = before
 
 
-def engine_arguments(options: VllmOptions, backend: str) -> dict[str, Any]:
+def engine_arguments(options: VllmOptions) -> dict[str, Any]:
     """Make the arguments of vLLM's engine."""
-    from vllm.config import WeightTransferConfig  # noqa: PLC0415 - vLLM
-
     arguments: dict[str, Any] = {
         "model": options.model,
         "dtype": options.dtype,
@@ -136,8 +134,7 @@ def engine_arguments(options: VllmOptions, backend: str) -> dict[str, Any]:
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        "weight_transfer_config": WeightTransferConfig(backend=backend),
-        "worker_extension_cls": "actors.engine.weights.live_model.LiveModel",
+        "worker_extension_cls": "actors.engine.weights.live_model.WorkerCalls",
     }
     if options.head_dtype is not None:
         arguments["hf_overrides"] = {"head_dtype": options.head_dtype}

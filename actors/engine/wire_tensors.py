@@ -13,9 +13,29 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from msgspec import Struct
 
 from broker.protocol.manifest import TensorSpec
 from configs.errors import WeightsError
+
+
+class Place(Struct, frozen=True):
+    """A whole version in a file, as a worker of vLLM is told of it."""
+
+    path: str
+    num_bytes: int
+    tensors: tuple[TensorSpec, ...]
+
+
+class Prepared(Struct, frozen=True):
+    """How far a worker of vLLM is with the next version."""
+
+    is_ready: bool
+    way: str
+    """How it will load it."""
+    fault: str = ""
+    """What is wrong with its file."""
+
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -47,14 +47,12 @@ def test_files_that_the_code_reads_travel_with_it(wheel, pattern):
     assert files <= set(wheel.namelist())
 
 
-def test_commands_and_the_vllm_plugin_are_registered(wheel):
+def test_the_command_is_registered(wheel):
     (name,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
 
     assert [line for line in wheel.read(name).decode().splitlines() if line] == [
         "[console_scripts]",
         "nyala = console.main:app",
-        "[vllm.general_plugins]",
-        "nyala = actors.engine.weights.loading:register",
     ]
 
 

@@ -2,10 +2,9 @@
 
 fill_plan      Plan of a fill: which part of which parameter each tensor of a version becomes
 group          The receiving end of a weight group: a torch process group of its own, beside vLLM's
-live_model     Reading back of the model that a worker of vLLM computes with, where there is no
-               shadow copy
-loading        Loading of staged weights into vLLM's workers, through its own weight-transfer
-               interface
+live_model     The model that a worker of vLLM computes with, written over and read back between
+               two steps
+loading        Loading of a version through vLLM's own loader: its layerwise reload
 member_thread  A member of a weight group in this process: joined, and its bytes received, in a
                thread
 pinned_files   Files of weights that a worker of vLLM keeps mapped, and registered with the CUDA

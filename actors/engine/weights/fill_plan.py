@@ -147,11 +147,11 @@ class _Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def plan(self) -> FillPlan | None:
-        """Return what was recorded; None where it is not all, or parts overlap."""
+        """Return what was recorded; None where that is not all, or parts overlap."""
         if not self._is_exact:
             return None
         for name, pieces in self._pieces.items():
-            if sum(map(_numel, pieces)) > self._parameters[name].numel():
+            if not pieces or sum(map(_numel, pieces)) > self._parameters[name].numel():
                 return None
         used = Counter(piece.tensor for each in self._pieces.values() for piece in each.values())
         if len(used) < len(self._tensor_at):

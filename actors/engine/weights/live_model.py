@@ -1,50 +1,263 @@
-"""Reading back of the model that a worker of vLLM computes with, where there is no shadow copy.
+"""The model that a worker of vLLM computes with, written over and read back between two steps.
 
-As on a GPU: unquantised weights lie there as they were loaded, none of them packed and freed, and
-the places of a version's tensors are recorded from the model itself.
+As on a card, whose CUDA graphs hold the addresses of parameters. Where every tensor of a version
+becomes parts of parameters (`fill_plan.py`), these are copied out of the mapped file straight into
+their storage, by the card itself and on a stream of its own. A model that keeps its weights in
+another layout is loaded anew, layer by layer (`loading.py`). Either way storage stays where it is.
+
+The plan is made once. A file is opened, registered and viewed by a thread beside the steps, so that
+the pause has the bytes alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import nn
-from vllm.config import set_current_vllm_config
+import torch
+from msgspec import convert, to_builtins
+from torch import Tensor, nn
+from vllm.config import VllmConfig, set_current_vllm_config
 
-from actors.engine.wire_tensors import named_tensors
+from actors.engine.vllm_private import PACKED
+from actors.engine.wire_tensors import Place, Prepared, named_tensors, tensors_in
+from broker.protocol.manifest import TensorSpec
+from configs.errors import EngineError, WeightsError
+from configs.worker import Worker
 
-from .fill_plan import make_plan
-from .loading import UpdateInfo, tensor_spec
-from .shadow_model import KNOWN_METHODS, load_into
+from .fill_plan import FillPlan, make_plan
+from .loading import load_into, other_layout, reload
+from .pinned_files import PinnedFiles, pinned_files
 from .stored import stale_parameters
+from .worker_member import serve_actor
+
+SHORT_S = 0.002
+"""A file that was met before is open by then."""
+
+
+class _Opened(NamedTuple):
+    view: object
+    """Of a registered file."""
+    tensors: dict[str, Tensor]
+    parts: list[tuple[Tensor, Tensor]] | None
+    """Of parameters, with their values; None = no plan."""
 
 
 class LiveModel:
-    """Methods that every worker has beside vLLM's (`worker_extension_cls`), called by name."""
+    """The weights of one worker.
 
-    def nyala_read_back(self, update: dict[str, Any]) -> list[str] | None:
-        """Name parameters that are not this version's; None where they cannot be read.
+    Args:
+        model: In use.
+        vllm_config: Of the worker.
+        device: Where the model is.
+    """
 
-        Args:
-            update: See `loading.update_payload`.
+    def __init__(self, model: nn.Module, vllm_config: VllmConfig, device: torch.device) -> None:
+        self._model = model
+        self._vllm_config = vllm_config
+        self._device = device
+        self._files: PinnedFiles | None = None
+        self._stream: torch.cuda.Stream | None = None
+        self._obstacle = _packed_in(model) or other_layout(model)
+        """Why there is no plan; empty = there is one."""
+        self._plan: FillPlan | None = None
+        self._planned: tuple[TensorSpec, ...] = ()
+        """Tensors that a plan was made for, or could not be."""
+        self._place: Place | None = None
+        self._opened: _Opened | None = None
+        self._opening: Worker | None = None
+
+    @property
+    def way(self) -> str:
+        """How the version that was prepared last is loaded."""
+        if self._plan is None:
+            return f"layer by layer: {self._obstacle}"
+        return "copied into place"
+
+    def prepare(self, place: Place) -> bool:
+        """Begin to open a version beside the steps, or look how far that is; True = it is done.
 
         Raises:
-            WeightsError: the file is gone.
+            WeightsError: The file is not a whole version.
         """
-        worker: Any = self
-        model, place = worker.get_model(), UpdateInfo(**update)
-        if not _stores_as_loaded(model):
+        if self._opening is None or self._place != place:
+            self._settle()
+            self._plan_for(place.tensors)
+            self._place, self._opened = place, None
+            self._opening = Worker(partial(self._open, place), name="weights-open").start()
+        return self._settle(SHORT_S)
+
+    def load(self) -> None:
+        """Load what was prepared; no step may run.
+
+        Raises:
+            EngineError: A parameter got nothing; the model is now a mixture.
+        """
+        self._settle()
+        assert self._place is not None
+        if self._opened is not None and self._has_moved(self._place, self._opened):
+            self._open(self._place)
+        opened, self._place, self._opened = self._opened, None, None
+        assert opened is not None
+        if opened.parts is not None:
+            self._copy(opened.parts)
+            return
+        with set_current_vllm_config(self._vllm_config):
+            missing = self._reload(opened.tensors)
+        if missing:
+            # Half of the model is new by now: not a WeightsError, which would promise the old one.
+            raise EngineError(missing)
+
+    def read_back(self, place: Place) -> list[str] | None:
+        """Name parameters that are not this version's; None where they cannot be read.
+
+        Raises:
+            WeightsError: The file is gone.
+        """
+        plan = self._plan_for(place.tensors)
+        if plan is None:
             return None
-        specs = [tensor_spec(entry) for entry in place.tensors]
-        tensors = dict(named_tensors(Path(place.path), specs, place.num_bytes))
-        with set_current_vllm_config(worker.vllm_config):
-            plan = make_plan(model, specs, load_into)
-        return None if plan is None else stale_parameters(model, plan, tensors)
+        tensors = dict(named_tensors(Path(place.path), place.tensors, place.num_bytes))
+        return stale_parameters(self._model, plan, tensors)
+
+    def _plan_for(self, specs: tuple[TensorSpec, ...]) -> FillPlan | None:
+        if self._planned != specs:
+            if not self._obstacle:
+                with set_current_vllm_config(self._vllm_config):
+                    self._plan = make_plan(self._model, specs, load_into)
+            if self._plan is None:
+                self._obstacle = self._obstacle or "its loader does more than copy parts of tensors"
+            self._planned = specs
+        return self._plan
+
+    def _settle(self, timeout_s: float | None = None) -> bool:
+        """Wait for the thread that opens a file, which is as long as its bytes take; True = done.
+
+        Raises:
+            WeightsError: It is not a whole version.
+        """
+        opening = self._opening
+        if opening is None:
+            return True
+        try:
+            opening.join(timeout_s)
+        finally:
+            if not opening.is_alive:
+                self._opening = None
+        return not opening.is_alive
+
+    @torch.no_grad()
+    def _open(self, place: Place) -> None:
+        path, specs = Path(place.path), place.tensors
+        view: object = None
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # a thread begins on the first card
+            self._files = self._files or pinned_files(self._device)
+            view = self._files.view(path, place.num_bytes)
+            tensors = dict(tensors_in(view, specs, place.num_bytes))
+        else:
+            tensors = dict(named_tensors(path, specs, place.num_bytes))
+        parts = None if self._plan is None else list(_parts(self._model, self._plan, tensors))
+        self._opened = _Opened(view, tensors, parts)
+
+    def _has_moved(self, place: Place, opened: _Opened) -> bool:
+        """Whether a registered file was cut off since: a card would read its old pages."""
+        files = self._files
+        return files is not None and (
+            files.view(Path(place.path), place.num_bytes) is not opened.view
+        )
+
+    @torch.no_grad()
+    def _copy(self, parts: Iterable[tuple[Tensor, Tensor]]) -> None:
+        if self._device.type != "cuda":
+            for into, value in parts:
+                into.copy_(value)
+            return
+        stream = self._stream = self._stream or torch.cuda.Stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            for into, value in parts:
+                into.copy_(beside(value, into), non_blocking=True)
+        stream.synchronize()  # it alone: a broadcast may be on its way to this card
+
+    def _reload(self, tensors: dict[str, Tensor]) -> str:
+        on_device = (
+            (name, tensor.to(self._device, non_blocking=True)) for name, tensor in tensors.items()
+        )
+        missing = reload(self._model, on_device, self._vllm_config.model_config, self._device)
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        return missing
 
 
-def _stores_as_loaded(model: nn.Module) -> bool:
-    methods = [getattr(layer, "quant_method", None) for layer in model.modules()]
-    return all(parameter.numel() for parameter in model.parameters()) and all(
-        method is None or type(method) in KNOWN_METHODS for method in methods
-    )
+def beside(value: Tensor, into: Tensor) -> Tensor:
+    """Return a value that a card can copy to its place by itself.
+
+    What is neither of the same type nor in one piece, as the columns of one worker of several,
+    would be copied by a core first: the card takes all that it lies in, and sorts it out.
+    """
+    if value.dtype == into.dtype and value.is_contiguous():
+        return value
+    ends = zip(value.shape, value.stride(), strict=True)
+    num_values = 1 + sum((size - 1) * stride for size, stride in ends)
+    whole = value.as_strided((num_values,), (1,)).to(into.device, non_blocking=True)
+    return whole.as_strided(value.shape, value.stride())
+
+
+def _parts(
+    model: nn.Module, plan: FillPlan, tensors: dict[str, Tensor]
+) -> Iterable[tuple[Tensor, Tensor]]:
+    for name, parameter in model.named_parameters():
+        for part, value in plan.parts(name, tensors):
+            yield part.inside(parameter.data), value
+
+
+def _packed_in(model: nn.Module) -> str:
+    layer: Any
+    for name, layer in model.named_modules():
+        if PACKED in vars(layer) and not layer.weight.numel():
+            return f"{name} is packed for this CPU"
+    return ""
+
+
+# --------------------------------------------------------------------------------------------------
+# Calls of an actor, which vLLM carries to all of its workers as plain values.
+
+
+class WorkerCalls:
+    """Methods that every worker has beside vLLM's (`worker_extension_cls`), called by name."""
+
+    _live_model: LiveModel | None = None
+
+    def nyala_serve(self, line: str) -> None:
+        """Let the first worker be a member of weight groups, for all: they load the same file."""
+        worker: Any = self
+        if line and worker.vllm_config.parallel_config.rank == 0:
+            serve_actor(line, str(worker.device))
+
+    def nyala_prepare(self, update: dict[str, Any]) -> dict[str, Any]:
+        """Return how far this worker is with a version (`Prepared`), which it begins to open."""
+        model = self._nyala_model()
+        try:
+            is_ready = model.prepare(convert(update, Place))
+            prepared = Prepared(is_ready, model.way)
+        except WeightsError as error:
+            prepared = Prepared(True, "", str(error))
+        values: dict[str, Any] = to_builtins(prepared)
+        return values
+
+    def nyala_load(self) -> None:
+        """Load what was prepared."""
+        self._nyala_model().load()
+
+    def nyala_read_back(self, update: dict[str, Any]) -> list[str] | None:
+        """Name parameters that are not this version's; None where they cannot be read."""
+        return self._nyala_model().read_back(convert(update, Place))
+
+    def _nyala_model(self) -> LiveModel:
+        if self._live_model is None:
+            worker: Any = self
+            self._live_model = LiveModel(worker.get_model(), worker.vllm_config, worker.device)
+        return self._live_model

@@ -12,14 +12,12 @@ takes several times as long as the packing of the weights, which is left.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.linear import UnquantizedLinearMethod
-from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.utils import (
     initialize_model,
     process_weights_after_loading,
@@ -33,11 +31,8 @@ from broker.protocol.manifest import TensorSpec
 from configs.errors import WeightsError
 
 from .fill_plan import FillPlan, make_plan
-from .loading import begin_loading, end_loading, missing_in
+from .loading import load_into, other_layout, reload
 from .stored import stale_parameters
-
-KNOWN_METHODS = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
-"""Methods that compute with their parameters and `PACKED` alone."""
 
 
 class ShadowModel:
@@ -89,11 +84,7 @@ class ShadowModel:
         Raises:
             WeightsError: a parameter got nothing.
         """
-        expected = begin_loading(self._shadow)
-        try:
-            missing = missing_in(expected, load_into(self._shadow, tensors.items()))
-        finally:
-            end_loading(self._shadow, self._model_config, self._device)
+        missing = reload(self._shadow, tensors.items(), self._model_config, self._device)
         if missing:
             raise WeightsError(missing)
 
@@ -140,13 +131,6 @@ class ShadowModel:
         return model
 
 
-def load_into(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
-    """Call vLLM's loader; return the names of the parameters that it has loaded."""
-    loader: Any = model
-    loaded: set[str] = loader.load_weights(iter(tensors))
-    return loaded
-
-
 def _leave_out_shared(shadow: nn.Module, layers: set[nn.Module]) -> None:
     """Take out what vLLM keeps once for all models, a rotary table: a reload would empty it."""
     for parent in list(shadow.modules()):
@@ -158,7 +142,4 @@ def _leave_out_shared(shadow: nn.Module, layers: set[nn.Module]) -> None:
 def shadow_of(worker: Any) -> ShadowModel | None:
     """Make a shadow of a worker's model; None where a swap has to happen in place."""
     model = worker.get_model()
-    methods = [getattr(layer, "quant_method", None) for layer in model.modules()]
-    if all(method is None or type(method) in KNOWN_METHODS for method in methods):
-        return ShadowModel(model, worker.vllm_config)
-    return None
+    return None if other_layout(model) else ShadowModel(model, worker.vllm_config)

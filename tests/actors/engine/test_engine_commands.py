@@ -17,7 +17,7 @@ from actors.engine.engine import Sampled, StagedWeights
 from actors.engine.engine_thread import EngineThread
 from actors.engine.threaded import LEAST_BYTES_PER_S, ThreadedEngine
 from actors.engine.waits import Answers, StallWatch, settle, settle_with_error
-from configs.errors import DeadlineError, EngineDied
+from configs.errors import DeadlineError, EngineDied, WeightsError
 from tests.waiting import until
 from tests.weights.support.scripted_publisher import manifest
 
@@ -32,6 +32,8 @@ class HeldStepper:
     def __init__(self, *, holds: str = "", fails: bool = False, moves: bool = False) -> None:
         self.entered, self.let_go = threading.Event(), threading.Event()
         self._holds, self._fails, self._moves = holds, fails, moves
+        self.calls: list[str] = []
+        self.fault = ""
 
     def _hold(self, what: str, moved: Callable[[], object] = lambda: None) -> None:
         if what != self._holds:
@@ -45,6 +47,25 @@ class HeldStepper:
 
     def start(self) -> None:
         self._hold("start")
+
+    def prepare(self, staged: StagedWeights) -> bool:
+        return False
+
+    def is_prepared(self, staged: StagedWeights) -> bool:
+        self.calls.append("is_prepared")
+        if self.fault:
+            raise WeightsError(self.fault)
+        return len(self.calls) > 2
+
+    def pause(self) -> Iterable[Sampled]:
+        self.calls.append("pause")
+        return ()
+
+    def load(self, staged: StagedWeights) -> None:
+        self.calls.append("load")
+
+    def resume(self) -> None:
+        self.calls.append("resume")
 
     def read_back(
         self, staged: StagedWeights, moved: Callable[[], object] = lambda: None
@@ -179,3 +200,20 @@ def test_weights_of_a_large_model_have_the_time_that_their_bytes_take(tmp_path: 
     small, large = [seconds for what, seconds in limits if what == "read weights back"]
     assert small == LIMIT_S
     assert large == LIMIT_S + 10**11 / LEAST_BYTES_PER_S
+
+
+def test_a_swap_begins_when_the_workers_are_prepared(tmp_path: Path) -> None:
+    stepper, staged = HeldStepper(), StagedWeights(tmp_path, manifest(1))
+
+    async def story() -> None:
+        engine = engine_of(stepper)
+        await engine.start()
+        await engine.apply(staged)
+        assert stepper.calls == ["is_prepared"] * 3 + ["pause", "load", "resume"]
+        stepper.calls, stepper.fault = [], "it is gone"
+        with pytest.raises(WeightsError, match="it is gone"):
+            await engine.apply(staged)
+        assert stepper.calls == ["is_prepared"], "the old weights go on"
+        await engine.close()
+
+    asyncio.run(story())

@@ -93,7 +93,7 @@ def test_logits_in_float32_are_asked_of_vllm():
 
     options = VllmOptions("model", max_model_len=64, dtype="bfloat16", head_dtype="float32")
 
-    assert engine_arguments(options, "nyala")["hf_overrides"] == {"head_dtype": "float32"}
+    assert engine_arguments(options)["hf_overrides"] == {"head_dtype": "float32"}
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,13 @@ def test_the_kv_cache_is_as_large_as_asked_and_else_measured_on_a_gpu(
 
     monkeypatch.setattr(module, "engine_device", lambda: device)
     options = module.VllmOptions("model", max_model_len=64, kv_cache_gib=gib)
-    arguments = module.engine_arguments(options, "nyala")
+    arguments = module.engine_arguments(options)
 
     assert arguments.get("kv_cache_memory_bytes", 0) == expected * 2**30
     assert ("gpu_memory_utilization" in arguments) is (device == "cuda")
     assert arguments.get("block_size") == (32 if device == "cpu" else None)
     given = module.VllmOptions("model", max_model_len=64, engine_args={"block_size": 64})
-    assert module.engine_arguments(given, "nyala")["block_size"] == 64
+    assert module.engine_arguments(given)["block_size"] == 64
 
 
 def test_probe_sees_a_stale_output_layer(bench, runner, monkeypatch):

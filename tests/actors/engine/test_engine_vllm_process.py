@@ -25,7 +25,6 @@ from tests.actors.support.engine_battery import (
     switch_at_one_token,
 )
 from tests.actors.support.engine_probe import Bench, tiny_folder
-from tests.actors.support.vllm_plugin import make_plugin_visible
 from tests.needs import needs
 
 pytestmark = [
@@ -42,7 +41,6 @@ def test_swaps_reach_a_core_in_another_process(tmp_path, monkeypatch):
     from actors.engine.vllm_engine import vllm_engine
     from actors.engine.vllm_options import VllmOptions
 
-    make_plugin_visible(tmp_path, monkeypatch)
     model = tiny_folder(tmp_path / "model", tied=True)
 
     async def story() -> None:

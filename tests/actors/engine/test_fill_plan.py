@@ -95,6 +95,10 @@ def test_a_plan_puts_every_part_where_the_loader_does(kind, loader, specs) -> No
     assert not plan.whole("padded", tensors)[4:].any()
 
 
+def test_there_is_no_plan_for_a_version_without_a_parameter() -> None:
+    assert make_plan(Fused(), [each for each in SPECS if each.name != "norm"], load) is None
+
+
 def test_to_make_a_plan_changes_no_weight() -> None:
     model = Fused()
 

@@ -104,8 +104,11 @@ class CoreStepper:
     def resume(self) -> None:
         pass
 
-    def prepare(self, staged: StagedWeights) -> None:
-        pass
+    def prepare(self, staged: StagedWeights) -> bool:
+        return True
+
+    def is_prepared(self, staged: StagedWeights) -> bool:
+        return True
 
     def load(self, staged: StagedWeights) -> None:
         pass

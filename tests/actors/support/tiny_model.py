@@ -16,11 +16,16 @@ VOCABULARY = 64
 
 
 def make_model(
-    *, tied: bool = True, layers: int = 2, width: int = 64, seed: int = 0
+    *,
+    tied: bool = True,
+    layers: int = 2,
+    width: int = 64,
+    seed: int = 0,
+    vocabulary: int = VOCABULARY,
 ) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=width,
         intermediate_size=3 * width,
         num_hidden_layers=layers,

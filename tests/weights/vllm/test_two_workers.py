@@ -26,7 +26,6 @@ from configs.settings import ActorSettings, RunSettings, Settings
 from lab.actor_fleet import descendants
 from tests.actors.support.engine_battery import swaps_under_load
 from tests.actors.support.engine_probe import Bench, tiny_folder
-from tests.actors.support.vllm_plugin import make_plugin_visible
 from tests.needs import needs
 from tests.waiting import until
 from tests.weights.support.plane import JOIN_AND_SEND_S, SLACK_S
@@ -46,7 +45,6 @@ pytestmark = [
 def test_versions_reach_both_workers_by_every_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_plugin_visible(tmp_path, monkeypatch)
     asyncio.run(story(tmp_path))
     gc.collect()  # what vLLM has not closed of a dead core warns of itself, here and not later
 
