@@ -10,7 +10,7 @@ import typer
 from console.command_line import AsJson, Run
 from console.report.model_card import write_card
 from console.run.run_folder import settings_of
-from learner.checkpointing.folders import step_of
+from learner.checkpointing.folders import listed, step_of
 
 from .tables import Facts, print_facts
 
@@ -40,8 +40,6 @@ def list_checkpoints(run: Run, as_json: AsJson = False) -> None:
 
     Example: `nyala checkpoint list runs/demo`
     """
-    from learner.checkpointing.inventory import listed  # noqa: PLC0415 - torch
-
     rows = list(listed(_folder(run)))
     print_facts(Facts(f"{len(rows)} checkpoints of {run}", rows), as_json=as_json)
 

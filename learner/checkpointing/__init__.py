@@ -5,8 +5,9 @@ bucket_copies  Copies of checkpoints in a bucket, or in a folder on another disk
 checkpoint     Checkpoints: written whole, verified whole, never changed
 export         Export of a checkpoint: a model as `transformers` and vLLM load it, adapters as PEFT
                does
-folders        Folders of checkpoints: their names, the renames between them, and the best of them
-inventory      The checkpoints of a run as a person asks for them: listed, verified, chosen, removed
+folders        Folders of checkpoints: their names, the renames between them, the best of them,
+               their list
+inventory      The checkpoints of a run as a person asks for them: verified, chosen, removed
 learner_state  State of a learner besides tensors, as a checkpoint's `state.json` holds it
 manifest       Manifest of a checkpoint: the digests of its files, and a MAC under a key of the run
 recovery       Recovery of a store that lost writes: restarted, rewound, failed over, or wiped

@@ -27,8 +27,7 @@ from configs.errors import CheckpointError
 from configs.settings import Settings
 from learner.model.ranks import Ranks
 
-from .folders import UNFINISHED, complete_checkpoints, put_in_place, step_of
-from .learner_state import STATE
+from .folders import STATE, UNFINISHED, complete_checkpoints, put_in_place, step_of
 from .manifest import MANIFEST, read_manifest
 from .verification import verify
 

@@ -49,6 +49,7 @@ from learner.training.optimizer import ScheduledOptimizer
 
 from .bucket_copies import BucketCopies
 from .folders import (
+    STATE,
     UNFINISHED,
     complete_checkpoints,
     may_be_best,
@@ -58,7 +59,7 @@ from .folders import (
     set_aside,
     step_of,
 )
-from .learner_state import STATE, LearnerState
+from .learner_state import LearnerState
 from .manifest import (
     MANIFEST,
     ForeignCheckpoint,

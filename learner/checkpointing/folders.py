@@ -1,4 +1,4 @@
-"""Folders of checkpoints: their names, the renames between them, and the best of them.
+"""Folders of checkpoints: their names, the renames between them, the best of them, their list.
 
 checkpoints/.unfinished-step-000050/   -> written, hashed, synced
 checkpoints/step-000050/               -> renamed: it exists only if it is complete
@@ -10,18 +10,27 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 from configs import durable
 from configs.errors import CheckpointError, LostLineage
+from learner.reporting.journal import Journal
+
+from .manifest import is_own, run_key
 
 FOLDER = "checkpoints"
 UNFINISHED, REFUSED, REPLACED = ".unfinished-", "refused-", ".replaced-"
 """Prefixes of folders that do not count as checkpoints."""
+STATE = "state.json"
+"""File of a checkpoint with the state of the learner besides tensors."""
+BEST = "best"
+"""Name of the checkpoint whose policy had the best held-out score."""
+MIB = 2**20
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
@@ -59,6 +68,34 @@ def may_be_best(
     is_open = step > max(scores, default=0)
     candidates = (each for each in among if is_evaluated(step_of(each)))
     return is_evaluated(step) and (is_open or path == best_of(candidates, scores))
+
+
+def listed(run_folder: Path) -> Iterator[Mapping[str, object]]:
+    """Describe each checkpoint of a run, the oldest first, without torch and without a tensor."""
+    paths, journal = complete_checkpoints(run_folder / FOLDER), Journal(run_folder)
+    results = journal.held_out()
+    best = best_of(paths, journal.scores())
+    for path in paths:
+        size = sum(file.stat().st_size for file in path.iterdir())
+        written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        result = results.get(step_of(path))
+        yield {
+            "checkpoint": path.name,
+            "lineage": _lineage_of(path),
+            "MiB": round(size / MIB),
+            "written": f"{written:%Y-%m-%d %H:%M:%S} UTC",
+            "by": "this run" if is_own(path, run_key(run_folder)) else "another",
+            "held out": round(result.score, 4) if result else "",
+            "of": result.title if result else "",
+            "is": BEST if path == best else "",
+        }
+
+
+def _lineage_of(path: Path) -> object:
+    try:
+        return json.loads((path / STATE).read_text(encoding="utf-8"))["lineage"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return "unreadable"
 
 
 def set_aside(path: Path) -> None:

@@ -1,43 +1,17 @@
-"""The checkpoints of a run as a person asks for them: listed, verified, chosen, removed."""
+"""The checkpoints of a run as a person asks for them: verified, chosen, removed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from configs import durable
 from configs.errors import CheckpointError
 from learner.reporting.journal import Journal
 
-from .folders import FOLDER, best_of, complete_checkpoints, step_of
-from .learner_state import STATE, LearnerState
+from .folders import BEST, FOLDER, best_of, complete_checkpoints
 from .manifest import is_own, read_manifest, refuse_foreign, run_key
 from .verification import verify
-
-MIB = 2**20
-BEST = "best"
-"""Name of the checkpoint whose policy had the best held-out score."""
-
-
-def listed(run_folder: Path) -> Iterator[Mapping[str, object]]:
-    """Describe each checkpoint, the oldest first, without reading its tensors."""
-    paths, journal = checkpoints_of(run_folder), Journal(run_folder)
-    results = journal.held_out()
-    best = best_of(paths, journal.scores())
-    for path in paths:
-        size = sum(file.stat().st_size for file in path.iterdir())
-        written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-        yield {
-            "checkpoint": path.name,
-            "lineage": _lineage(path),
-            "MiB": round(size / MIB),
-            "written": f"{written:%Y-%m-%d %H:%M:%S} UTC",
-            "by": "this run" if is_own(path, run_key(run_folder)) else "another",
-            "held out": round(result.score, 4) if (result := results.get(step_of(path))) else "",
-            "of": result.title if result else "",
-            "is": BEST if path == best else "",
-        }
 
 
 def verified(run_folder: Path, names: Sequence[str]) -> Iterator[Mapping[str, object]]:
@@ -102,13 +76,6 @@ def chosen(run_folder: Path, names: Sequence[str]) -> list[Path]:
                 f"{run_folder / FOLDER} must hold {name}, got {', '.join(found) or 'none'}"
             )
     return [found[name] for name in names]
-
-
-def _lineage(path: Path) -> object:
-    try:
-        return LearnerState.decode((path / STATE).read_text(encoding="utf-8")).lineage
-    except (CheckpointError, OSError, ValueError):
-        return "unreadable"
 
 
 def _finding(path: Path, run_folder: Path) -> str:

@@ -12,8 +12,9 @@ from learner.model.lora import Adapter
 from learner.reporting.metrics import Totals
 from learner.training.guards import GuardState
 
+from .folders import STATE
+
 SCHEMA = 2
-STATE = "state.json"
 
 
 @dataclass(frozen=True, slots=True)

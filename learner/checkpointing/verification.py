@@ -15,7 +15,8 @@ from configs import durable
 from configs.errors import CheckpointError
 from learner.model.ranks import Ranks
 
-from .learner_state import STATE, LearnerState
+from .folders import STATE
+from .learner_state import LearnerState
 from .manifest import MANIFEST, read_manifest
 
 READ_BYTES = 2**24

@@ -12,17 +12,20 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from buffer.operations.values import Stats
 from configs import durable
 from configs.settings import RunSettings
 from learner.data.grades import ACCURACY, HeldOut, held_out
-from learner.training.guards import GuardState
 from learner.weights.log import paused_fraction
 
 from .bulletin import Bulletin
-from .metrics import Totals
+
+if TYPE_CHECKING:  # they import torch, and a list of checkpoints needs none
+    from learner.training.guards import GuardState
+
+    from .metrics import Totals
 
 FigureValue = float | int | bool | str | dict[str, float] | dict[str, int]
 

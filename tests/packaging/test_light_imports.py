@@ -63,6 +63,10 @@ def test_the_settings_load_without_redis_zmq_or_numpy():
     assert not loaded_by("configs.settings", "configs.loader") & {"redis", "zmq", "numpy"}
 
 
+def test_a_list_of_checkpoints_loads_no_heavy_library():
+    assert not loaded_by("console.verbs.checkpoints") & {"torch", "transformers", "vllm"}
+
+
 @pytest.mark.slow
 def test_no_role_loads_the_export_of_traces_before_it_traces():
     roles = ("actors.__main__", "actors.assembly", "broker.__main__", "learner.__main__")

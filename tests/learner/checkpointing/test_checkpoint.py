@@ -19,8 +19,8 @@ from configs.settings import AlgorithmSettings, LearnerSettings
 from learner.checkpointing import checkpoint as checkpoint_module
 from learner.checkpointing import verification
 from learner.checkpointing.checkpoint import Checkpoints
+from learner.checkpointing.folders import STATE as STATE_FILE
 from learner.checkpointing.folders import write_lineages
-from learner.checkpointing.learner_state import STATE as STATE_FILE
 from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.manifest import MANIFEST, encode_manifest, read_manifest, run_key
 from learner.checkpointing.verification import verify

@@ -17,8 +17,8 @@ import pytest
 from configs import durable
 from configs.errors import CheckpointError
 from learner.checkpointing import checkpoint
-from learner.checkpointing.folders import LINEAGES, read_lineages, write_lineages
-from learner.checkpointing.learner_state import STATE, LearnerState
+from learner.checkpointing.folders import LINEAGES, STATE, read_lineages, write_lineages
+from learner.checkpointing.learner_state import LearnerState
 from learner.reporting.metrics import Totals
 from tests.learner.support.stored_bytes import WEIGHTS, StoredBytes
 from tests.simulation.disk import FaultyDisk, PowerLossError
