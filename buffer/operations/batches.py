@@ -25,8 +25,10 @@ from .operation import (
 )
 from .values import Claim, Rating, ReusedUnit
 
-RECORDS_PER_CALL = 64
-"""Records of one reply: at most 1 GiB even when all are of the largest size."""
+RECORDS_PER_CALL, FIRST_RECORDS = 64, 4
+"""Most records of a reply, and how many are asked for before their sizes are known."""
+BYTES_PER_REPLY = 2**26
+"""Redis holds a reply whole, beside the records: where these are long, fewer are asked for."""
 
 UNITS_PER_DROP = 32
 """Units that one call drops; they are seldom more than 16 tasks each."""
@@ -167,11 +169,15 @@ def records(task_ids: Sequence[int]) -> Operation[list[bytes | None]]:
     """Read the records of training tasks, in order; None where there is none."""
 
     def steps() -> Steps[list[bytes | None]]:
-        found: list[bytes | None] = []
-        for start in range(0, len(task_ids), RECORDS_PER_CALL):
-            part = task_ids[start : start + RECORDS_PER_CALL]
-            found += yield Fetch(tuple(map(record_key, part)))
-        return found
+        read: list[bytes | None] = []
+        number, longest = FIRST_RECORDS, 1
+        while len(read) < len(task_ids):
+            part = task_ids[len(read) : len(read) + number]
+            reply = yield Fetch(tuple(map(record_key, part)))
+            read += reply
+            longest = max(longest, *(len(record or b"") for record in reply))
+            number = max(1, min(RECORDS_PER_CALL, BYTES_PER_REPLY // longest))
+        return read
 
     return Operation("records", steps)
 

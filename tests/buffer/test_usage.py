@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
+
+import pytest
+
 from buffer import operations
-from buffer.operations.operation import single
+from buffer.operations.batches import BYTES_PER_REPLY, FIRST_RECORDS, RECORDS_PER_CALL
+from buffer.operations.operation import Call, Fetch, single
 from tests.buffer.support.run_in_store import RunInStore
 
 
@@ -36,3 +41,21 @@ def test_of_many_tasks_a_few_are_looked_at_and_the_others_count_as_their_mean(
     exact = run.store.run(operations.usage())
 
     assert run.store.run(single("usage", (3,), int)) == exact  # all records are equally long
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "most"), [(100, RECORDS_PER_CALL), (BYTES_PER_REPLY // 3, 3), (2**30, 1)]
+)
+def test_a_reply_holds_so_many_records_as_their_length_allows(num_bytes: int, most: int) -> None:
+    asked: list[int] = []
+
+    def ask(call: Call | Fetch) -> list[Sized]:
+        assert isinstance(call, Fetch)
+        asked.append(len(call.keys))
+        return [range(num_bytes) for _ in call.keys]  # as long as a record, without its memory
+
+    read = operations.records(list(range(200))).carry_out(ask)
+
+    assert len(read) == sum(asked) == 200
+    assert asked[0] == FIRST_RECORDS
+    assert max(asked[1:]) == most
