@@ -22,6 +22,9 @@ Arms, each with both sides in this one run:
     slow_tool  the same where a tool takes one second between the two turns of every episode
     models  models of 8 M and 30 M parameters (with --full of 100 M too), completions of up to 128
            tokens, vLLM: policy lag 2 and 0 beside TRL with transformers' generation and with vLLM
+    real   a pretrained model on word problems, policy lag 2, 1 and 0 beside TRL with transformers'
+           generation and with vLLM: speeds, and held-out accuracy by batches and seconds; never
+           by default. Wants --model, and --folder to be continued; hours
     watching  CPU per trained token of the demo with pages of metrics that are read and sampled
            texts, over neither
     tracing  the same with traces of a tenth and of all episodes, over none; and what a span costs
@@ -48,6 +51,7 @@ from benchmarks.ring.lag_sweep import lag_sweep
 from benchmarks.ring.learning import learning
 from benchmarks.ring.models import ENGINES, MODELS, models
 from benchmarks.ring.race import FULL_RACE, SHORT_RACE, Race, race
+from benchmarks.ring.real import BATCHES, TRLS, real
 from benchmarks.ring.slow_episodes import ENVIRONMENTS, slow_episodes
 from benchmarks.ring.start import start
 from benchmarks.ring.tracing import tracing
@@ -68,10 +72,12 @@ ARMS = (
     "lag_sweep",
     *ENVIRONMENTS,
     "models",
+    "real",
     "watching",
     "tracing",
 )
 DEFAULT = ("actor",)
+REAL_SEEDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +137,26 @@ def main() -> None:
     )
     parser.add_argument("--only", action="append", choices=ARMS, help="may be given again")
     parser.add_argument("--folder", type=Path, help="keep runs and logs here")
+    parser.add_argument("--model", type=Path, help="folder of a chat model, for `real`")
+    parser.add_argument("--batches", type=int, default=BATCHES, help="of each run of `real`")
     chosen = parser.parse_args()
-    names = chosen.only or (ARMS if chosen.full else DEFAULT)
+    names = chosen.only or ([arm for arm in ARMS if arm != "real"] if chosen.full else DEFAULT)
+    if "real" in names and chosen.model is None:
+        parser.error("--only real must have --model FOLDER, a Hugging Face chat model")
     machine = describe_machine()
     with tempfile.TemporaryDirectory(prefix="nyala-ring-") as scratch:
         folder = (chosen.folder or Path(scratch)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        arms = measure(folder, FULL if chosen.full else SHORT, names)
+        size = FULL if chosen.full else SHORT
+        arms = measure(folder, size, names)
+        if "real" in names:
+            arms |= real(
+                folder,
+                model=chosen.model.resolve(),
+                seeds=REAL_SEEDS if chosen.full else 1,
+                batches=chosen.batches,
+                say=say_since(time.monotonic()),
+            )
     machine["load_after"] = describe_machine()["load"]
     print(json.dumps({"arms": arms, "ratios": ratios(arms), "machine": machine}))
 
@@ -249,6 +268,11 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
         **{
             f"async_over_sync_{name}": ratio(f"lag_2_{name}", f"lag_0_{name}", "tokens_per_s")
             for name in MODELS
+        },
+        **{
+            f"real_over_{name}_{figure}": ratio("real_lag_2", f"real_{name}", figure)
+            for name in TRLS
+            for figure in ("tokens_per_s", "tokens_per_cpu_s")
         },
         "over_trl_tokens_per_cpu_s": ratio("ring", "trl", "tokens_per_cpu_s"),
         "over_trl_tokens_per_cpu_s_vllm": ratio("ring_vllm", "trl", "tokens_per_cpu_s"),

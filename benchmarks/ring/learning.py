@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -147,17 +148,19 @@ def together(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return times | {"accuracy_mean_sd": _mean_sd(found), "runs": runs}
 
 
-def difference(runs: list[dict[str, Any]], others: list[dict[str, Any]]) -> dict[int, Figures]:
+def difference(
+    runs: list[dict[str, Any]], others: list[dict[str, Any]], steps: Sequence[Any] = LOOKED_AT
+) -> dict[Any, Figures]:
     """Return mean and standard deviation of the first's accuracies minus the others', by seed."""
     pairs = list(zip(runs, others, strict=True))
-    found: dict[int, list[float | None]] = {}
-    for step in LOOKED_AT:
+    found: dict[Any, list[float | None]] = {}
+    for step in steps:
         both = [(run["accuracy"].get(step), other["accuracy"].get(step)) for run, other in pairs]
         found[step] = [None if a is None or b is None else a - b for a, b in both]
     return _mean_sd(found)
 
 
-def _mean_sd(found: dict[int, list[float | None]]) -> dict[int, Figures]:
+def _mean_sd(found: dict[Any, list[float | None]]) -> dict[Any, Figures]:
     known = {step: [v for v in values if v is not None] for step, values in found.items()}
     return {
         step: (

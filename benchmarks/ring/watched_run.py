@@ -91,11 +91,13 @@ def time_to_accuracy(trace: Trace, target: float) -> float | None:
     return None
 
 
-def watch(workload: Workload, enough: Callable[[Trace], bool]) -> Trace:
+def watch(
+    workload: Workload, enough: Callable[[Trace], bool], *, limit_s: float = LIMIT_S
+) -> Trace:
     """Run until `enough` has been seen or the run has ended, then stop it."""
     folder = workload.settings().run.folder
     trace = Trace()
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + limit_s
     with _up(workload) as process:
         tree = ProcessTree(process.pid)
         while not enough(trace):
@@ -110,7 +112,7 @@ def watch(workload: Workload, enough: Callable[[Trace], bool]) -> Trace:
                     raise RuntimeError(f"{workload.name} ended with {process.returncode}")
                 break
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{workload.name} was not done after {LIMIT_S:g} s")
+                raise RuntimeError(f"{workload.name} was not done after {limit_s:g} s")
             time.sleep(LOOK_EVERY_S)
     return trace
 

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.support.machine import REPOSITORY
 from benchmarks.support.workload import environment
 
-LIMIT_S = 1800.0
+LIMIT_S = 7200.0
 
 
 def trl_is_missing() -> str | None:

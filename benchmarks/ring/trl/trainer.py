@@ -16,9 +16,23 @@ import time
 from pathlib import Path
 from typing import Any
 
+from actors.environments.dataset.scorers import numeric, score_of
 from actors.environments.final_answer import position_share
 
 WARM_UP_STEPS = 2  # the first steps compile kernels and fill caches
+
+
+def letters(text: str, right: str) -> float:
+    """Score as the demo does: letters in their place, and all of them."""
+    return float(position_share(text, right) + (text == right)) / 2
+
+
+def number(text: str, right: str) -> float:
+    """Score as a dataset's `numeric` does."""
+    return score_of(text, right, numeric) or 0.0
+
+
+SCORERS = {"letters": letters, "numeric": number}
 
 
 def main() -> None:
@@ -30,6 +44,9 @@ def main() -> None:
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--batch", type=int, default=64, help="completions per step")
     parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--is-chat", type=int, default=0, help="1: prompts are a user's turns")
+    parser.add_argument("--scorer", choices=SCORERS, default="letters")
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--lr-warmup-steps", type=int, default=0)
     parser.add_argument("--adam-beta2", type=float, default=0.999)
@@ -58,26 +75,27 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     uses_vllm = args.engine == "vllm"
     if uses_vllm:
         colocated.prepare()
-    rows = read_rows(Path(args.prompts))
-    held_out = read_rows(args.held_out) if args.held_out else []
+    rows = read_rows(Path(args.prompts), is_chat=bool(args.is_chat))
+    held_out = read_rows(args.held_out, is_chat=bool(args.is_chat)) if args.held_out else []
     tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
+    answers = [row["answer"] for row in held_out]
     evaluations: list[dict[str, float]] = []
     tokens = 0
     marks: list[tuple[float, float, int]] = []
 
-    def positions(
-        prompts: list[str],  # noqa: ARG001 - TRL's contract
-        completions: list[str],
+    score = SCORERS[args.scorer]
+
+    def rewards(
+        prompts: list[Any],  # noqa: ARG001 - TRL's contract
+        completions: list[Any],
         completion_ids: list[list[int]],
         answer: list[str],
         **_: object,
     ) -> list[float]:
         nonlocal tokens
         tokens += sum(len(ids) for ids in completion_ids)
-        return [
-            (position_share(text, right) + (text == right)) / 2
-            for text, right in zip(completions, answer, strict=True)
-        ]
+        texts = [_text(completion) for completion in completions]
+        return [score(text, right) for text, right in zip(texts, answer, strict=True)]
 
     class Marks(TrainerCallback):
         def on_train_begin(self, *_: object, **kwargs: Any) -> None:
@@ -92,7 +110,9 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         def _evaluate(self, step: int, model: Any) -> None:
             if held_out:
                 began = time.time()
-                share = accuracy(model, tokenizer, held_out, args.max_tokens)
+                texts = greedy_answers(model, tokenizer, held_out, args.max_tokens)
+                right = [score(*each) == 1.0 for each in zip(texts, answers, strict=True)]
+                share = sum(right) / len(right)
                 took = time.time() - began
                 found = {"step": step, "time": began, "took_s": took, "accuracy": share}
                 evaluations.append(found)
@@ -116,7 +136,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         epsilon=0.2,
         epsilon_high=0.28,
         beta=0.0,
-        temperature=1.0,
+        temperature=args.temperature,
         shuffle_dataset=False,
         seed=args.seed,
         save_strategy="no",
@@ -128,7 +148,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     )
     trainer = GRPOTrainer(
         model=args.model,
-        reward_funcs=positions,
+        reward_funcs=rewards,
         args=config,
         train_dataset=Dataset(pa.Table.from_pylist(rows), fingerprint="nyala"),
         processing_class=tokenizer,
@@ -149,24 +169,40 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
+def read_rows(path: Path, *, is_chat: bool) -> list[dict[str, Any]]:
     """Return prompts and answers of a file."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [{key: json.loads(line)[key] for key in ("prompt", "answer")} for line in lines]
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    pairs = [(line["prompt"], line["answer"]) for line in lines]
+    return [
+        {"prompt": _turns(prompt) if is_chat else prompt, "answer": answer}
+        for prompt, answer in pairs
+    ]
 
 
-def accuracy(model: Any, tokenizer: Any, rows: list[dict[str, str]], max_tokens: int) -> float:
-    """Return the share of greedy answers that are right."""
+def _turns(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def _text(completion: Any) -> str:
+    return completion if isinstance(completion, str) else str(completion[0]["content"])
+
+
+def greedy_answers(
+    model: Any, tokenizer: Any, rows: list[dict[str, Any]], max_tokens: int
+) -> list[str]:
+    """Return an answer to each row, the most probable token each time."""
     import torch
 
-    given = tokenizer([row["prompt"] for row in rows], return_tensors="pt", padding=True)
+    prompts = [row["prompt"] for row in rows]
+    if is_chat := not isinstance(prompts[0], str):
+        prompts = tokenizer.apply_chat_template(prompts, tokenize=False, add_generation_prompt=True)
+    given = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=not is_chat)
     model.eval()
     with torch.no_grad():
         ids = model.generate(**given, max_new_tokens=max_tokens, do_sample=False)
     model.train()
-    texts = tokenizer.batch_decode(ids[:, given.input_ids.shape[1] :], skip_special_tokens=True)
-    right = sum(text == row["answer"] for text, row in zip(texts, rows, strict=True))
-    return float(right / len(rows))
+    made = ids[:, given.input_ids.shape[1] :]
+    return list(tokenizer.batch_decode(made, skip_special_tokens=True))
 
 
 if __name__ == "__main__":
