@@ -79,10 +79,11 @@ def ratios(arms: dict[str, Any]) -> dict[str, float]:
         for beside in ("liger", "transformers"):
             others = [learner.get(f"{beside}_{name}{way}") for way in ("", "_padded", "_packed")]
             compare(f"learner_over_{beside}_{name}", learner.get(f"ours_{name}"), *others)
-    compare("engine_over_bare_engine", engine.get("engine"), engine.get("bare_engine"))
-    cold = ring.get("cold")
-    if cold and cold["model"] == engine.get("engine", {}).get("model"):
-        compare("ring_over_engine", cold, engine["engine"])
+    for name in ("engine", "engine_short"):
+        compare(f"{name}_over_bare_engine", engine.get(name), engine.get(f"bare_{name}"))
+    cold, alone = ring.get("cold"), engine.get("engine_short")
+    if cold and alone and cold["model"] == alone["model"]:
+        compare("ring_over_engine", cold, alone)
     return found
 
 

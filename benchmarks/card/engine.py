@@ -9,8 +9,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from statistics import median
 
@@ -30,22 +29,30 @@ from buffer.record.episode import PolicyVersion
 from tests.actors.support.tiny_model import perturb, stage
 from tests.gpu.support.training_on_cards import QWEN3_600M
 
-PROMPT, COMPLETION = 64, 256
+PROMPT = 64
+COMPLETIONS = {"": 256, "_short": 32}
+"""Suffix of an arm -> tokens of a reply. Short ones are like the ring's: of these an engine makes
+fewer a second, since it takes in and ends eight times as many requests."""
+GROUP = 16
+"""Requests with the same prompt, as in the ring."""
 START_S = 300.0
+NUMBERS = count()
 
 
 class OurEngine:
     """The engine of an actor, which always has the same number of requests running."""
 
-    def __init__(self, stepper: VllmStepper, requests: Iterator[Request], concurrency: int) -> None:
-        self._requests = (
-            replace(request, request_id=str(number)) for number, request in enumerate(requests)
-        )
+    def __init__(self, stepper: VllmStepper, concurrency: int) -> None:
+        self._requests: Iterator[Request] = iter(())
         self._concurrency = concurrency
         self._running = 0
         self._runner = asyncio.Runner()
         length = stepper._options.max_model_len
         self._threaded = ThreadedEngine(stepper, max_model_len=length, start_timeout_s=START_S)
+
+    def ask(self, requests: Iterator[Request]) -> None:
+        """Take requests from here from now on."""
+        self._requests = requests
 
     def start(self) -> None:
         self._runner.run(self._threaded.start())
@@ -110,20 +117,24 @@ def measure(asked: Asked, note: Note) -> None:
     )
     began = now("cpu")
     stepper = VllmStepper(options)
-    engine = OurEngine(stepper, _requests(folder), concurrency)
+    engine = OurEngine(stepper, concurrency)
     try:
         engine.start()
         note("start", {"seconds": round(now("cpu") - began, 1), "model": folder.name})
-        bare = BareEngine(stepper._engine, _requests(folder), concurrency)
-        arms: dict[str, OurEngine | BareEngine] = {"engine": engine, "bare_engine": bare}
-        rates: dict[str, list[float]] = {name: [] for name in arms}
-        for _ in range(passes):
+        rates: dict[str, list[float]] = {}
+        for suffix, tokens in [*COMPLETIONS.items()] * passes:
+            requests = _requests(folder, tokens)
+            engine.ask(requests)
+            bare = BareEngine(stepper._engine, requests, concurrency)
+            arms: dict[str, OurEngine | BareEngine] = {"engine": engine, "bare_engine": bare}
             for name, arm in arms.items():
-                found = measured(arm.run, seconds / 2, seconds)
+                work = measured(arm.run, seconds / 2, seconds)
                 arm.stop()
-                rates[name].append(round(found["tokens"] / found["wall_s"], 1))
-        for name, each in rates.items():
-            note(name, {"tokens_per_s": median(each), "each": each, "model": folder.name})
+                rate = round(work["tokens"] / work["wall_s"], 1)
+                rates.setdefault(f"{name}{suffix}", []).append(rate)
+        for name, of_passes in rates.items():
+            figures = {"tokens_per_s": median(of_passes), "each": of_passes}
+            note(name, figures | {"model": folder.name})
         swap(engine, folder, asked, dtype, note)
     finally:
         engine.close()
@@ -147,13 +158,14 @@ def swap(engine: OurEngine, folder: Path, asked: Asked, dtype: str, note: Note) 
         note(f"swap_{kind}", figures | {"stale": stale})
 
 
-def _requests(folder: Path) -> Iterator[Request]:
-    """Yield requests of random tokens, without an end."""
+def _requests(folder: Path, tokens: int) -> Iterator[Request]:
+    """Yield requests of random tokens, without an end; no two of one process have one name."""
     vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
     drawn = np.random.default_rng(1)
-    for number in count():
-        prompt = drawn.integers(3, vocabulary, size=PROMPT).tolist()
-        yield Request(str(number), tuple(prompt), COMPLETION, 1.0, ())
+    while True:
+        prompt = tuple(drawn.integers(3, vocabulary, size=PROMPT).tolist())
+        for number in islice(NUMBERS, GROUP):
+            yield Request(str(number), prompt, tokens, 1.0, ())
 
 
 def _random_model(asked: Asked) -> Path:

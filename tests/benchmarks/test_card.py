@@ -171,7 +171,12 @@ def test_ratios_are_larger_where_ours_is_faster_than_the_best_of_the_others() ->
             "liger_4b_mixed_packed": rate(100.0),
             "ours_0.6b": rate(300.0),
         },
-        "engine": {"engine": rate(98.0), "bare_engine": rate(100.0)},
+        "engine": {
+            "engine": rate(98.0),
+            "bare_engine": rate(100.0),
+            "engine_short": rate(70.0),
+            "bare_engine_short": rate(56.0),
+        },
         "ring": {"cold": rate(49.0)},
     }
 
@@ -179,7 +184,8 @@ def test_ratios_are_larger_where_ours_is_faster_than_the_best_of_the_others() ->
         "learner_over_liger_4b_16k": 1.5,
         "learner_over_liger_4b_mixed": 2.0,
         "engine_over_bare_engine": 0.98,
-        "ring_over_engine": 0.5,
+        "engine_short_over_bare_engine": 1.25,
+        "ring_over_engine": 0.7,
     }
     arms["ring"] = {"cold": rate(49.0, model="b")}
     assert "ring_over_engine" not in ratios(arms | {"learner": {"fault": "exit code 1"}})
