@@ -163,11 +163,12 @@ def copied_checkout() -> Iterator[Workplace]:
 @contextmanager
 def workplace(folder: Path) -> Iterator[Workplace]:
     """Start the process whose forks run tests in this folder."""
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     with subprocess.Popen(
         # -P: the folder of the script is no place to import from.
         [sys.executable, "-P", str(Path(__file__).with_name("warm.py"))],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

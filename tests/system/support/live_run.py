@@ -24,6 +24,12 @@ TORCH = ("actors.engine=torch", "actors.heartbeat_s=0.3", "actors.snapshot_s=0.1
 """The small engine, with snapshots often enough that a killed actor leaves something behind."""
 
 
+def _environment() -> dict[str, str]:
+    """Return this process's environment, with the repository's code before all other."""
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    return os.environ | {"PYTHONPATH": path}
+
+
 class LiveRun:
     """One run folder and the processes that work on it."""
 
@@ -61,12 +67,11 @@ class LiveRun:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start any `nyala` command from the repository's code."""
-        environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
         with (self._parent / f"{arguments[0]}.log").open("a") as log:
             return subprocess.Popen(
                 [sys.executable, "-c", "from console.main import app; app()", *arguments],
                 cwd=self._cwd,
-                env=environment,
+                env=_environment(),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -77,7 +82,7 @@ class LiveRun:
         done = subprocess.run(
             [sys.executable, "-c", "from console.main import app; app()", *arguments],
             cwd=self._cwd,
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+            env=_environment(),
             capture_output=True,
             text=True,
             timeout=START_S,
