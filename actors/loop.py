@@ -85,6 +85,7 @@ LEAVE_S = 2.0  # to release leases after a failure, and for BYE
 DRAIN_SHARE = (
     0.4  # of `actors.drain_s`, to finish and then to release; the rest is for what follows
 )
+GONE_SHARE = 0.2  # of it, without a connection: the broker was told to go too, and is not awaited
 MAX_RELEASES = 1024  # leases of one message: a quarter of what the broker takes
 DIRTY_PAUSE_S = 0.02  # a swap and its probe take tens of milliseconds
 
@@ -342,6 +343,13 @@ class ActorLoop:
         """Finish episodes that have all their tokens, release the others."""
         self.phase = Phase.DRAINING
         log.info("draining", in_flight=self._leases.num_active, unacked=len(self._outbox))
+        is_gone = self._broker.until_gone(GONE_SHARE * self._drain_s)
+        if not await unless(self._give_back(), is_gone):
+            self._is_broker_gone = True
+            log.info("the broker has gone first", leases_left_to_expire=len(self._leases))
+
+    async def _give_back(self) -> bool:
+        """Deliver what is done and release the rest; whether the broker has taken it."""
         try:
             async with asyncio.timeout(DRAIN_SHARE * self._drain_s):
                 await self.sampling.stop()
@@ -353,7 +361,8 @@ class ActorLoop:
             async with asyncio.timeout(DRAIN_SHARE * self._drain_s):
                 await self._release()
         except TimeoutError:  # it has been told to stop too, and nothing reaches it any more
-            self._is_broker_gone = True
+            return False
+        return True
 
     async def _release(self) -> None:
         await self.heartbeat.send_last()

@@ -267,6 +267,10 @@ class BrokerClient:
         except (DeadlineError, RefusedError) as error:
             log.info("bye was not answered", reason=str(error))
 
+    async def until_gone(self, after_s: float) -> None:
+        """Wait until no broker has been connected for so long from now on."""
+        await self._connection.until_cut(after_s)
+
     async def close(self) -> None:
         """Drop the connection; calls that still wait are cancelled, later ones are refused."""
         self._is_closed = True

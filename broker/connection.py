@@ -77,6 +77,8 @@ class Connection:
         self._reached_at: float | None = None
         """When the handshake that is under way began."""
         self._patience_s = CUT_S
+        self._is_connected, self._is_cut = asyncio.Event(), asyncio.Event()
+        self._is_cut.set()
         self._context = zmq.asyncio.Context()
         self._socket = connect_dealer(
             self._context,
@@ -138,6 +140,16 @@ class Connection:
         if time.monotonic() - since > limit_s:
             self._switch()
 
+    async def until_cut(self, for_s: float) -> None:
+        """Wait until no broker has been connected for so long from now on."""
+        while True:
+            await self._is_cut.wait()
+            try:
+                async with asyncio.timeout(for_s):
+                    await self._is_connected.wait()
+            except TimeoutError:
+                return
+
     async def watch(self) -> None:
         """Follow the state of the connection, and log a broker that never answers."""
         async with asyncio.TaskGroup() as tasks:
@@ -164,12 +176,14 @@ class Connection:
                 self.state = self._why_no_handshake()
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.state, self._reached_at, self._patience_s = "connected", None, CUT_S
+                self._is_cut.clear()
+                self._is_connected.set()
                 self._on_refused(None)
             elif event == zmq.EVENT_DISCONNECTED:
                 self._reached_at = None
                 if self.state == "connected":
                     self.state = "the connection was cut"
-                self._on_cut()  # send it again at once
+                self._cut()  # send it again at once
             else:
                 self._reached_at = time.monotonic()
                 if self.state == "no connection yet":
@@ -215,4 +229,9 @@ class Connection:
         self._socket.curve_serverkey = target[1]
         self._socket.connect(target[0])
         self.state = "no connection yet"
+        self._cut()
+
+    def _cut(self) -> None:
+        self._is_connected.clear()
+        self._is_cut.set()
         self._on_cut()

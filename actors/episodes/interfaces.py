@@ -41,6 +41,8 @@ class Broker(DeliveryClient, Protocol):
 
     async def bye(self, *, has_failed: bool, deadline_s: float) -> None: ...
 
+    async def until_gone(self, after_s: float) -> None: ...
+
 
 class Weights(Protocol):
     """`actors.weights.receiver.WeightReceiver`."""

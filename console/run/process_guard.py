@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 from broker.weights.shared_memory import sweep
 
@@ -84,13 +85,27 @@ def end_all(groups: set[int], *, grace_s: float) -> None:
 
 def _lives(group: int) -> bool:
     """True while the leader lives; what it leaves behind in its group is killed at once."""
+    if _runs(group):
+        return True
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+    return False
+
+
+def _runs(pid: int) -> bool:
+    """True until a process has ended, whether or not anybody has asked how.
+
+    Its parent was `nyala up`. The process that adopts it may ask late, and that of a container may
+    never ask.
+    """
     try:
-        os.kill(group, 0)
+        os.kill(pid, 0)
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except ProcessLookupError:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
         return False
-    return True
+    except FileNotFoundError:  # a system without /proc, or it has just ended: seen at the next look
+        return True
+    return status.rpartition(")")[2].split()[0] != "Z"
 
 
 if __name__ == "__main__":

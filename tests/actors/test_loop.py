@@ -528,17 +528,36 @@ def test_a_broker_that_is_gone_for_long_ends_the_actor_with_a_clear_error(redis_
     asyncio.run(asyncio.wait_for(tell(), 60))
 
 
+FOR_EVER_S = 3600.0
+
+
+async def holding(running, **settings):
+    """Begin an actor that holds leases in mid-episode, and outlives the broker."""
+    await begin(running.store, groups=1)
+    await running.store.run(operations.publish(1, 0, POINTER))
+    engine = FakeEngine(solve, tokens_per_step=2)
+    actor = Actor(running, "a", engine=engine, **settings)
+    hang_after(engine, 2)
+    await until(lambda: actor.loop.sampling.num_tokens > 0)
+    running.clients.remove(actor.client)
+    return actor
+
+
 @pytest.mark.slow
-def test_an_actor_takes_no_leave_of_a_broker_that_was_told_to_stop_before_it(redis_url, keys):
+@pytest.mark.parametrize(
+    ("drain_s", "gone_after_s"),
+    [(FOR_EVER_S, 0.5), (1.0, FOR_EVER_S)],
+    ids=["no broker is connected", "it does not answer"],
+)
+def test_an_actor_takes_no_leave_of_a_broker_that_was_told_to_stop_before_it(
+    redis_url, keys, monkeypatch, drain_s, gone_after_s
+):
+    monkeypatch.setattr("actors.loop.GONE_SHARE", gone_after_s / drain_s)
     phases = []
 
     async def tell():
         async with ring(redis_url, keys) as running:
-            await begin(running.store, groups=1)
-            await running.store.run(operations.publish(1, 0, POINTER))
-            engine = FakeEngine(solve, tokens_per_step=2)
-            actor = Actor(running, "a", engine=engine, drain_s=1.0)
-            hang_after(engine, 2)
+            actor = await holding(running, drain_s=drain_s)
             beat = actor.client.beat
 
             async def note(request, **given):
@@ -546,8 +565,6 @@ def test_an_actor_takes_no_leave_of_a_broker_that_was_told_to_stop_before_it(red
                 return await beat(request, **given)
 
             actor.client.beat = note
-            await until(lambda: actor.loop.sampling.num_tokens > 0)
-            running.clients.remove(actor.client)  # it outlives this broker
         actor.loop.stop()
         await actor.end(15)
         await actor.client.close()
@@ -556,6 +573,23 @@ def test_an_actor_takes_no_leave_of_a_broker_that_was_told_to_stop_before_it(red
 
     assert Phase.DRAINING in phases
     assert Phase.BYE not in phases
+
+
+@pytest.mark.slow
+def test_a_drain_that_meets_a_broker_between_two_lives_gives_leases_to_the_next(redis_url, keys):
+    async def tell():
+        async with ring(redis_url, keys) as before:
+            actor = await holding(before, drain_s=FOR_EVER_S)
+        actor.loop.stop()
+        await until(lambda: actor.loop.phase is Phase.DRAINING)
+        async with ring(redis_url, keys, endpoint=before.endpoint) as after:
+            await actor.end(30)
+            await actor.client.close()
+            stats = await after.store.run(operations.stats())
+
+        assert (stats.leased, stats.ready, stats.dead) == (0, GROUP, 0)
+
+    asyncio.run(asyncio.wait_for(tell(), 60))
 
 
 def test_an_actor_of_other_settings_is_refused_by_name(redis_url, keys):

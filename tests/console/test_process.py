@@ -199,6 +199,21 @@ def test_the_guard_is_told_to_end_too_and_removes_what_killed_processes_leave(tm
 
 
 @pytest.mark.slow
+def test_the_guard_does_not_wait_until_somebody_asks_how_a_process_ended():
+    guard = ProcessGuard(grace_s=60.0)
+    command = [sys.executable, "-c", IDLE]
+    with subprocess.Popen(command, start_new_session=True) as unasked:
+        guard.add(unasked.pid)
+        assert guard._process.stdin is not None
+        guard._process.stdin.close()  # as when `nyala up` is killed
+
+        assert guard._process.wait(30) == 0
+
+        assert Path(f"/proc/{unasked.pid}").exists()  # we, its parent, have not asked
+        assert unasked.wait() == -signal.SIGTERM
+
+
+@pytest.mark.slow
 def test_nothing_survives_a_killed_parent_not_even_what_ignores_sigterm(tmp_path):
     program = textwrap.dedent(
         f"""
