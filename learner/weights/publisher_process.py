@@ -94,14 +94,17 @@ def main() -> None:
     with door as (router, authenticator):
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(_serve(settings, router, authenticator))
+                runner.run(_serve(settings, router, authenticator, parent))
         finally:
             if os.getppid() != parent:  # the learner was killed and cannot clean up
                 shutil.rmtree(settings.slots, ignore_errors=True)
 
 
 async def _serve(
-    settings: PublisherSettings, router: zmq.asyncio.Socket, authenticator: ZapAuthenticator
+    settings: PublisherSettings,
+    router: zmq.asyncio.Socket,
+    authenticator: ZapAuthenticator,
+    parent: int,
 ) -> None:
     bound = bound_endpoint(router)
     named = settings.advertise  # then nobody needs its own address, and there may be no route to it
@@ -120,7 +123,12 @@ async def _serve(
     brokers = BrokerList(settings.slots)
     server.introduce(brokers.read())
     loop.add_reader(sys.stdin.fileno(), _read_stdin, server, brokers, ended)
-    loop.add_signal_handler(signal.SIGTERM, ended.set)
+
+    def told() -> None:
+        if os.getppid() != parent:  # else whoever tells all processes to end: the learner decides
+            ended.set()
+
+    loop.add_signal_handler(signal.SIGTERM, told)
     _write_line({"event": "listening", "endpoint": endpoint, "bound": bound})
     async with asyncio.TaskGroup() as tasks:
         working = [

@@ -139,7 +139,7 @@ def test_actors_reach_a_publisher_where_it_says_also_after_its_death(tmp_path):
     assert addresses == {"0.0.0.0"}, "it listens as before"
 
 
-def test_the_publisher_ends_with_its_stdin(tmp_path):
+def test_the_publisher_ends_with_its_stdin_and_not_when_all_processes_are_told_to(tmp_path):
     make_keys(tmp_path / "keys")
     with subprocess.Popen(
         [
@@ -155,6 +155,9 @@ def test_the_publisher_ends_with_its_stdin(tmp_path):
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["event"] == "listening"
 
+        process.terminate()  # its learner is told too, and decides when both end
+        for _ in range(2):  # the first may have been on its way
+            assert json.loads(process.stdout.readline() or "{}") == {"event": "alive"}
         process.communicate(timeout=20)
 
     assert process.returncode == 0
