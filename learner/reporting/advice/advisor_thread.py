@@ -10,6 +10,7 @@ import os
 import queue
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -180,6 +181,9 @@ class AdvisorThread:
             self._advise()
         except BaseException:
             self.advice = ()  # what held may end, and nobody would notice
+            for _ in range(MOST_WAITING):
+                with suppress(queue.Empty):
+                    self._queue.get_nowait()  # else `close` would wait for room
             raise
 
     def _advise(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,14 +58,29 @@ def test_a_constant_reward_is_in_metrics_and_summary(
 
 
 class LostStore:
-    """A store that is away for good; nothing else of it is asked."""
+    """A store that is away for good, which shows once advice is asked to end."""
+
+    def __init__(self) -> None:
+        self.is_ending = threading.Event()
 
     def run(self, operation: Operation[Any]) -> Any:
+        assert self.is_ending.wait(30)
         raise StoreError("it is away")
 
 
-def test_advice_ends_with_its_thread_and_training_does_not(tmp_path: Path) -> None:
-    advisor = AdvisorThread(tiny_settings(tmp_path), LostStore(), NO_VOCABULARY)  # type: ignore[arg-type]
+def test_advice_ends_with_its_thread_and_training_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advisor_thread, "CLOSE_S", 60.0)
+    store = LostStore()
+    advisor = AdvisorThread(tiny_settings(tmp_path), store, NO_VOCABULARY)  # type: ignore[arg-type]
+    put = advisor._queue.put
+
+    def put_and_tell(*arguments: Any, **named: Any) -> None:
+        store.is_ending.set()
+        put(*arguments, **named)
+
+    monkeypatch.setattr(advisor._queue, "put", put_and_tell)
     advisor.advice = (Advice("old", "text"),)
     batch = SimpleNamespace(step=1, episodes=[make_episode()], filtered_groups=0)
     trained, figures = SimpleNamespace(divergence=SimpleNamespace()), SimpleNamespace()
@@ -71,9 +88,11 @@ def test_advice_ends_with_its_thread_and_training_does_not(tmp_path: Path) -> No
 
     for _ in range(9):
         advisor.see(batch, trained, figures, seconds={"wait": 1.0}, dropped={})  # type: ignore[arg-type]
+    began = time.monotonic()
     advisor.close()
 
     assert advisor.advice == ()
+    assert time.monotonic() - began < 30, "it waits for no room in a queue that nobody empties"
 
 
 class LeasedInBetween(RetryingStore):
