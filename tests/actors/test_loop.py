@@ -444,16 +444,23 @@ def test_tasks_of_several_environments_are_asked_and_judged_in_their_own(redis_u
 
 @pytest.mark.slow
 def test_a_reward_that_hangs_or_crashes_does_not_stop_generation(redis_url, keys, tmp_path):
-    path, release = tmp_path / "reward.py", tmp_path / "release"
+    path, release, tried = (tmp_path / name for name in ("reward.py", "release", "tried"))
     path.write_text(
         "import os, pathlib, time\n"
         "def f(completion, index):\n"
+        f"    if not pathlib.Path({str(tried)!r}).exists(): return 1.0\n"
         f"    while not pathlib.Path({str(release)!r}).exists(): time.sleep(0.01)\n"
         "    return 1.0 if index else os._exit(3)\n"
     )
 
+    class Tried(Actor):
+        async def _prepare(self):
+            tools = await super()._prepare()
+            tried.touch()
+            return tools
+
     async def story(ring):
-        actor = Actor(ring, "a", reward=f"{path}:f", reward_workers=2, reward_retries=0)
+        actor = Tried(ring, "a", reward=f"{path}:f", reward_workers=2, reward_retries=0)
         await until(lambda: len(actor.engine.submitted) >= 3 * GROUP)
         waiting = await ring.store.run(operations.stats())
         release.touch()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from multiprocessing import get_context
-
 import pytest
 import torch
 
@@ -19,6 +17,7 @@ from benchmarks.learner.__main__ import (
 from benchmarks.learner.padded_loop import arrival_order, score, score_in_chunks, similar_lengths
 from benchmarks.learner.small import small_arms, small_batch, small_loop
 from benchmarks.learner.workload import GROUP_SIZE, MOST_TOKENS, make_episodes
+from tests.learner.support.forks import FORKS
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +77,7 @@ def test_both_cuts_take_every_row_once() -> None:
 def test_all_forms_of_a_small_step_train_alike() -> None:
     losses = {}
     for kind in ("plain", "mkl", "sharded"):
-        with get_context("spawn").Pool(1) as pool:  # a process joins one group of ranks
+        with FORKS.Pool(1) as pool:  # a process joins one group of ranks
             losses[kind] = pool.apply(_loss_of, (kind,))
 
     assert losses["sharded"] == losses["plain"] != 0.0

@@ -14,6 +14,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -622,13 +623,18 @@ def _is_there(root: Path, module: str, name: str | None) -> bool:
         return bool(files)
     if (base / f"{name}.py").exists() or (base / name).is_dir() or name == "*":
         return True
-    tree = ast.parse(files[0].read_text(encoding="utf-8"))
-    defined = _assigned(tree) | {
+    return name in _defined(files[0])
+
+
+@cache
+def _defined(path: Path) -> frozenset[str]:
+    """Names that a module has: what it defines, assigns and imports."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return frozenset(_assigned(tree)) | {
         node.name if not isinstance(node, ast.alias) else node.asname or node.name
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.alias)
     }
-    return name in defined
 
 
 def main(arguments: list[str]) -> int:

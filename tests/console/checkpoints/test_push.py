@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from typer.testing import CliRunner
@@ -18,26 +20,35 @@ from learner.model.ranks import Ranks
 from tests.console.support.model_hub import TOKEN, ModelHub, Repository
 from tests.console.support.trained_run import trained_run
 
+Asked: TypeAlias = list[str] | tuple[str, list[str]]
+"""Words after `push` and the run, and before them a token other than the right one."""
+
 PUSHING = """
-import json, sys
+import json, os, sys
 from typer.testing import CliRunner
 from console.main import app
 
-answers = [CliRunner().invoke(app, ["push", *each]) for each in json.loads(sys.argv[1])]
+answers = []
+for token, words in json.loads(sys.argv[1]):
+    os.environ["HF_TOKEN"] = token
+    answers.append(CliRunner().invoke(app, ["push", *words]))
 print(json.dumps([[answer.exit_code, answer.output] for answer in answers]))
 """
 LOADING = """
 import json, sys, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-told = tokenizer.apply_chat_template(
-    [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
-)
-with torch.no_grad():
-    logits = model(torch.tensor([[3, 4, 5]])).logits[0, -1].tolist()
-print(json.dumps([told, logits, GenerationConfig.from_pretrained(sys.argv[1]).temperature]))
+def loaded(name):
+    model = AutoModelForCausalLM.from_pretrained(name)
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    told = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
+    )
+    with torch.no_grad():
+        logits = model(torch.tensor([[3, 4, 5]])).logits[0, -1].tolist()
+    return told, logits, GenerationConfig.from_pretrained(name).temperature
+
+print(json.dumps([loaded(name) for name in sys.argv[1:]]))
 """
 
 
@@ -47,15 +58,18 @@ def test_a_pushed_model_is_one_commit_that_transformers_loads(tmp_path: Path, ra
     with ModelHub().serving() as hub:
         hub.repositories["me/open"] = Repository()
         hub.repositories["them/theirs"] = Repository()
-        asked = [
+        asked: list[Asked] = [
             ["me/speller", "--private"],
             ["me/speller", "--checkpoint", "2", "--revision", "early"],
             ["me/open", "--private"],
             ["them/theirs"],
+            ("hf_wrong", ["me/speller"]),
         ]
         answers = _push(run, asked, hub.url, tmp_path)
-        answers += _push(run, [["me/speller"]], hub.url, tmp_path, token="hf_wrong")
-        loaded = _python(LOADING, ["me/speller"], hub.url, tmp_path)
+        exported = tmp_path / "exported"
+        answer = CliRunner().invoke(app, ["checkpoint", "export", str(run), "--to", str(exported)])
+        assert answer.exit_code == 0, answer.output
+        loaded, ours = _python(LOADING, ["me/speller", str(exported)], hub.url, tmp_path)
 
     codes, texts = zip(*answers, strict=True)
     assert codes == (0, 0, 2, 2, 2), texts
@@ -71,10 +85,7 @@ def test_a_pushed_model_is_one_commit_that_transformers_loads(tmp_path: Path, ra
     assert set(pushed.branches["main"]) == names
     assert pushed.lfs == {"model.safetensors"}
     assert "2 of 9 batches" in pushed.branches["early"]["README.md"].decode()
-    exported = tmp_path / "exported"
-    answer = CliRunner().invoke(app, ["checkpoint", "export", str(run), "--to", str(exported)])
-    assert answer.exit_code == 0, answer.output
-    assert loaded == _python(LOADING, [str(exported)], hub.url, tmp_path)
+    assert loaded == ours
     assert loaded[0] == "user:hi\nassistant:"
     assert loaded[2] == 0.6
 
@@ -106,10 +117,9 @@ def test_a_dry_run_says_what_would_be_done_and_changes_nothing(
     left = {"model-00001-of-00002.safetensors": b"1", "notes.md": b"mine"}
     with ModelHub().serving() as hub:
         hub.repositories["me/open"] = Repository(branches={"main": dict(left)})
-        asked = [["me/new", "--private", "--dry-run"], ["me/open", "--dry-run"]]
-        asked += [["me/open", "--private", "--dry-run"], ["them/theirs", "--dry-run"]]
-        answers = _push(run, asked, hub.url, tmp_path)
-        answers += _push(run, [["me/new", "--dry-run"]], hub.url, tmp_path, token="hf_wrong")
+        asked = [["me/new", "--private"], ["me/open"], ["me/open", "--private"], ["them/theirs"]]
+        dry = [(TOKEN, [*words, "--dry-run"]) for words in asked]
+        answers = _push(run, [*dry, ("hf_wrong", ["me/new", "--dry-run"])], hub.url, tmp_path)
 
     codes, texts = zip(*answers, strict=True)
     assert codes == (0, 0, 2, 2, 2), texts
@@ -125,27 +135,39 @@ def test_a_dry_run_says_what_would_be_done_and_changes_nothing(
     assert hub.repositories["me/open"].branches == {"main": left}
 
 
+@pytest.fixture(scope="module")
+def unreached(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> dict[str, tuple[int, str]]:
+    """What is answered where no hub is reached, each in its own way, and by what is no dry run."""
+    folder = tmp_path_factory.mktemp("unreached")
+    run = trained_run(folder, ranks)
+    with ModelHub().serving() as hub:
+        url = hub.url
+    hub.server_close()
+    dry, real = ["me/new", "--dry-run"], ["me/speller"]
+    no_token, out_of_reach, refused = _push(run, [("", dry), (TOKEN, dry), real], url, folder)
+    (offline,) = _push(run, [dry], url, folder, HF_HUB_OFFLINE="1")
+    return {
+        "no token": no_token,
+        "offline": offline,
+        "out of reach": out_of_reach,
+        "no dry run": refused,
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("token", "offline", "why"),
+    ("case", "why"),
     [
-        ("", "0", "(no token: set HF_TOKEN to one, or run `hf auth login`)"),
-        (TOKEN, "1", "HF_HUB_OFFLINE"),
-        (TOKEN, "0", "Connection refused"),
+        ("no token", "(no token: set HF_TOKEN to one, or run `hf auth login`)"),
+        ("offline", "HF_HUB_OFFLINE"),
+        ("out of reach", "Connection refused"),
     ],
     ids=["no token", "offline", "out of reach"],
 )
 def test_a_dry_run_without_the_hub_shows_files_and_card_and_says_so(
-    tmp_path: Path, ranks: Ranks, token: str, offline: str, why: str
+    unreached: dict[str, tuple[int, str]], case: str, why: str
 ) -> None:
-    run = trained_run(tmp_path, ranks)
-    with ModelHub().serving() as hub:
-        url = hub.url
-    hub.server_close()
-
-    ((code, text),) = _push(
-        run, [["me/new", "--dry-run"]], url, tmp_path, token=token, HF_HUB_OFFLINE=offline
-    )
+    code, text = unreached[case]
 
     assert code == 0, text
     first, *lines = text.splitlines()
@@ -158,15 +180,13 @@ def test_a_dry_run_without_the_hub_shows_files_and_card_and_says_so(
 
 
 @pytest.mark.slow
-def test_a_hub_that_cannot_be_reached_is_one_sentence(tmp_path: Path, ranks: Ranks) -> None:
-    run = trained_run(tmp_path, ranks)
-    with ModelHub().serving() as hub:
-        url = hub.url
-
-    ((code, text),) = _push(run, [["me/speller"]], url, tmp_path)
+def test_a_hub_that_cannot_be_reached_is_one_sentence(
+    unreached: dict[str, tuple[int, str]],
+) -> None:
+    code, text = unreached["no dry run"]
 
     assert code == 2
-    assert f"{url} must take the files of me/speller, got " in text
+    assert re.search(r"http://\S+ must take the files of me/speller, got ", text)
     assert text.count("\n") == 1
 
 
@@ -192,21 +212,20 @@ def _refused(*arguments: object) -> str:
 
 
 def _push(
-    run: Path, asked: list[list[str]], url: str, home: Path, *, token: str = TOKEN, **more: str
+    run: Path, asked: Sequence[Asked], url: str, home: Path, **more: str
 ) -> list[tuple[int, str]]:
-    answers = _python(
-        PUSHING, [json.dumps([[str(run), *each] for each in asked])], url, home, token, **more
-    )
+    """Ask one after another in one process, with a token of their own where one is named."""
+    tokens = [each if isinstance(each, tuple) else (TOKEN, each) for each in asked]
+    words = [(token, [str(run), *each]) for token, each in tokens]
+    answers = _python(PUSHING, [json.dumps(words)], url, home, **more)
     return [(code, text) for code, text in answers]
 
 
-def _python(
-    program: str, arguments: list[str], url: str, home: Path, token: str = TOKEN, **more: str
-) -> Any:
+def _python(program: str, arguments: list[str], url: str, home: Path, **more: str) -> Any:
     """Run in a process of its own: the client reads where its hub is when imported."""
     environment = {name: os.environ[name] for name in os.environ if not name.startswith("HF_")}
     environment |= {"HF_ENDPOINT": url, "HF_HOME": str(home / "hf"), "HF_HUB_DISABLE_XET": "1"}
-    environment |= {"HF_TOKEN": token, "HF_HUB_DISABLE_PROGRESS_BARS": "1"} | more
+    environment |= {"HF_TOKEN": TOKEN, "HF_HUB_DISABLE_PROGRESS_BARS": "1"} | more
     path = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
     answered = subprocess.run(
         [sys.executable, "-c", program, *arguments],
