@@ -49,7 +49,7 @@ class Job:
     done: Callable[[Any], None]
     """Called in the actor's event loop with what the work returned or raised."""
     is_over: bool = False
-    """`done` was called; what comes later is dropped."""
+    """`done` was called; a later result is dropped."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class EnvironmentLoop:
         """Leave a loop that is blocked behind.
 
         Raises:
-            DeadlineError: Too many were.
+            DeadlineError: Too many loops were left behind.
         """
         thread = self._thread
         if thread is None or not thread.is_blocked(self._limit_s):
@@ -100,7 +100,7 @@ class EnvironmentLoop:
             self._report(job, error)
 
     def close(self) -> None:
-        """End the loop."""
+        """End the present event loop."""
         if self._thread is not None:
             self._thread.end()
 
@@ -121,12 +121,12 @@ class _LoopThread:
         Worker(self._run, name="environment").start()
 
     def put(self, job: Job) -> None:
-        """Begin a job."""
+        """Begin a job in the loop."""
         self.jobs[job] = None
         self._loop.call_soon_threadsafe(self._begin, job)
 
     def is_blocked(self, limit_s: float) -> bool:
-        """Whether the loop has not turned for so long."""
+        """Whether the loop has not answered for longer than `limit_s`."""
         if not self._is_asked:
             self._is_asked = True
             self._answered_at = max(self._answered_at, time.monotonic())
@@ -193,7 +193,7 @@ TICK_S = 0.05  # between looks at calls that take long
 
 
 class Callers(Protocol):
-    """`EnvironmentThreads` or `EnvironmentLoop`."""
+    """Callers of one environment: `EnvironmentThreads` or `EnvironmentLoop`."""
 
     def put(self, job: Job, place: object | None) -> object: ...
 
@@ -203,7 +203,7 @@ class Callers(Protocol):
 
 
 class EnvironmentWorkers:
-    """Does work that calls an environment; each of the run's has callers of its own.
+    """Does work that calls an environment; each environment of the run has its own callers.
 
     Example:
         workers.open([source])
@@ -223,7 +223,7 @@ class EnvironmentWorkers:
         self._num_open = 0
 
     def open(self, sources: Sequence[EnvironmentSource]) -> None:
-        """Take work from now on, for these environments."""
+        """Accept work for these environments from now on."""
         self._loop = asyncio.get_running_loop()
         self._callers = [self._callers_of(source) for source in sources]
 
@@ -240,7 +240,7 @@ class EnvironmentWorkers:
         self._arrived.set()
 
     async def serve(self) -> None:
-        """Hand on what is done, until cancelled.
+        """Pass each result to its caller, until cancelled.
 
         Raises:
             DeadlineError: The environment hangs again and again.

@@ -21,7 +21,7 @@ from .held_leases import HeldLeases, portions
 from .interfaces import Broker
 from .sampling import Sampling
 
-PUNCTUALITY = 0.9  # of a pause: ticks are never quite as far apart as they should be
+PUNCTUALITY = 0.9  # of a pause: ticks are never exactly as far apart as they should be
 FINAL_ROUNDS = 2  # the second one closes gaps that the first has found
 
 
@@ -69,10 +69,10 @@ class Heartbeat:
         return time.monotonic() - self._sent_at
 
     async def run(self) -> None:
-        """Beat until cancelled.
+        """Send heartbeats until cancelled.
 
         Raises:
-            DeadlineError: The broker is gone.
+            DeadlineError: The broker does not answer.
         """
         while True:
             beats = self._leases.due()
@@ -100,7 +100,7 @@ class Heartbeat:
             if error.code != "malformed" or not portion:
                 raise
             first, *others = portion
-            if others:  # tokens of one lease are at fault
+            if others:  # the tokens of one lease are malformed
                 for beat in portion:
                     await self._send_portion((beat,), stats)
             else:

@@ -40,7 +40,7 @@ log = structlog.get_logger()
 
 
 class SwapGate:
-    """Open while no evaluation runs."""
+    """A gate for new weights, open while no evaluation runs."""
 
     def __init__(self, *, hold_s: float) -> None:
         self._hold_s = hold_s
@@ -74,7 +74,7 @@ class SwapGate:
 MAX_LINES = 1024  # of one heartbeat: a quarter of what the broker takes
 MAX_CHUNK_BYTES = 2**20  # of one heartbeat together: no message delays another by long
 WHOLE_TOKENS_PER_S = 4096  # of an episode that is sent whole each time: 36 KB in each second
-LONGEST_PAUSE_S = 30.0  # between two of those: a quarter of what a lease may stand still by default
+LONGEST_PAUSE_S = 30.0  # between two of its snapshots: a quarter of the default limit of a lease
 
 
 class Stage(StrEnum):
@@ -97,12 +97,12 @@ class HeldLease:
 
     lease: Lease
     num_stored: int
-    """Tokens the store has."""
+    """Tokens that the store has."""
     confirmed_at: float
     """Time of the grant or of the store's last verdict, seconds of the clock."""
     stored_at: float
     """Time of the grant or of the last verdict on tokens. Signs of life do not count: where they
-    are more frequent than snapshots, none would ever be due."""
+    are more frequent than snapshots, no snapshot would ever be due."""
     stage: Stage = Stage.GRANTED
     started_at: float = 0.0
     """Begin of the work, Unix seconds."""
@@ -115,7 +115,7 @@ class HeldLease:
     place: object | None = None
     """Where its environment is called (`environment_workers.py`)."""
     life: Life = UNTRACED
-    """Its spans."""
+    """The trace of its episode."""
 
     @property
     def has_ended(self) -> bool:
@@ -132,7 +132,7 @@ class HeldLease:
         return self.rollout is not None and self.rollout.length > self.num_stored
 
     def least_pause_s(self) -> float:
-        """Time between two snapshots of it that costs little, whatever its length."""
+        """Shortest pause between two snapshots that costs little, however long the episode is."""
         if self.rollout is None or not self.rollout.restarted:
             return 0.0  # what is new is sent alone
         return min(LONGEST_PAUSE_S, self.rollout.length / WHOLE_TOKENS_PER_S)
@@ -167,9 +167,9 @@ class HeldLeases:
         Args:
             gate: Closed while an evaluation is active.
             heartbeat_s: A lease without a verdict for this long is due.
-            snapshot_s: So is one with new tokens after this long: an episode that is shorter than
-                that travels once, as its record.
-            clock: Seconds.
+            snapshot_s: A lease with new tokens is due after this long. A shorter episode travels
+                once, as its record.
+            clock: Returns the time in seconds.
         """
         self._gate = gate
         self._heartbeat_s = heartbeat_s
@@ -186,7 +186,7 @@ class HeldLeases:
         return iter(list(self._by_task.values()))
 
     def get(self, task_id: int) -> HeldLease | None:
-        """The lease of a task, if one is held."""
+        """Return the lease of a task, or None if this actor holds none."""
         return self._by_task.get(task_id)
 
     def hold(self, lease: Lease) -> HeldLease:
@@ -221,9 +221,9 @@ class HeldLeases:
         """Take a lease out of the table; no-op where another fence of the task is held.
 
         Args:
-            task_id: Of the lease.
-            fence: Of the lease.
-            outcome: Why, for the episode's trace.
+            task_id: Task of the lease.
+            fence: Fence under which the lease was granted.
+            outcome: Reason for the end, for the episode's trace.
         """
         held = self._by_task.get(task_id)
         if held is not None and held.lease.fence == fence:
@@ -241,7 +241,8 @@ class HeldLeases:
         """Return the beats that are due: new tokens, and signs of life of leases without any.
 
         Args:
-            final: Only tokens, of finished episodes too: the leases are about to be released.
+            final: Return only tokens, and those of finished episodes too: the leases are about to
+                be released.
         """
         now = self._clock()
         beats: list[Beat] = []

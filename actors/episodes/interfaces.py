@@ -45,16 +45,16 @@ class Broker(DeliveryClient, Protocol):
 
 
 class Weights(Protocol):
-    """`actors.weights.receiver.WeightReceiver`."""
+    """The calls of `actors.weights.receiver.WeightReceiver` that the actor's loop uses."""
 
     @property
     def is_dirty(self) -> bool:
-        """Whether the engine's weights are those of no version."""
+        """Whether the engine's weights belong to no version."""
         ...
 
     @property
     def figures(self) -> Mapping[str, float]:
-        """Those of the last version in heartbeats, by their names in `Figures`."""
+        """Figures of the last weight version for heartbeats, by their names in `Figures`."""
         ...
 
     def offer(self, publication: Publication | None) -> None:

@@ -36,7 +36,7 @@ class EpisodeError(NyalaError):
 
 
 class EpisodeMaker:
-    """Begins episodes, as one incarnation."""
+    """Begins episodes and makes their records, for one incarnation of an actor."""
 
     def __init__(
         self, tokenizer: Tokenizer, run: RunSettings, incarnation: str, *, limit_s: float = 30.0
@@ -44,10 +44,10 @@ class EpisodeMaker:
         """Prepare.
 
         Args:
-            tokenizer: Of the model.
+            tokenizer: Tokenizer of the model.
             run: Settings of the run.
-            incarnation: Of this actor.
-            limit_s: Of one call of an `async` environment.
+            incarnation: Name of this life of the actor.
+            limit_s: Time limit of one call of an `async` environment.
         """
         self._tokenizer = tokenizer
         self._run = run
@@ -66,8 +66,8 @@ class EpisodeMaker:
         """Begin the episode of a lease, or continue the tokens of earlier leases.
 
         Args:
-            lease: What is to be made.
-            environment: That of its place.
+            lease: Lease of the task.
+            environment: Environment of the task's item.
 
         Raises:
             EpisodeError: The prompt is too long.

@@ -114,7 +114,7 @@ class Outbox:
             request = SubmitRequest(submissions)
             reply = await self._broker.submit(request, deadline_s=self._deadline_s)
         except RefusedError as error:
-            if len(submissions) > 1:  # one record of them is at fault
+            if len(submissions) > 1:  # only one of the records may be at fault
                 singles = [await self._submit((submission,)) for submission in submissions]
                 return [pair for single in singles for pair in single]
             [parcel] = list(submissions)

@@ -22,7 +22,7 @@ from .rollout import Rollout, State
 MOST_TURNS = 50  # of a script or an echo, which no limit of tokens ends
 
 Speaker = Callable[[Conversation, Sequence[Message]], str]
-"""Says the next turn, given the turns and observations so far."""
+"""Returns the next turn for the turns and observations so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,28 +32,28 @@ class Played:
     sample: RewardSample
     """What reward functions get; its turns are all that was said after the prompt."""
     score: Score
-    """The environment's."""
+    """Score that the environment gave."""
     ended: str
-    """Why: `stop`, `length`, `environment`, or `turns` for one that never ends."""
+    """Reason for its end: `stop`, `length`, `environment`, or `turns` after `MOST_TURNS`."""
     pieces: tuple[tuple[str, bool], ...] = ()
     """The completion in stretches of tokens, each with whether it is trained; empty without a
     model."""
     prompt: str = ""
-    """What a model was given, the chat template around it; empty without one."""
+    """The prompt of a model, in its chat template; empty without a model."""
     tokens: int = 0
-    """Of the completion, where a model wrote it."""
+    """Number of tokens of the completion; 0 without a model."""
 
 
 def follow_script(conversation: Conversation, said: Sequence[Message]) -> str:
-    """Say the next turn of the demonstration; without one, the answer."""
+    """Return the next turn of the demonstration, or the answer if there is no demonstration."""
     turns = [turn.text for turn in conversation.demonstration if turn.trained]
     turns = turns or [conversation.answer or ""]
-    own = sum(message.role == "assistant" for message in said)
-    return turns[min(own, len(turns) - 1)]
+    num_turns = sum(message.role == "assistant" for message in said)
+    return turns[min(num_turns, len(turns) - 1)]
 
 
 def echo(conversation: Conversation, said: Sequence[Message]) -> str:
-    """Say what was heard last."""
+    """Repeat the last message, or the prompt before there is one."""
     return said[-1].content if said else text_of(read_prompt(conversation.prompt))
 
 
@@ -63,10 +63,10 @@ async def play(
     """Play an episode without a model.
 
     Args:
-        environment: Of the run.
-        spec: Which item.
-        speak: Says the turns.
-        limit_s: Of one call of an `async` environment.
+        environment: Environment of the run.
+        spec: The task, which names the item.
+        speak: Returns the next turn.
+        limit_s: Time limit of one call of an `async` environment.
     """
     held_out = spec.purpose == "eval"
     conversation: Conversation = await call(
@@ -102,7 +102,7 @@ async def play_model(
     """Let a started engine play these items side by side.
 
     Raises:
-        EngineError: It refuses a request, or has died.
+        EngineError: The engine refuses a request, or has died.
     """
     rollouts = [
         await maker.begin(Lease(number, 1, spec, 0), environment)
@@ -116,7 +116,7 @@ async def finish(engine: Engine, rollouts: Sequence[Rollout]) -> None:
     """Let a started engine sample these rollouts to their ends, side by side.
 
     Raises:
-        EngineError: It refuses a request, or has died.
+        EngineError: The engine refuses a request, or has died.
     """
     waiting: dict[str, Rollout] = {}
 

@@ -71,23 +71,23 @@ class Transcript:
         return len(self._token_ids)
 
     def tokens(self, start: int = 0, stop: int | None = None) -> tuple[int, ...]:
-        """The token ids of a stretch."""
+        """Return the token ids of a stretch."""
         return tuple(self._token_ids[start:stop])
 
     def end_of(self, token_ids: Sequence[int], start: int) -> int | None:
-        """End of the stretch from `start` to the first of some tokens; None if there is none.
+        """Return the position after the first of these tokens from `start` on, or None.
 
-        Looks no further than that: an episode may have thousands of turns.
+        The search stops at that token: an episode may have thousands of turns.
         """
         for begin in range(start, len(self), STRETCH):
             stretch = self._token_ids[begin : begin + STRETCH]
-            found = [stretch.index(token) for token in token_ids if token in stretch]
-            if found:
-                return begin + min(found) + 1
+            positions = [stretch.index(token) for token in token_ids if token in stretch]
+            if positions:
+                return begin + min(positions) + 1
         return None
 
     def mask(self, start: int = 0, stop: int | None = None) -> bytes:
-        """The loss mask of a stretch, one byte a token."""
+        """Return the loss mask of a stretch, one byte a token."""
         return bytes(self._mask[start:stop])
 
     def append_sampled(
@@ -179,7 +179,7 @@ class Maker:
     incarnation: str
     max_completion_tokens: int
     limit_s: float = 30.0
-    """Of one call of an `async` environment."""
+    """Time limit of one call of an `async` environment."""
     stops: StopStrings | None = None
     """Strings that end a turn."""
 
@@ -227,15 +227,15 @@ class Rollout:
         return decode(self._transcript.tokens(0, self.length - (not self._cut)))
 
     def completion(self, start: int = 0) -> Completion:
-        """The completion from token `start` on."""
+        """Return the completion from token `start` on."""
         return self._transcript.completion(start)
 
     def prompt_array(self) -> Int32:
-        """The prompt's tokens. Shape [P]."""
+        """Return the prompt's tokens. Shape [P]."""
         return np.array(self.prompt_ids, dtype=np.int32)
 
     def request(self) -> Request:
-        """The request for the turn at hand."""
+        """Return the request for the next turn."""
         assert self.state is State.SAMPLING
         spec = self.lease.spec
         return Request(
@@ -259,24 +259,24 @@ class Rollout:
             self._end_turn(self.length)
 
     async def judge(self) -> Judgement:
-        """Pass the turn to the environment; score if it was the last. Changes nothing here."""
+        """Pass the turn to the environment, and score after the last one. Only reads."""
         tokenizer = self._maker.tokenizer
         stop = self._turn_end if self._cut or self._is_open else self._turn_end - 1
         turn = tokenizer.decode(self._transcript.tokens(self._turn_start, stop))
         if self._is_open and self._maker.stops is not None:
             turn = self._maker.stops.cut(turn)
         step = await call(self.conversation.step, turn, limit_s=self._maker.limit_s)
-        own = (Message("assistant", turn),)
+        messages = (Message("assistant", turn),)
         if self._cut:
-            return Judgement(own, (), "length", await self._score())
+            return Judgement(messages, (), "length", await self._score())
         if step.done:
             reason = "environment" if step.observation else "stop"
-            return Judgement(own, (), reason, await self._score())
+            return Judgement(messages, (), reason, await self._score())
         observation = read_prompt(step.observation, "an observation")
         observation_ids = tokenizer.encode_observation(observation, is_open=self._is_open)
         if self._turn_end + len(observation_ids) >= self._maker.max_completion_tokens:
-            return Judgement(own, (), "length", await self._score())
-        return Judgement((*own, *as_messages(observation)), observation_ids)
+            return Judgement(messages, (), "length", await self._score())
+        return Judgement((*messages, *as_messages(observation)), observation_ids)
 
     def settle(self, judgement: Judgement) -> None:
         """Apply what `judge` returned: go on with the next turn, or finish."""
@@ -309,10 +309,10 @@ class Rollout:
         return score
 
     async def resume(self, partial: Completion) -> None:
-        """Walk through the turns of `partial` as the lease that made it did.
+        """Play the turns of `partial` again, as the lease that made them did.
 
         Raises:
-            ReplayMismatch: `partial` does not fit the conversation, which is then spoiled.
+            ReplayMismatch: `partial` does not fit the conversation, which cannot be used again.
         """
         self._transcript = Transcript.of(partial)
         self.resumed_at = self.length
@@ -332,7 +332,7 @@ class Rollout:
         self._expect(self._turn_start, self.length, sampled=True)
 
     def _next_turn_end(self) -> int | None:
-        """End of the turn at hand in the stored tokens; None if it has none yet."""
+        """End of the present turn in the stored tokens; None if it has not ended yet."""
         by_token = self._transcript.end_of(self._maker.tokenizer.stop_token_ids, self._turn_start)
         limit, stops = self.length if by_token is None else by_token, self._maker.stops
         for begin in () if stops is None else range(self._turn_start, limit, STRETCH):

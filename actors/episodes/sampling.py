@@ -35,7 +35,7 @@ from .scoring import Scoring, next_batch
 log = structlog.get_logger()
 
 WHOLE_TURN = (None, "stop", "length")
-"""Finish reasons of tokens that the policy alone chose; any other cuts a turn where it did not."""
+"""Finish reasons of turns that the policy ended; any other means that the engine cut the turn."""
 
 
 class Sampling:
@@ -114,7 +114,7 @@ class Sampling:
                     self._num_lost += 1
 
     def lose(self, held: HeldLease) -> None:
-        """Stop work at once on an episode that another actor has by now."""
+        """Stop work at once on an episode whose lease another actor holds by now."""
         if held.request_id is not None:
             self._engine.abort([held.request_id])
         self._leave_engine(held)
@@ -122,7 +122,7 @@ class Sampling:
         self._leases.end(held.lease.task_id, held.lease.fence, "lost")
 
     def give_up(self, beat: Beat, reason: str) -> None:
-        """Fail an episode whose tokens the broker refuses; nobody can go on from them."""
+        """Fail an episode whose tokens the broker refuses: no actor can continue it."""
         held = self._leases.get(beat.task_id)
         if held is None or held.lease.fence != beat.fence:
             return
@@ -132,7 +132,7 @@ class Sampling:
             self._engine.abort([held.request_id])
         self._leave_engine(held)
         self._scoring.fail(held, "data", reason)
-        # Whatever still waits for it passes it over.
+        # Queues that still have it skip it.
         self._leases.end(beat.task_id, beat.fence, "given up")
 
     async def stop(self) -> None:
@@ -150,11 +150,11 @@ class Sampling:
                 self._leases.close(held)
 
     def seen(self) -> Seen:
-        """Return what the number of episodes is found by."""
+        """Return the counts by which the number of concurrent episodes is tuned."""
         return Seen(self.num_tokens, self._leases.num_active, self._scoring.num_finished)
 
     def report(self) -> Figures:
-        """Return figures for `nyala status`; the rate is that since the last report."""
+        """Return figures for `nyala status`, with the token rate since the last report."""
         now = time.monotonic()
         num_recent = self.num_tokens - self._reported_tokens
         passed_s = max(now - self._reported_at, 1e-3)

@@ -38,17 +38,17 @@ log = structlog.get_logger()
 
 
 class Gathering:
-    """Finished episodes of groups that a reward judges as a whole, until all of a group are there.
+    """Finished episodes of groups that a reward judges as a whole, until a group is complete.
 
-    Most groups are leased to one actor. Those whose members were divided, because an actor has
-    fewer places than a group has members, or has died, are judged in parts when they have waited
-    long enough, or when too many episodes wait.
+    Most groups are leased to one actor. Members of a group may be divided between actors: an actor
+    has fewer places than the group has members, or has died. Such a group is judged in parts when
+    it has waited long enough, or when too many episodes wait.
     """
 
     def __init__(self, size: int, *, wait_s: float, clock: Callable[[], float]) -> None:
         self._size, self._wait_s, self._clock = size, wait_s, clock
         self._groups: dict[int, list[HeldLease]] = {}
-        """By group, those that have waited longest first."""
+        """Finished episodes by group; the group that has waited longest comes first."""
         self._since: dict[int, float] = {}
         self.num_parts = 0
         """Groups that were judged in parts."""
@@ -56,8 +56,8 @@ class Gathering:
     def add(self, held: HeldLease) -> None:
         """Take a finished episode."""
         group_id = held.lease.spec.group_id
-        members = [each for each in self._groups.get(group_id, ()) if not each.has_ended]
-        if not members:  # those who waited are gone, and their time with them
+        members = [member for member in self._groups.get(group_id, ()) if not member.has_ended]
+        if not members:  # all earlier members have ended, so waiting begins anew
             self._groups.pop(group_id, None)
             self._since.pop(group_id, None)
         self._groups[group_id] = [*members, held]
@@ -70,10 +70,10 @@ class Gathering:
         return None if oldest is None else max(0.0, oldest + self._wait_s - self._clock())
 
     def take(self, most: int) -> list[list[HeldLease]]:
-        """Return the groups that are whole, and those that wait no longer, members in order.
+        """Return the groups that are complete or have waited long enough, members in order.
 
         Args:
-            most: Episodes that may wait.
+            most: Most episodes that may wait.
         """
         for group_id, members in list(self._groups.items()):
             self._groups[group_id] = [held for held in members if not held.has_ended]
@@ -101,9 +101,9 @@ class Scoring:
         self._leases = leases
         self._outbox = outbox
         self._finished: defaultdict[int, asyncio.Queue[HeldLease]] = defaultdict(asyncio.Queue)
-        """By environment: rewards of one that take long hold up no other."""
+        """Finished episodes by environment: slow rewards of one do not delay another."""
         self._groups: defaultdict[int, asyncio.Queue[list[HeldLease]]] = defaultdict(asyncio.Queue)
-        """By environment: finished episodes that its reward judges together."""
+        """Groups of finished episodes that a reward judges together, by environment."""
         self.next_turns: asyncio.Queue[HeldLease] = asyncio.Queue()
         """Episodes that go on with another turn."""
         self.num_finished = 0
@@ -130,11 +130,11 @@ class Scoring:
     ) -> None:
         """Give finished episodes their reward and put their records out, until cancelled.
 
-        As many of these as the pool has workers share the queue.
+        The queue is shared by as many of these calls as the pool has workers.
 
         Args:
             maker: Makes the records.
-            environment: Whose episodes.
+            environment: Number of the environment whose episodes are scored.
             rewards: The user's functions; None = the environment's own score.
         """
         most = MAX_BATCH if rewards is None else max(1, MAX_BATCH // rewards.num_workers)
@@ -152,12 +152,12 @@ class Scoring:
     async def gather_groups(
         self, environment: int, size: int, *, wait_s: float, most: Callable[[], int]
     ) -> None:
-        """Let finished episodes wait for the others of their group, until cancelled.
+        """Let finished episodes wait for the rest of their group, until cancelled.
 
-        Answers to held-out questions are of no group, and each is judged alone.
+        Answers to held-out questions belong to no group, and each is judged alone.
 
         Args:
-            environment: Whose episodes.
+            environment: Number of the environment whose episodes are gathered.
             size: Members of a group.
             wait_s: Longest time that a finished episode waits.
             most: Tells how many episodes may wait.
@@ -213,8 +213,7 @@ class Scoring:
             if isinstance(result, RewardError):
                 self.fail(held, "data", str(result))
             else:
-                own = _score(held)
-                self._submit(maker, held, own.judged(result))
+                self._submit(maker, held, _score(held).judged(result))
 
     def _submit(self, maker: EpisodeMaker, held: HeldLease, score: Score) -> None:
         try:
@@ -233,7 +232,7 @@ class Scoring:
 
 
 async def next_batch(queue: asyncio.Queue[HeldLease], most: int = MAX_BATCH) -> list[HeldLease]:
-    """Wait for one episode and take those that are there with it."""
+    """Wait for an episode, and return it with those that are in the queue by then."""
     batch = [await queue.get()]
     while len(batch) < most and not queue.empty():
         batch.append(queue.get_nowait())
