@@ -10,8 +10,8 @@ calculator     Environment of two turns with a tool: the policy may use a calcul
 calls          Calls of an environment's methods, which may be `async`, from a thread or from an
                event loop
 dataset/       The environment `dataset`: questions and answers out of a file
-final_answer   The final answer of a completion: what a scorer is to judge, without the reasoning
-               before it
+final_answer   The final answer of a completion, which a scorer judges without the reasoning before
+               it
 hosted/        Environments in a process and a Python of their own
 reasoning_gym  Datasets of reasoning-gym as single-turn environments
 registry       Environments by the name in `run.environment`

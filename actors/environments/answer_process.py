@@ -1,8 +1,8 @@
 """Answers that are compared in processes of their own, with a limit of CPU time.
 
-Some comparisons are never done with, or take all memory: what the policy wrote under a regular
-expression of the user's, or as mathematics. Here such an answer is wrong, and its process makes way
-for another; on a thread of the actor it would hold the interpreter, and with it all leases.
+Some comparisons never end, or take all memory: those of mathematics, or with a regular expression
+of the user. Here such an answer is wrong, and another process replaces the one that compared it. On
+a thread of the actor, the comparison would hold the interpreter, and all leases would expire.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WORKER = "actors.environments.answer_worker"
 PROCESSES = 4
 MEMORY_MB = 2048
 START_S = 60.0  # sympy takes seconds to import on a busy machine
-ANSWER_S = 20.0  # by the clock, where the CPU is not to be had; less than a step may take
+ANSWER_S = 20.0  # of wall time, for a machine without a free core; less than a step may take
 PIECE = 1 << 16  # bytes of one write or read
 
 
@@ -38,8 +38,8 @@ class AnswerScorer:
 
         Args:
             name: A scorer of `answer_worker.py`.
-            check: Raises ValueError for a reference that no answer can be compared with; is asked
-                here, where there is no answer.
+            check: Raises ValueError for a reference that no answer can be compared with; called
+                in this process for an empty answer.
         """
         self._check = check
         self._idle: queue.LifoQueue[_Process] = queue.LifoQueue()
@@ -47,7 +47,7 @@ class AnswerScorer:
             self._idle.put(_Process(name))
 
     def __call__(self, text: str, reference: Any) -> float | None:
-        """Return 1 where it is right, 0 where not, None where there is no answer to read.
+        """Return 1 for a right answer, 0 for a wrong one, None for one that cannot be read.
 
         Raises:
             ValueError: No answer can be compared with the reference.
@@ -62,7 +62,7 @@ class AnswerScorer:
         return None if verdict is None else float(verdict)
 
     def ask(self, text: str, reference: Any) -> Any:
-        """Return what the worker says of a text; False = it did not come to an answer.
+        """Return the worker's verdict on a text; False = the comparison did not end.
 
         Raises:
             RewardError: No process can be started.
@@ -82,7 +82,7 @@ class _Process:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, question: dict[str, Any]) -> Any:
-        """Return the worker's answer; False = it did not come to one."""
+        """Return the worker's verdict; False = the comparison did not end."""
         line = json.dumps(question, default=str).encode() + b"\n"
         for _ in range(2):  # it may have died since it was asked last
             if self._process is None:
@@ -121,11 +121,11 @@ class _Process:
             ) from error
 
     def _reply_to(self, question: bytes, limit_s: float) -> Any:
-        """Ask, and return the reply.
+        """Send a question, and return the reply.
 
         Raises:
             BrokenPipeError: The process has ended.
-            TimeoutError: It takes too long.
+            TimeoutError: The process takes too long.
         """
         assert self._process is not None
         assert self._process.stdin is not None and self._process.stdout is not None

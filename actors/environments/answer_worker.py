@@ -40,10 +40,10 @@ def compare_mathematics(text: str, reference: Any) -> float | None:
     """Compare the final answer of a completion with a reference by its value, as math-verify does.
 
     Returns:
-        None: there is nothing in the answer that can be read.
+        None: The answer has no mathematics that can be parsed.
 
     Raises:
-        ValueError: Nothing in the reference can be read.
+        ValueError: The reference has none.
     """
     from math_verify import parse, verify  # noqa: PLC0415 - of the extra `math`
 
@@ -59,9 +59,9 @@ def compare_mathematics(text: str, reference: Any) -> float | None:
     if not answer.strip():
         return None
     try:
-        given = parse(answer, parsing_timeout=NO_LIMIT) if marked is None else _read(answer)
-        return float(verify(wanted, given, timeout_seconds=NO_LIMIT)) if given else None
-    except ValueError:  # says nothing about the reference
+        parsed = parse(answer, parsing_timeout=NO_LIMIT) if marked is None else _read(answer)
+        return float(verify(wanted, parsed, timeout_seconds=NO_LIMIT)) if parsed else None
+    except ValueError:  # of the answer, not of the reference
         return None
 
 
@@ -69,7 +69,7 @@ def same_number(gold: str, answer: str) -> bool | None:
     """Compare numbers, which math-verify misreads: `1e5`, `18 eggs`, `3 1/2`, `3=4`.
 
     Returns:
-        None: They are not both numbers, or a percentage, which is two numbers.
+        None: One of them is no number, or one is a percentage, which may mean two numbers.
     """
     sides = [read_number(side) for side in answer.split("=")]
     values = [value for value in sides if value is not None]
@@ -85,10 +85,10 @@ def _read(text: str) -> list[Any]:
     """Parse an expression that stands alone, with or without the signs that begin LaTeX."""
     from math_verify import parse  # noqa: PLC0415 - of the extra `math`
 
-    found: list[Any] = []
+    expressions: list[Any] = []
     if any(sign in text for sign in DELIMITERS):
-        found = parse(text, parsing_timeout=NO_LIMIT)
-    return found or parse(f"\\boxed{{{text}}}", parsing_timeout=NO_LIMIT)
+        expressions = parse(text, parsing_timeout=NO_LIMIT)
+    return expressions or parse(f"\\boxed{{{text}}}", parsing_timeout=NO_LIMIT)
 
 
 def play(text: str, item: Any) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def main() -> None:
     name, memory = sys.argv[1], int(sys.argv[2]) << 20
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no reply
+    os.dup2(2, 1)  # texts that libraries print are not replies
     if name in IMPORTED:
         importlib.import_module(IMPORTED[name])
     scorer, limit_s = scorer_of(name), CPU_S.get(name, PATTERN_CPU_S)
@@ -133,7 +133,7 @@ def main() -> None:
             verdict = scorer(asked["text"], asked["reference"])
         except ValueError as error:
             verdict = str(error)
-        except Exception:  # noqa: BLE001 - of sympy, on an odd answer: it is no right one
+        except Exception:  # noqa: BLE001 - of sympy, on an odd answer, which is a wrong one
             verdict = None
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(verdict), file=replies, flush=True)

@@ -36,9 +36,9 @@ class Score:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def judged(self, parts: Mapping[str, float]) -> Score:
-        """Return the sum of what reward functions give, beside which this score is a part."""
-        own = self.parts | {"environment": self.reward}
-        return Score(sum(parts.values()), own | dict(parts), self.metrics)
+        """Return the score of reward functions: the sum of `parts`, with this score as a part."""
+        environment_parts = self.parts | {"environment": self.reward}
+        return Score(sum(parts.values()), environment_parts | dict(parts), self.metrics)
 
 
 class Segment(NamedTuple):
@@ -51,18 +51,18 @@ class Segment(NamedTuple):
 class Conversation(Protocol):
     """One episode in the making.
 
-    It may have `columns`, a mapping: what else a reward function can ask for by name; and `tools`,
-    JSON: the list of functions that a chat template is given.
+    It may have `columns`, a mapping of further values that a reward function can ask for by name,
+    and `tools`, a JSON list of functions for the chat template.
     """
 
     @property
     def prompt(self) -> GivenPrompt:
-        """What the policy sees first: a text, or for chat models a list of messages."""
+        """The first input of the policy: a text, or for chat models a list of messages."""
         ...
 
     @property
     def answer(self) -> str | None:
-        """A reference answer where there is one; given to rewards."""
+        """The reference answer for reward functions, if there is one."""
         ...
 
     @property
@@ -94,15 +94,16 @@ def tools_of(conversation: Conversation) -> str:
 
 
 class Environment(Protocol):
-    """Source of conversations.
+    """Source of the conversations of a run.
 
     `begin`, `step` and `score` may be `async`: they are then awaited in one event loop,
-    for all episodes side by side. Others are called in threads: a class with `is_thread_safe =
-    True` is made once, any other once for each thread, which keeps the episodes that it began. A
-    method `another` makes the next one from the first, where that saves reading a file again.
+    for all episodes side by side. Other methods are called in threads: a class with
+    `is_thread_safe = True` is made once, any other class once for each thread, which keeps the
+    episodes that it began. A method `another` makes the next instance from the first, where that
+    saves reading a file again.
 
-    One whose answers depend on more than (index, seed, texts), such as a live web page, sets
-    `can_replay = False` in its class: an episode of it that loses its actor starts from scratch.
+    A class whose answers depend on more than (index, seed, texts), such as a live web page, sets
+    `can_replay = False`: an episode of such a class that loses its actor starts from scratch.
     """
 
     def begin(self, index: int, seed: int, *, held_out: bool) -> Conversation:
@@ -110,7 +111,7 @@ class Environment(Protocol):
         ...
 
     def describe(self) -> str:
-        """A stable text of name, version and settings; its hash is compared between processes."""
+        """Return a stable text of name, version and settings; processes compare its hash."""
         ...
 
 
@@ -141,13 +142,13 @@ def probe(
     """Return the item of `index` that lies on the wanted side of the split.
 
     Args:
-        index: Which item.
+        index: Number of the item.
         make: Makes the candidate of a number; must be deterministic.
-        question: The text of a candidate that decides its side.
+        question: Returns the text of a candidate, which decides its side.
         held_out: The wanted side.
 
     Raises:
-        SettingsError: No candidate lies there: the space of questions is too small to be split.
+        SettingsError: No candidate lies on that side: there are too few questions to split.
     """
     for attempt in range(MAX_PROBES):
         candidate = make(index + attempt * STRIDE)

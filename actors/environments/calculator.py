@@ -28,7 +28,7 @@ from .final_answer import position_share
 #     factor  = digits | "-" factor | "(" sum ")"
 
 MAX_CHARACTERS = 64  # bounds depth and time of the descent
-MAX_DIGITS = 12  # bounds the size of what it multiplies
+MAX_DIGITS = 12  # bounds the size of factors
 
 
 class ArithmeticSyntaxError(ValueError):
@@ -180,7 +180,7 @@ class Calculator:
         return CalculatorConversation(self._find(index, held_out), dense=self._settings.dense)
 
     def describe(self) -> str:
-        """Name, version and settings."""
+        """Return name, version and settings."""
         return f"calculator 1 {sorted(self._settings.model_dump().items())!r}"
 
     def _probe(self, index: int, held_out: bool) -> Question:

@@ -1,9 +1,9 @@
 """Calls of an environment's methods, which may be `async`, from a thread or from an event loop.
 
 One coroutine makes the calls of an episode, whatever the environment is: in a thread it is driven
-to its end without an event loop, and in an event loop it is awaited like any other. `call` is where
-a call begins, so that a time limit is one for each call. An environment host imports this too: it
-needs no package.
+to its end without an event loop, and in an event loop it is awaited like any other. Each call
+begins in `call`, so every call has a time limit of its own. An environment host imports this module
+too: it needs no package.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
 from inspect import isawaitable, iscoroutinefunction
+from operator import attrgetter
 from types import coroutine
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSource:
-    """An environment that episodes are made of, as often as it is needed."""
+    """Makes an environment for a thread or an event loop, as often as one is needed."""
 
     make: Callable[[], Environment]
     is_async: bool = False
@@ -42,7 +43,7 @@ class EnvironmentSource:
     def of(
         cls, environment: Environment, sample: Conversation, make: Callable[[], Environment]
     ) -> EnvironmentSource:
-        """Look at an environment and an item of it."""
+        """Read from an environment and one of its items how its methods are to be called."""
         methods = (environment.begin, sample.step, sample.score)
         return cls(
             make,
@@ -63,14 +64,14 @@ async def call(
     """Call a method of an environment or a conversation.
 
     Raises:
-        DeadlineError: It is `async` and was not over in time.
+        DeadlineError: The method is `async` and did not end in time.
     """
     await _next_call()
     value = function(*args, **kwargs)
     if not isawaitable(value):
         return value
     within: Callable[[float], Coroutine[Any, Any, T]] | None = getattr(value, "within", None)
-    if within is not None:  # `HostedCall`: it may have to wait for its turn, and limits itself
+    if within is not None:  # a `HostedCall`, which does not count its wait for other calls
         return await within(limit_s)
     limit = asyncio.timeout(limit_s)
     try:
@@ -84,10 +85,10 @@ async def call(
 
 
 def drive(work: Coroutine[Any, Any, T], on_call: Callable[[], object] = lambda: None) -> T:
-    """Do the work of a coroutine in this thread, whose calls are those of no `async` method.
+    """Run a coroutine to its end in this thread, without an event loop.
 
     Args:
-        work: Waits for nothing.
+        work: The coroutine; calls no `async` method of an environment.
         on_call: Called before each call of the environment.
     """
     try:
@@ -100,12 +101,12 @@ def drive(work: Coroutine[Any, Any, T], on_call: Callable[[], object] = lambda: 
 
 
 def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Do the work of a coroutine of any environment, outside of event loops: for checks."""
+    """Run a coroutine of any environment in an event loop of its own, for checks."""
     return asyncio.run(work)
 
 
 def present_place(thread: int | None) -> str:
-    """Name the line of the user's code that a thread is in, or nothing."""
+    """Return the line of the user's code that a thread is in, or an empty text."""
     return own_place(traceback.extract_stack(sys._current_frames().get(thread or 0)))
 
 
@@ -178,9 +179,9 @@ class Lanes:
 
         Args:
             make: Makes an environment.
-            num_threads: Most of them.
+            num_threads: Most threads at once.
             is_shared: All threads use one environment.
-            first: An environment that is made already.
+            first: An environment that exists already.
         """
         self._lanes = [Lane(make) for _ in range(1 if is_shared else num_threads)]
         self._lanes[0].environment = first
@@ -189,8 +190,8 @@ class Lanes:
 
     def next_lane(self) -> Lane:
         """Return the lane on which the fewest calls wait."""
-        # Of those alike the one that got an episode least recently: quick begins, slow steps.
-        lane = min(self._lanes, key=lambda each: each.load)
+        # Of equal lanes, the one that got an episode least recently: begins are quick, steps slow.
+        lane = min(self._lanes, key=attrgetter("load"))
         self._lanes.remove(lane)
         self._lanes.append(lane)
         return lane
@@ -205,14 +206,14 @@ class Lanes:
         """Fail the calls that take too long, and start a thread where all are busy.
 
         Raises:
-            DeadlineError: Too many never end: the environment cannot be worked with.
+            DeadlineError: Too many calls never end: the environment cannot be used.
         """
         now = time.monotonic()
         most = self._num_threads // len(self._lanes)
         for lane in list(self._lanes):
-            for thread in [each for each in lane.threads if each.is_overdue(now)]:
+            for thread in [thread for thread in lane.threads if thread.is_overdue(now)]:
                 self._leave(thread, now)
-            busy = [each.busy_s(now) > BUSY_S for each in lane.threads]
+            busy = [thread.busy_s(now) > BUSY_S for thread in lane.threads]
             if busy and all(busy) and len(busy) < most and not lane.calls.empty():
                 LaneThread(lane)
 
@@ -228,7 +229,7 @@ class Lanes:
         call = thread.leave(now)
         if call is None:
             return
-        self._hung = [each for each in [*self._hung, thread] if each.thread.is_alive()]
+        self._hung = [hung for hung in [*self._hung, thread] if hung.thread.is_alive()]
         error = overdue(call.limit_s, place)
         if len(self._hung) >= MAX_HUNG + self._num_threads:
             raise DeadlineError(f"{error}; {len(self._hung)} of its threads never end")
@@ -263,16 +264,16 @@ class LaneThread:
         self._since = time.monotonic()
 
     def busy_s(self, now: float) -> float:
-        """How long the call at hand has lasted."""
+        """Time that the present call has lasted; 0 between calls."""
         return now - self._since if self.call is not None else 0.0
 
     def is_overdue(self, now: float) -> bool:
-        """Whether the call at hand lasts longer than it may."""
+        """Whether the present call lasts longer than its limit."""
         call = self.call
         return call is not None and now - self._since > call.limit_s
 
     def leave(self, now: float) -> Call | None:
-        """Have another thread take its place, and return its call, unless that has just ended."""
+        """Start another thread in its place, and return its call; None if the call has ended."""
         with self._lock:
             call = self.call if self.is_overdue(now) else None
             self._is_left = call is not None

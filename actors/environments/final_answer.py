@@ -1,8 +1,9 @@
-r"""The final answer of a completion: what a scorer is to judge, without the reasoning before it.
+r"""The final answer of a completion, which a scorer judges without the reasoning before it.
 
-In this order: the last `<answer>`, the last `\boxed{}`, and where a completion has neither, all of
-it, its last line, or what follows "the answer is" there. Thinking is cut off before, up to
-`</think>`; a completion that is still thinking has no answer.
+The answer is the last `<answer>`, or else the last `\boxed{}`. Where a completion has neither, the
+candidates are its whole text, its last line, and the part of that line that follows "the answer
+is". Thinking, up to `</think>`, is cut off first; a completion that is still thinking has no
+answer.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ FENCE = "```"
 
 
 def candidates(text: str) -> tuple[str, ...]:
-    r"""Return what may be the final answer, without repeats; of several the best counts.
+    r"""Return the candidates for the final answer, without repeats; the best of them counts.
 
-    More than one only where nothing marks the answer: a grid has many lines, and a sum one.
+    There are several only where nothing marks the answer: a grid has many lines, and a sum one.
 
     Example:
         >>> candidates("<think>8+8=16, less 1</think>So <answer>15</answer>.")
@@ -37,20 +38,20 @@ def candidates(text: str) -> tuple[str, ...]:
 
 
 def marked_answer(text: str) -> str | None:
-    r"""Return what stands in the last `<answer>`, or else the last `\boxed{}`."""
+    r"""Return the text in the last `<answer>`, or else in the last `\boxed{}`."""
     rest = without_thinking(text)
     marked = _tagged(rest) or _boxed(rest)
     return None if marked is None else marked.strip()
 
 
 def without_thinking(text: str) -> str:
-    """Return what follows `</think>`: nothing where a completion is still thinking."""
+    """Return the text after `</think>`, which is empty while a completion is still thinking."""
     _, has_thought, rest = text.rpartition("</think>")
     return "" if not has_thought and "<think>" in text else rest.strip()
 
 
 def fenced_blocks(text: str) -> Iterator[tuple[str, str, bool]]:
-    """Yield what stands in fenced blocks: its language, its text, and whether a fence closes it."""
+    """Yield language and text of each fenced block, and whether a fence closes it."""
     at = 0
     while (begin := text.find(FENCE, at)) >= 0:
         line = text.find("\n", begin)
@@ -65,7 +66,7 @@ def fenced_blocks(text: str) -> Iterator[tuple[str, str, bool]]:
 
 
 def _said(line: str) -> tuple[str, ...]:
-    """Return what follows the last "the answer is" of a line."""
+    """Return the text after the last "the answer is" of a line."""
     end = max((said.end() for said in ANSWER_IS.finditer(line)), default=len(line))
     text = line[end:].lstrip(" \t:*").rstrip().removesuffix(".").rstrip(" \t*")
     return (text,) if text else ()

@@ -48,8 +48,8 @@ from .final_answer import FORMAT, candidates, position_share
 # of their modules, and only the module that registers the wanted dataset is imported. A dataset
 # whose module needs names of the whole package takes all of it.
 #
-# What the package asks for and its locks leave out, as it would have to be compiled
-# (`requirements/datasets.txt`), is asked for by the datasets that import it.
+# Some dependencies of the package have to be compiled, and the locks leave them out
+# (`requirements/datasets.txt`). Only the datasets that import them need them.
 
 PACKAGE = "reasoning_gym"
 REGISTERS = re.compile(r'(?:DATASET_NAME\s*=|register_dataset\()\s*"([^"]+)"')
@@ -70,9 +70,9 @@ class _UnexecutedPackage(ModuleType):
 
 
 def import_dataset(name: str) -> ModuleType:
-    """Import what makes the dataset `name`, and return `reasoning_gym.factory`.
+    """Import the module of the dataset `name`, and return `reasoning_gym.factory`.
 
-    A name that no module registers is missing in its `DATASETS` afterwards.
+    A name that no module registers is missing in the `DATASETS` of the factory afterwards.
 
     Raises:
         SettingsError: The dataset needs a package that is not installed.
@@ -87,7 +87,7 @@ def import_dataset(name: str) -> ModuleType:
 
 
 def dataset_names() -> list[str]:
-    """List all datasets, by the sources of the package."""
+    """List all datasets that the sources of the package register."""
     return sorted({name for text in map(_read, _sources()) for name in REGISTERS.findall(text)})
 
 
@@ -113,8 +113,8 @@ def _lacking(name: str, error: ModuleNotFoundError) -> str:
 
 
 def _find_module(name: str) -> str | None:
-    """Return the module that registers `name`; None = none, or one that may need all the others."""
-    # Most files are called as their dataset is: the others are read only where that finds nothing.
+    """Return the module that registers `name`, or None."""
+    # Most files have the name of their dataset: the others are read only if that finds nothing.
     for path in sorted(_sources(), key=lambda path: path.stem != name):
         if name in REGISTERS.findall(_read(path)):
             folder = next(above for above in path.parents if above.name == PACKAGE)
@@ -123,7 +123,7 @@ def _find_module(name: str) -> str | None:
 
 
 def _sources() -> list[Path]:
-    """List the modules of its subjects."""
+    """List the modules of the package's subjects."""
     spec = find_spec(PACKAGE)
     assert spec is not None, PACKAGE
     assert spec.origin is not None, PACKAGE
@@ -135,7 +135,7 @@ def _read(path: Path) -> str:
 
 
 def _import_alone(module: str) -> bool:
-    """Import a module without executing the packages above it; False = it needs more than that."""
+    """Import a module without executing the packages above it; False = the module needs them."""
     _place_parents(module)
     try:
         importlib.import_module(f"{PACKAGE}.coaching")  # first, as everywhere: it imports in a ring
@@ -167,8 +167,8 @@ def _execute(package: ModuleType) -> None:
     """Execute a package and those below it, where that has not been done."""
     below = f"{package.__name__}."
     modules = list(sys.modules.items())
-    found = [package, *(module for name, module in modules if name.startswith(below))]
-    unexecuted = [module for module in found if isinstance(module, _UnexecutedPackage)]
+    package_and_below = [package, *(m for name, m in modules if name.startswith(below))]
+    unexecuted = [m for m in package_and_below if isinstance(m, _UnexecutedPackage)]
     for module in unexecuted:
         _finish(module)
 
@@ -184,8 +184,8 @@ def _finish(package: ModuleType) -> None:
 #
 # A character model spends most of its time on English questions of some hundred characters. A
 # compact style keeps all that the answer depends on, drops the prose, and maps the short answer
-# back to the form that the scorer of the dataset expects. Each is written by hand: no rule finds
-# the payload of every dataset.
+# back to the form that the scorer of the dataset expects. Each style is written by hand: no rule
+# finds the payload of every dataset.
 #
 # | dataset | prompt | answer |
 # | --- | --- | --- |
@@ -221,7 +221,7 @@ def compact_style(dataset: str) -> CompactStyle:
     """Return the style of a dataset.
 
     Raises:
-        SettingsError: None was written for it.
+        SettingsError: The dataset has no compact style.
     """
     try:
         return STYLES[dataset]
@@ -313,7 +313,7 @@ STYLES = {
 # Datasets of reasoning-gym as single-turn environments.
 
 HELD_OUT_SEED = 1 << 31  # above any seed + item number, and within the 32 bits of numpy's seeds
-_MAKING = threading.Lock()  # for what is drawn from the one `random` of the process
+_MAKING = threading.Lock()  # for draws from `random`, which the process shares
 WORDS = re.compile(r"[A-Za-z]{2,}|\.[ \t\n]*[A-Za-z]")
 SIGNS = re.compile(r"[0-9A-Za-z+*/^()., \t\n-]*")
 FUNCTIONS = frozenset(
@@ -324,7 +324,7 @@ CACHED_ITEMS = 4096  # more than the groups in flight: members of a group share 
 
 
 class ReasoningGymSettings(BaseModel):
-    """Our own keys of `run.environment_settings`; the others belong to the dataset."""
+    """Nyala's keys of `run.environment_settings`; all other keys belong to the dataset."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
@@ -333,8 +333,8 @@ class ReasoningGymSettings(BaseModel):
     """`full`: the dataset's question, whole. `compact`: a few characters, for the
     character models that `run.model: init` makes."""
     answer_format: str = FORMAT
-    """Tells the model how to answer, behind a full question; empty = nothing does. Answers are
-    found in the forms of `final_answer.py`, whatever this is."""
+    """Sentence behind a full question that tells the model how to answer; may be empty. Answers
+    are found in the forms of `final_answer.py`, whatever the sentence is."""
     dense: bool = False
     """Reward = half of the position share + half of `exact`, instead of the dataset's own score."""
     size: int = Field(default=1_000_000, ge=1, lt=1 << 30)
@@ -363,10 +363,10 @@ class ReasoningGymConversation:
         """Begin.
 
         Args:
-            item: As the dataset made it.
-            dataset: Judges.
-            settings: Our own.
-            style: Of short prompts.
+            item: The item, as the dataset made it.
+            dataset: The dataset, which judges answers.
+            settings: Settings of the environment.
+            style: The form of short prompts; None = the dataset's own questions.
             apart: Judges in another process, where the dataset evaluates formulas; returns the
                 fields of a score.
         """
@@ -394,7 +394,7 @@ class ReasoningGymConversation:
 
     @property
     def columns(self) -> dict[str, object]:
-        """The whole question and what the dataset knows about it."""
+        """The whole question, and the dataset's metadata of the item."""
         return {"question": self._item["question"], "metadata": self._item["metadata"]}
 
     @property
@@ -412,10 +412,10 @@ class ReasoningGymConversation:
         text = self._text or ""
         if self._apart is None:
             return self.judged(text)
-        found = self._apart(text) if text else asdict(self.judged(text))
-        if not isinstance(found, dict):  # its limit of CPU time
+        score = self._apart(text) if text else asdict(self.judged(text))
+        if not isinstance(score, dict):  # the process ended at its limit of CPU time
             return Score(0.0, {"exact": 0.0, "score": 0.0}, {"scorer_errors": 1.0})
-        return Score(**found)
+        return Score(**score)
 
     def judged(self, text: str) -> Score:
         """Judge a completion in this process."""
@@ -476,7 +476,7 @@ class ReasoningGym:
         return apart.ask(text, {"settings": settings, "index": index, "held_out": held_out})
 
     def describe(self) -> str:
-        """Name, package version and settings."""
+        """Return name, package version and settings."""
         settings = sorted(self._settings.model_dump().items())
         return f"reasoning_gym {version('reasoning-gym')} {settings!r}"
 
@@ -514,7 +514,7 @@ class ReasoningGym:
             ) from error
         module: Any = sys.modules[type(dataset).__module__]
         if "eval(answer)" in _source_of(dataset):
-            module.eval = ast.literal_eval  # of its own names alone; a list is all that it wants
+            module.eval = ast.literal_eval  # in that module alone, which only parses lists
         return dataset
 
 
@@ -555,6 +555,6 @@ def _make_item(dataset: _Dataset, number: int) -> Item:
             random.setstate(state)
 
 
-def _similar(name: str, known: list[str]) -> str:
-    close = get_close_matches(name, known, n=3)
+def _similar(name: str, names: list[str]) -> str:
+    close = get_close_matches(name, names, n=3)
     return f"did you mean {' or '.join(close)}?" if close else "names are in its GALLERY.md"

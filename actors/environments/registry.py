@@ -1,8 +1,8 @@
 """Environments by the name in `run.environment`.
 
-A name of ours, or `path/to/file.py:Class` or `module:Class` of yours: the class, or a function, is
-called with `run.environment_settings` as keywords. What it makes has the methods of `base.py`, or
-those of another project (`adapters/forms.py`).
+A name is one of Nyala's own, or `path/to/file.py:Class` or `module:Class` of the user. The class,
+or a function, is called with `run.environment_settings` as keywords. The object that it makes has
+the methods of `base.py`, or those of another project (`adapters/forms.py`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def call_within(timeout_s: float, function: Callable[[], T], *, what: str) -> T:
     """Return what `function` returns, or raise what it raises.
 
     Raises:
-        DeadlineError: It did not end within `timeout_s`; its thread is left behind.
+        DeadlineError: `function` did not end within `timeout_s`; its thread is left behind.
     """
     outcome: Future[T] = Future()
 
@@ -94,21 +94,21 @@ def naming(run: RunSettings) -> Iterator[None]:
 
 
 def for_each(run: RunSettings, work: Callable[[RunSettings], T], *, limit_s: float) -> Iterator[T]:
-    """Do work on each environment of a run in turn, under a deadline; its errors name it.
+    """Do work on each environment of a run in turn, under a deadline; errors name the environment.
 
     Args:
-        run: Of one environment or several.
-        work: Gets the run as if it had this one alone.
-        limit_s: Of each.
+        run: Settings of the run, with one environment or several.
+        work: Gets the run as if it had this environment alone.
+        limit_s: Time limit of the work on one environment.
 
     Raises:
-        DeadlineError: One takes longer.
+        DeadlineError: The work on an environment takes longer.
     """
     for alone in run.by_environment.values():
         with naming(alone):
             host_python(alone)  # installs for as long as it takes
-            found = call_within(limit_s, partial(work, alone), what="run.environment")
-        yield found
+            result = call_within(limit_s, partial(work, alone), what="run.environment")
+        yield result
 
 
 def make_environment(run: RunSettings, *, workers: int = 1) -> Environment:
@@ -118,7 +118,7 @@ def make_environment(run: RunSettings, *, workers: int = 1) -> Environment:
     a deadline.
 
     Args:
-        run: Of one environment.
+        run: Settings of the run, with one environment.
         workers: Threads in its host, where it has one.
 
     Raises:
@@ -132,18 +132,18 @@ def make_dataset(run: RunSettings) -> Dataset:
     """Make the rows of a run with the environment `dataset`, without a class that plays them.
 
     Raises:
-        SettingsError: They are refused.
+        SettingsError: The settings or the rows are refused.
     """
-    dataset: Dataset = _made(run, lambda made, *_: made)
+    dataset: Dataset = _made(run, lambda dataset, *_: dataset)
     return dataset
 
 
-def _adapted(made: Any, run: RunSettings, make: Callable[[], Any]) -> Environment:
-    if isinstance(made, Dataset) and made.factory is not None:
-        own = load_own(made.factory, setting=FACTORY, kind="class")
-        needs_reward = run.reward is None and not made.has_answers
-        return over_rows(made, own, made.factory_settings, needs_reward=needs_reward)
-    return adapt(made, make, name=run.environment, needs_reward=run.reward is None)
+def _adapted(first: Any, run: RunSettings, make: Callable[[], Any]) -> Environment:
+    if isinstance(first, Dataset) and first.factory is not None:
+        factory = load_own(first.factory, setting=FACTORY, kind="class")
+        needs_reward = run.reward is None and not first.has_answers
+        return over_rows(first, factory, first.factory_settings, needs_reward=needs_reward)
+    return adapt(first, make, name=run.environment, needs_reward=run.reward is None)
 
 
 def _hosted(run: RunSettings, python: Path, workers: int) -> Environment:
@@ -164,9 +164,9 @@ def _hosted(run: RunSettings, python: Path, workers: int) -> Environment:
         needs_reward=run.reward is None and not (rows is not None and rows.has_answers),
         threads=workers,
     )
-    environment: Any = HostedEnvironment(Host(settings), rows)  # its methods are awaited
-    made: Environment = environment
-    return made
+    hosted: Any = HostedEnvironment(Host(settings), rows)  # its methods are awaited
+    environment: Environment = hosted
+    return environment
 
 
 def _made(run: RunSettings, adapted: Callable[[Any, RunSettings, Callable[[], Any]], T]) -> T:
@@ -206,12 +206,12 @@ def check_environment(run: RunSettings) -> Conversation:
 def try_environment(
     run: RunSettings, *, workers: int = 1
 ) -> tuple[Conversation, EnvironmentSource]:
-    """Check the environment, and return a training item with where more of it come from.
+    """Check the environment, and return a training item with the source of further environments.
 
-    One that is only evaluated gives a held-out item.
+    For an environment that is only evaluated the item is a held-out one.
 
     Args:
-        run: Of one environment.
+        run: Settings of the run, with one environment.
         workers: Threads in its host, where it has one.
 
     Raises:
@@ -238,7 +238,7 @@ def try_environment(
         ) from error
     another = getattr(environment, "another", lambda: make_environment(run))
     source = EnvironmentSource.of(environment, sample, another)
-    if not source.is_async:  # what was opened in one event loop is of no use in another
+    if not source.is_async:  # objects opened in one event loop cannot be used in another
         source = replace(source, make=_first(environment, source.make))
     return sample, source
 
@@ -247,23 +247,23 @@ def example_prompts(run: RunSettings, most: int, *, seconds: float) -> list[tupl
     """Return prompts of the first items, with the tools that the policy may call as JSON.
 
     Args:
-        run: Of one environment.
-        most: How many.
-        seconds: After which no further item is begun.
+        run: Settings of the run, with one environment.
+        most: Most prompts to return.
+        seconds: Time after which no further item is begun.
     """
     environment, until = make_environment(run), time.monotonic() + seconds
-    found: list[tuple[Prompt, str]] = []
-    while len(found) < most and (not found or time.monotonic() < until):
-        begin = _begin(environment, run, held_out=not run.is_trained, index=len(found))
+    prompts: list[tuple[Prompt, str]] = []
+    while len(prompts) < most and (not prompts or time.monotonic() < until):
+        begin = _begin(environment, run, held_out=not run.is_trained, index=len(prompts))
         item = finish(begin)
-        found.append((read_prompt(item.prompt), tools_of(item)))
-    return found
+        prompts.append((read_prompt(item.prompt), tools_of(item)))
+    return prompts
 
 
 def example_scores(run: RunSettings) -> list[Score | None]:
-    """Score ways through the first item: its demonstration, its answer, and silence.
+    """Score three ways through the first item: its demonstration, its answer, and empty turns.
 
-    A way that does not end here is not judged: None.
+    The score of a way that does not end the episode is None.
     """
     environment = make_environment(run)
     return [finish(_score(environment, run, way)) for way in (_demonstrated, _answered, _silent)]
@@ -328,12 +328,12 @@ def _check_repeated(sample: Conversation, again: Conversation, run: RunSettings)
 
 
 def _first(environment: Environment, make: Callable[[], Environment]) -> Callable[[], Environment]:
-    """Return what was made before more is made."""
-    made = [environment]
+    """Return a function that returns `environment` at its first call, and new ones afterwards."""
+    unused = [environment]
 
     def next_one() -> Environment:
         try:
-            return made.pop()
+            return unused.pop()
         except IndexError:
             return make()
 
@@ -342,9 +342,9 @@ def _first(environment: Environment, make: Callable[[], Environment]) -> Callabl
 
 def _load_factory(name: str) -> Callable[..., Any]:
     if ":" not in name and name not in OURS:
-        known = ", ".join(sorted(OURS))
+        names = ", ".join(sorted(OURS))
         raise SettingsError(
-            f"run.environment must be one of {known}, or path/to/file.py:Class or module:Class, "
+            f"run.environment must be one of {names}, or path/to/file.py:Class or module:Class, "
             f"got {name!r}"
         )
     factory: Callable[..., Any] = load_own(

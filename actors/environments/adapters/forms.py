@@ -28,48 +28,48 @@ FORMS = (
 FACTORY = "run.environment_settings.factory"
 
 
-def adapt(made: Any, make: Callable[[], Any], *, name: str, needs_reward: bool) -> Environment:
-    """Return an environment for what `make` has made.
+def adapt(first: Any, make: Callable[[], Any], *, name: str, needs_reward: bool) -> Environment:
+    """Return an environment for the objects of the user's class.
 
     Args:
-        made: The first.
-        make: Makes more of them.
-        name: Of the class, as in `run.environment`.
-        needs_reward: Nothing else gives one.
+        first: The first object.
+        make: Makes further ones.
+        name: Name of the class, as in `run.environment`.
+        needs_reward: The class must give the reward, because nothing else does.
 
     Raises:
-        SettingsError: It is of no known form.
+        SettingsError: The object is of no known form.
     """
-    if hasattr(made, "begin") and hasattr(made, "describe"):
-        environment: Environment = made
+    if hasattr(first, "begin") and hasattr(first, "describe"):
+        environment: Environment = first
         return environment
-    if hasattr(made, "reset") and hasattr(made, "step"):
-        return _of_games(made, make, name)
-    if hasattr(made, "init") and hasattr(made, "step"):
+    if hasattr(first, "reset") and hasattr(first, "step"):
+        return _of_games(first, make, name)
+    if hasattr(first, "init") and hasattr(first, "step"):
         raise SettingsError(
             f"run.environment must be dataset for a class that is asked by `init`, got "
             f"{name}; name it as factory in run.environment_settings, beside path"
         )
-    if hasattr(made, "reset"):
+    if hasattr(first, "reset"):
         return ToolEnvironment(NoRows(), make, setting="run.environment", needs_reward=needs_reward)
     raise SettingsError(
         f"run.environment must be a class with {FORMS}, got {name!r}, which makes a "
-        f"{type(made).__name__}; docs/environments.md and docs/adapters.md show them"
+        f"{type(first).__name__}; docs/environments.md and docs/adapters.md show them"
     )
 
 
 def over_rows(
-    rows: Environment, own: Callable[..., Any], settings: Mapping[str, Any], *, needs_reward: bool
+    rows: Environment, cls: Callable[..., Any], settings: Mapping[str, Any], *, needs_reward: bool
 ) -> Environment:
-    """Return an environment of rows that a class plays; it is called with `settings`."""
-    if hasattr(own, "init") and hasattr(own, "step"):
-        return RowGameEnvironment(rows, own, settings)
-    make = partial(own, **settings)
+    """Return an environment of rows that a class plays; the class is called with `settings`."""
+    if hasattr(cls, "init") and hasattr(cls, "step"):
+        return RowGameEnvironment(rows, cls, settings)
+    make = partial(cls, **settings)
     return ToolEnvironment(rows, make, setting=FACTORY, needs_reward=needs_reward)
 
 
-def _of_games(made: Any, make: Callable[[], Any], name: str) -> GameEnvironment:
-    if is_arena(made):
-        # TextArena's wrappers keep what was said through a reset, and some load long word lists.
-        return GameEnvironment(name, lambda: ArenaGame(copy.deepcopy(made)), is_reusable=False)
+def _of_games(first: Any, make: Callable[[], Any], name: str) -> GameEnvironment:
+    if is_arena(first):
+        # TextArena's wrappers keep their texts through a reset, and some load long word lists.
+        return GameEnvironment(name, lambda: ArenaGame(copy.deepcopy(first)), is_reusable=False)
     return GameEnvironment(name, lambda: GymGame(make()), is_reusable=True)

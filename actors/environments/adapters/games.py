@@ -30,15 +30,14 @@ from configs.errors import SettingsError, quoted
 # --------------------------------------------------------------------------------------------------
 # The generators that a process shares, `random`'s and numpy's, as one episode sees them.
 #
-# Many a game draws its secret with `random.choice`. Here each episode has a state of these
-# generators of its own, which begins with the seed of its item: the item is the same on every
-# actor, and so is what follows the same texts, although episodes take turns and threads share the
-# process.
+# Many games draw their secrets with `random.choice`. Here each episode has its own state of these
+# generators, which begins with the seed of its item. So the item is the same on every actor, and
+# the same texts have the same answers, although episodes take turns and threads share the process.
 
 NUMPY: Any = import_module("numpy.random") if find_spec("numpy") else None
 """An environment host may have none."""
 
-LOCK = threading.RLock()  # they are shared by all threads
+LOCK = threading.RLock()  # all threads share the generators
 
 
 class _State(NamedTuple):
@@ -63,10 +62,10 @@ class _State(NamedTuple):
 
 
 class SharedGenerators:
-    """Their state for one episode.
+    """The state of the shared generators for one episode.
 
-    An episode whose first call draws nothing from them is left alone afterwards: its calls need not
-    wait for those of others.
+    The state is kept only if the first call of the episode draws from the generators. Otherwise
+    later calls of the episode do not wait for those of other episodes.
     """
 
     def __init__(self, seed: int) -> None:
@@ -123,7 +122,7 @@ class Game(Protocol):
     """One environment of another project, which plays one episode at a time."""
 
     def start(self, seed: int) -> tuple[GivenPrompt, Mapping[str, Any]]:
-        """Begin an episode; return what the policy is asked, and `info`."""
+        """Begin an episode; return the prompt of the policy, and `info`."""
         ...
 
     def play(self, text: str) -> Turn:
@@ -138,19 +137,19 @@ class GymGame:
         self._environment = environment
 
     def start(self, seed: int) -> tuple[GivenPrompt, Mapping[str, Any]]:
-        """Reset by the seed."""
+        """Reset the environment with the seed."""
         if _takes(self._environment.reset, "seed"):
-            found = self._environment.reset(seed=seed)
+            result = self._environment.reset(seed=seed)
         else:
             if callable(getattr(self._environment, "seed", None)):  # gym before 0.26
                 self._environment.seed(seed)
-            found = self._environment.reset()
-        is_pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)
-        observation, info = found if is_pair else (found, {})
+            result = self._environment.reset()
+        is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)
+        observation, info = result if is_pair else (result, {})
         return _text(observation, "reset"), info
 
     def play(self, text: str) -> Turn:
-        """Step."""
+        """Step the environment with a text."""
         match self._environment.step(text):
             case (observation, reward, terminated, truncated, Mapping() as info):
                 done = bool(terminated or truncated)
@@ -174,12 +173,12 @@ class ArenaGame:
         self._heard = ""
 
     def start(self, seed: int) -> tuple[GivenPrompt, Mapping[str, Any]]:
-        """Reset by the seed."""
+        """Reset the game with the seed."""
         self._environment.reset(num_players=1, seed=seed)
         return self._observation(), {}
 
     def play(self, text: str) -> Turn:
-        """Step; the reward comes with the end."""
+        """Step the game with a text; the reward comes at the end."""
         done, info = self._environment.step(text)
         if not done:
             return Turn(self._observation(), 0.0, done=False, info=info or {})
@@ -194,14 +193,14 @@ class ArenaGame:
                 f"a class of your own play the others in its step"
             )
         text = _text(observation, "get_observation")
-        # Its wrappers repeat all that was said before; the policy has that in its context.
+        # TextArena's wrappers repeat all earlier texts, which the policy has in its context.
         new = text.removeprefix(self._heard)
         self._heard = text
         return new or text
 
 
 class RowGame:
-    """A game of skyrl-gym, which is made for one question."""
+    """A game of skyrl-gym for one question."""
 
     def __init__(self, environment: Any, prompt: GivenPrompt) -> None:
         self._environment = environment
@@ -214,26 +213,26 @@ class RowGame:
             if isinstance(self._prompt, str)
             else list(self._prompt)
         )
-        found, info = self._environment.init(messages)
-        return found, info or {}
+        prompt, info = self._environment.init(messages)
+        return prompt, info or {}
 
     def play(self, text: str) -> Turn:
-        """Step."""
-        found = self._environment.step(text)
-        if not isinstance(found, Mapping) or not {"observations", "reward", "done"} <= found.keys():
+        """Step the game with a text."""
+        step = self._environment.step(text)
+        if not isinstance(step, Mapping) or not {"observations", "reward", "done"} <= step.keys():
             raise SettingsError(
                 f"step must return observations, reward and done, as skyrl-gym's does, got "
-                f"{quoted(found)}"
+                f"{quoted(step)}"
             )
-        done = bool(found["done"])
-        if not done and not found["observations"]:
+        done = bool(step["done"])
+        if not done and not step["observations"]:
             raise SettingsError("step must return an observation before the episode is done")
-        observations = "" if done else found["observations"]
-        return Turn(observations, float(found["reward"]), done, found.get("metadata") or {})
+        observations = "" if done else step["observations"]
+        return Turn(observations, float(step["reward"]), done, step.get("metadata") or {})
 
 
 def is_arena(environment: Any) -> bool:
-    """Return whether something with `reset` and `step` is a game of TextArena."""
+    """Return whether an object with `reset` and `step` is a game of TextArena."""
     return hasattr(environment, "get_observation") and _takes(environment.reset, "num_players")
 
 
@@ -254,8 +253,8 @@ def _text(observation: Any, method: str) -> str:
 # --------------------------------------------------------------------------------------------------
 # Games of other projects as an environment: the seed of an item makes its episode.
 #
-# The reward of an episode is the sum of the rewards of its turns. Where `info` says `is_success`,
-# that is what evaluations report as accuracy, otherwise the reward itself.
+# The reward of an episode is the sum of the rewards of its turns. Evaluations report `is_success`
+# of `info` as accuracy, or the reward itself where `info` has no such key.
 
 NUMPY_BOOLS = ("bool_", "bool")  # before numpy 2, and since
 SEEDS = 1 << 30  # on each side of the split
@@ -271,8 +270,8 @@ class GameConversation:
         """Begin.
 
         Args:
-            game: Plays nothing else meanwhile.
-            seed: Of the item.
+            game: The game; no other episode uses it at the same time.
+            seed: Seed of the item.
             leave: Takes the game back when the episode is over.
         """
         self._game = game
@@ -290,7 +289,7 @@ class GameConversation:
         self._success: float | None = None
 
     def step(self, text: str) -> Step:
-        """Play a turn."""
+        """Play a turn of the game."""
         with self._generators.kept():
             turn = self._game.play(text)
         self._reward += turn.reward
@@ -314,8 +313,8 @@ class GameEnvironment:
         """Prepare.
 
         Args:
-            name: Of the environment.
-            make: Makes a game: each episode under way has its own.
+            name: Name of the environment.
+            make: Makes a game; each unfinished episode has its own.
             is_reusable: A game can play another episode after one.
         """
         self._name = name
@@ -329,7 +328,7 @@ class GameEnvironment:
         return GameConversation(game, item_seed(index, held_out=held_out), leave=self._leave)
 
     def describe(self) -> str:
-        """Return its name; the hash of a run has its code and settings."""
+        """Return the name of the environment; the hash of a run has its code and settings."""
         return f"games of {self._name}"
 
     def _leave(self, game: Game) -> None:

@@ -32,13 +32,13 @@ class ToolEnvironment:
         """Prepare.
 
         Args:
-            rows: Where questions come from.
+            rows: The dataset of questions.
             make: Makes an instance of the class.
-            setting: Where the class is named, for errors.
-            needs_reward: Nothing else gives one.
+            setting: Setting that names the class, for errors.
+            needs_reward: The class must give the reward, because nothing else does.
 
         Raises:
-            SettingsError: It has no tools, or no reward.
+            SettingsError: The class has no tools, or no reward.
         """
         first = make()
         self._rows = rows
@@ -68,11 +68,11 @@ class ToolEnvironment:
         return begun
 
     def describe(self) -> str:
-        """Return what the rows are; the hash of a run has the code of the class."""
+        """Return the description of the rows; the hash of a run has the code of the class."""
         return f"tools over {self._rows.describe()}"
 
     def another(self) -> ToolEnvironment:
-        """Return one for another thread, with the same rows and instances of its own."""
+        """Return an environment for another thread, with the same rows and its own instances."""
         return ToolEnvironment(
             self._rows, self._make, setting=self._setting, needs_reward=self._needs_reward
         )
@@ -92,19 +92,19 @@ class RowGameEnvironment:
         """Begin the episode of an item; members of a group have the same question."""
         row = self._rows.begin(index, seed, held_out=held_out)
         columns = columns_of(row)
-        made = self._make(env_config=SimpleNamespace(**self._settings), extras=columns)
-        game = RowGame(made, row.prompt)
+        instance = self._make(env_config=SimpleNamespace(**self._settings), extras=columns)
+        game = RowGame(instance, row.prompt)
         conversation = GameConversation(game, item_seed(index, held_out=held_out), leave=_keep_none)
         conversation.columns = columns | conversation.columns
         conversation.answer = row.answer
         return conversation
 
     def describe(self) -> str:
-        """Return what the rows are; the hash of a run has the code of the class."""
+        """Return the description of the rows; the hash of a run has the code of the class."""
         return f"games over {self._rows.describe()}"
 
     def another(self) -> RowGameEnvironment:
-        """Return one for another thread, with the same rows."""
+        """Return an environment for another thread, with the same rows."""
         return RowGameEnvironment(self._rows, self._make, self._settings)
 
 
@@ -120,23 +120,23 @@ class NoRow:
         return Step()
 
     def score(self) -> Score:
-        """Return nothing: the class or a reward function judges."""
+        """Return a score of 0: the class or a reward function judges."""
         return Score(0.0)
 
 
 class NoRows:
-    """In place of a dataset."""
+    """The rows of a class that has no dataset."""
 
     is_thread_safe = True
 
     def begin(self, index: int, seed: int, *, held_out: bool) -> Conversation:  # noqa: ARG002 - all are alike
-        """Return a question without words."""
+        """Return an empty question."""
         return NoRow()
 
     def describe(self) -> str:
-        """Say that there are none."""
+        """Return a constant: there are no rows."""
         return "no rows"
 
 
 def _keep_none(game: Game) -> None:
-    """Leave a game of skyrl-gym: it knows one row."""
+    """Drop a game of skyrl-gym, which is for one row."""

@@ -5,8 +5,8 @@
         def write(self, text: str) -> str        a tool: type hints, and a docstring with `Args:`
         def get_reward(self) -> float            optional
 
-The policy writes calls (`actors/chat.py`), each is answered by a message of the role `tool`,
-and a turn without a call ends the episode. A tool that fails tells the policy why.
+The policy writes calls (`actors/chat.py`). Each call is answered by a message of the role `tool`,
+and a turn without a call ends the episode. The error of a tool that fails is its answer.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ class Tools(NamedTuple):
 
     @classmethod
     def of(cls, instance: Any, *, setting: str) -> Tools:
-        """Look at an instance.
+        """Read the tools of an instance.
 
         Raises:
-            SettingsError: It has no tools, or one without type hints or a docstring.
+            SettingsError: The class has no tools, or one without type hints or a docstring.
         """
-        found = inspect.getmembers(type(instance), inspect.isfunction)
-        names = [name for name, _ in found if not name.startswith("_") and name not in NO_TOOLS]
+        members = inspect.getmembers(type(instance), inspect.isfunction)
+        names = [name for name, _ in members if not name.startswith("_") and name not in NO_TOOLS]
         if not names or not callable(getattr(instance, "reset", None)):
             raise SettingsError(
                 f"{setting} must be a class with reset and public methods that are tools, got "
                 f"{type(instance).__name__}; docs/adapters.md shows one"
             )
         methods = [getattr(instance, name) for name in names]
-        own = [*methods, getattr(instance, "get_reward", None)]
+        called = [*methods, getattr(instance, "get_reward", None)]
         schemas = json.dumps([_schema(method, setting) for method in methods])
-        is_async = any(inspect.iscoroutinefunction(method) for method in own)
+        is_async = any(inspect.iscoroutinefunction(method) for method in called)
         return cls(tuple(names), schemas, is_async, hasattr(instance, "get_reward"))
 
 
 class ToolConversation:
-    """One episode of an instance."""
+    """One episode of an instance of the user's class."""
 
     demonstration: tuple[Segment, ...] = ()
 
@@ -68,10 +68,10 @@ class ToolConversation:
         """Begin.
 
         Args:
-            instance: Of the user's class; has no other episode meanwhile.
-            tools: Its tools.
+            instance: Instance of the user's class, which has no other episode at the same time.
+            tools: Tools of the class.
             row: The question.
-            seed: Of the generators that the process shares.
+            seed: Seed of the generators that the process shares.
             leave: Called when the episode is over.
         """
         self._instance = instance
@@ -100,24 +100,24 @@ class ToolConversation:
         self._row.step(text)
         calls = read_calls(text)
         results = [await self._result(call) for call in calls]
-        return Step([{"role": "tool", "content": each} for each in results], done=not calls)
+        return Step([{"role": "tool", "content": text} for text in results], done=not calls)
 
     async def _result(self, call: ToolCall) -> str:
         self._num_calls += 1
         try:
             if call.name not in self._tools.names:
                 raise LookupError(f"there is no tool {call.name}")
-            found = getattr(self._instance, call.name)(**call.arguments)
-            found = await found if inspect.isawaitable(found) else found
+            result = getattr(self._instance, call.name)(**call.arguments)
+            result = await result if inspect.isawaitable(result) else result
         except Exception as error:  # noqa: BLE001 - foreign code, called as the policy asks for
             self._num_failures += 1
             return str({"error": str(error)})
-        if isinstance(found, list) and any(isinstance(part, Mapping) for part in found):
+        if isinstance(result, list) and any(isinstance(part, Mapping) for part in result):
             raise SettingsError(
                 f"the tool {call.name} must return a text, got a list of parts; images are not "
                 f"supported"
             )
-        return str(found)
+        return str(result)
 
     async def _score(self) -> Score:
         if self._tools.has_reward:
@@ -144,7 +144,7 @@ class AsyncToolConversation(ToolConversation):
 
 
 def _appended(prompt: GivenPrompt, told: object) -> GivenPrompt:
-    """Return the prompt with what `reset` told behind it."""
+    """Return the prompt with the text that `reset` returned behind it."""
     if told is not None and not isinstance(told, str):
         raise SettingsError(
             f"reset must return a text or None, got {type(told).__name__}; images are not supported"

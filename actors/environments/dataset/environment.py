@@ -6,8 +6,8 @@
 
 Every row is a question of one turn. Training goes through all rows in a shuffled order, then in
 another one: row and order are a pure function of the item's number, so a restart or a rewind
-changes nothing. A tenth of the questions, chosen by their text, is held out; or a second file is.
-With a class that plays the rows a question is the whole row: the class asks by its columns.
+changes nothing. A tenth of the questions, chosen by their text, is held out, or a second file is.
+With a class that plays the rows, a question is the whole row, because the class reads its columns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .scorers import Scorer, make_scorer
 
 
 class DatasetSettings(BaseModel):
-    """Where the rows are, what of them is asked, and how answers are scored."""
+    """The place of the rows, the columns of question and answer, and the scorer."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -59,26 +59,26 @@ class DatasetSettings(BaseModel):
     held_out: str | None = None
     """Where held-out rows are, as in `path`; null = a tenth of `path`, or its `held_out_split`."""
     split: str = "train"
-    """Of a folder or a name: which part of it."""
+    """The split of a folder or a name on the hub."""
     held_out_split: str | None = None
-    """Which part of `held_out`, or of `path`, is held out; null = `split`."""
+    """The split of `held_out`, or of `path`, that is held out; null = `split`."""
     subset: str | None = None
-    """Of a name on the hub that has several."""
+    """The subset of a name on the hub that has several."""
     seed: int = Field(default=0, ge=0)
-    """Of the order of rows."""
+    """Seed of the order of rows."""
     factory: str | None = None
-    """`path/to/file.py:Class` or `module:Class`: a class of TRL's form, whose methods are tools, or
-    of skyrl-gym's, that the rows are played with."""
+    """`path/to/file.py:Class` or `module:Class`: the class that plays the rows, of TRL's form,
+    whose methods are tools, or of skyrl-gym's."""
     factory_settings: dict[str, Any] = Field(default_factory=dict)
     """Keywords of `factory`."""
     time_limit_s: float = Field(default=5.0, gt=0)
-    """Of `code`: CPU time of a program in one test."""
+    """CPU time of a program of `code` in one test."""
     memory_limit_mb: int = Field(default=512, ge=64)
-    """Of `code`: memory of a program."""
+    """Memory of a program of `code`."""
 
     @property
     def holds_out_rows(self) -> bool:
-        """Whether rows of their own are held out, and not a part of those to train on."""
+        """Whether the held-out rows come from a file or a split of their own."""
         return self.held_out is not None or self.held_out_split is not None
 
 
@@ -86,9 +86,9 @@ class DatasetSettings(BaseModel):
 # Questions out of a file: `environment: dataset`.
 
 FORMS = {"regex": "", "json_schema": "", "code": FORM}
-"""Sentences about the form of an answer that is none itself in its column."""
+"""The sentence about the form of an answer, for scorers whose column of answers has no answer."""
 STRUCTURED: dict[str, tuple[type, ...]] = {"json_schema": (dict,), "code": (dict, list)}
-"""What may be a column of answers beside texts and numbers: schemas, and tests."""
+"""Types that a column of answers may have beside texts and numbers: schemas, and tests."""
 CACHED_ORDERS = 2  # of this pass and of the next
 
 
@@ -104,13 +104,13 @@ class DatasetConversation:
     @property
     def prompt(self) -> GivenPrompt:
         """The question, with the sentence about the form of the answer behind it."""
-        given = prompt_of(self._row, self._settings)
+        question = prompt_of(self._row, self._settings)
         form = _form(self._settings)
         if not form:
-            return given
-        if isinstance(given, str):
-            return f"{given.rstrip()}\n\n{form}"
-        *before, last = given
+            return question
+        if isinstance(question, str):
+            return f"{question.rstrip()}\n\n{form}"
+        *before, last = question
         return [*before, {**last, "content": f"{last['content'].rstrip()}\n\n{form}"}]
 
     @property
@@ -128,7 +128,7 @@ class DatasetConversation:
 
     @property
     def identity(self) -> str:
-        """What is asked: rows with the same are one question."""
+        """The identity of the question: rows with the same identity are one question."""
         return identity_of(self._row, prompt_of(self._row, self._settings), self._settings)
 
     @property
@@ -168,8 +168,8 @@ class Dataset:
             time_s=self._settings.time_limit_s,
             memory_mb=self._settings.memory_limit_mb,
         )
-        own = self._settings
-        self._rows = open_rows(own.path, subset=own.subset, split=own.split)
+        path, subset, split = self._settings.path, self._settings.subset, self._settings.split
+        self._rows = open_rows(path, subset=subset, split=split)
         self._held_out_rows = self._rows
         self._training, self._held_out = self._divide()
         self._order = lru_cache(CACHED_ORDERS)(self._shuffle)
@@ -199,7 +199,7 @@ class Dataset:
 
     @property
     def factory(self) -> str | None:
-        """The class that rows are played with; null = they are questions of one turn."""
+        """The class that plays the rows; None = rows are questions of one turn."""
         return self._settings.factory
 
     @property
@@ -209,23 +209,23 @@ class Dataset:
 
     @property
     def has_answers(self) -> bool:
-        """Rows have a reference answer, and so a score."""
+        """Whether rows have a reference answer, and so a score."""
         return self._settings.answer is not None
 
     @property
     def describes_answers(self) -> bool:
-        """The column of answers says what they must be like, and is none itself."""
+        """Whether the column of answers has tests, patterns or schemas in place of answers."""
         return _scorer(self._settings) in FORMS
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Rows to train on, rows held out, and rows that a held-out file asks too: left out."""
+        """Numbers of training rows, held-out rows, and rows left out as held out elsewhere."""
         training, held_out = len(self._training), len(self._held_out)
         left_out = len(self._rows) - training - (0 if self._settings.holds_out_rows else held_out)
         return training, held_out, left_out
 
     def describe(self) -> str:
-        """Settings, and how many rows there are; the hash of a run has the files' contents."""
+        """Return settings and numbers of rows; the hash of a run has the files' contents."""
         settings = sorted(self._settings.model_dump(exclude={"path", "held_out"}).items())
         return f"dataset of {len(self._training)} + {len(self._held_out)} rows {settings!r}"
 
@@ -238,7 +238,7 @@ class Dataset:
         return self._held_out_rows[self._held_out[index % len(self._held_out)]]
 
     def _divide(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Look at every row, and say on which side it is."""
+        """Read every row, and return the numbers of training rows and of held-out rows."""
         settings = self._settings
         if not settings.holds_out_rows:
             sides = array("Q"), array("Q")
@@ -247,16 +247,15 @@ class Dataset:
             return sides
         path, split = settings.held_out or settings.path, settings.held_out_split or settings.split
         self._held_out_rows = open_rows(path, subset=settings.subset, split=split)
-        known = self._questions(self._held_out_rows, path)
-        held_out = set(map(_digest, known))
-        training = array("Q")  # what is asked in evaluation is not trained
+        held_out = set(map(_digest, self._questions(self._held_out_rows, path)))
+        training = array("Q")  # without the questions of evaluation
         for number, question in enumerate(self._questions(self._rows, settings.path)):
             if _digest(question) not in held_out:
                 training.append(number)
         return training, range(len(self._held_out_rows))
 
     def _questions(self, rows: Rows, path: str) -> Iterator[str]:
-        """Check every row, and yield what it asks.
+        """Check every row, and yield its question.
 
         Raises:
             SettingsError: Names the first row that cannot be asked or scored.
@@ -271,19 +270,19 @@ class Dataset:
                 _check_columns(wanted, row, number, path)
             for column in filled_in:
                 _check_text(column_at(row, column), column, number, path)
-            given = prompt_of(row, settings)
-            if not given or not isinstance(given, (str, Sequence)):
+            prompt = prompt_of(row, settings)
+            if not prompt or not isinstance(prompt, (str, Sequence)):
                 raise SettingsError(
                     f"row {number} of {path} must have a text or messages to ask, got "
-                    f"{quoted(given, 60)}"
+                    f"{quoted(prompt, 60)}"
                 )
             if settings.answer is not None:
                 self._check_reference(reference_of(row, settings), number, path)
             what = f"{settings.prompt} of row {number} of {path}"
-            yield identity_of(row, given, settings, what)
+            yield identity_of(row, prompt, settings, what)
 
     def _check_prompt(self) -> None:
-        """Refuse a prompt that tells the answer; tests and patterns are told on purpose."""
+        """Refuse a prompt with the column of the answer; tests and patterns may be in a prompt."""
         settings = self._settings
         told = columns_in(settings.prompt) & (
             _columns(settings.answer) if settings.answer else set()
@@ -369,7 +368,7 @@ def _has(row: Row, name: str) -> bool:
 
 
 def _check_text(value: Any, column: str, number: int, path: str) -> None:
-    """Refuse what would stand in a text as Python writes it."""
+    """Refuse a value that would stand in the text as a Python literal."""
     if isinstance(value, (str, int, float)):
         return
     inside = "0" if isinstance(value, list) else next(iter(value or ()), "key")

@@ -2,8 +2,8 @@
 
     Python in the last fenced block --stdin and stdout, or calls--> 1 if every test holds, 0 if not
 
-Texts that a program prints are compared here, and results of calls in a process that it cannot
-reach: it never sees what is expected of it.
+Texts that a program prints are compared here, and results of calls in a process that the program
+cannot reach: a program never sees the expected results.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Called:
 
 
 class CodeScorer:
-    """Scores completions; called with a completion and what a row has in its column of answers."""
+    """Scores completions; called with a completion and the value of a row's column of answers."""
 
     def __init__(self, sandbox: Sandbox, limits: Limits) -> None:
-        """Take a sandbox that was seen to hold."""
+        """Use a sandbox that was checked."""
         self._sandbox = sandbox
         self._limits = limits
 
@@ -65,7 +65,7 @@ class CodeScorer:
 
         Raises:
             ValueError: The reference has no tests.
-            RewardError: The system has no process to give.
+            RewardError: The system cannot start a process.
         """
         tests = read_tests(reference)
         program = program_of(text)
@@ -77,11 +77,11 @@ class CodeScorer:
 
     def _verdicts(self, program: str, tests: Printed) -> Iterator[bool]:
         deadline = time.monotonic() + max(ALL_TESTS_S, self._limits.wall_s)
-        for given, wanted in tests.cases:
+        for stdin, wanted in tests.cases:
             most = 2 * len(wanted.encode()) + SPARE_BYTES
             left = min(self._limits.wall_s, deadline - time.monotonic())
             limits = replace(self._limits, output_bytes=most, wall_s=left)
-            outcome = self._sandbox.run(program, given.encode(), limits)
+            outcome = self._sandbox.run(program, stdin.encode(), limits)
             yield outcome.status == 0 and same_output(outcome.output, wanted)
 
 
@@ -89,15 +89,16 @@ def program_of(text: str) -> str | None:
     """Return the last block of Python in a completion, or the last block of all."""
     blocks = list(fenced_blocks(without_thinking(text)))
     python = [code for name, code, _ in blocks if name.lower() in ("python", "py", "python3")]
-    found = python or [code for _, code, _ in blocks]
-    return found[-1] if found else None
+    programs = python or [code for _, code, _ in blocks]
+    return programs[-1] if programs else None
 
 
 def read_tests(reference: Any) -> Printed | Called:
     """Read the tests of a row.
 
     Raises:
-        ValueError: They have none of the known shapes; completes "the column … of row n".
+        ValueError: The tests have none of the known shapes. The text completes "the column … of
+            row n".
     """
     if isinstance(reference, str):
         try:
@@ -153,8 +154,8 @@ def _call(arguments: Any, result: Any) -> tuple[Any, Any]:
     """Return arguments and result of a call; texts have JSON, one argument a line."""
     if not isinstance(arguments, str):
         return arguments, result
-    given = [json.loads(line) for line in arguments.splitlines()]
-    return given, json.loads(result) if isinstance(result, str) else result
+    values = [json.loads(line) for line in arguments.splitlines()]
+    return values, json.loads(result) if isinstance(result, str) else result
 
 
 def _code(source: str) -> Called:

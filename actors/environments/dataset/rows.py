@@ -1,7 +1,7 @@
 """Rows of a dataset by number: JSON lines, JSON, CSV, parquet, or whatever `datasets` loads.
 
-Rows are mappings of columns. JSON lines stay in their file and are parsed when they are asked for,
-so that every actor of a machine can hold a large one; all others are in memory, parquet by column.
+Rows are mappings of columns. JSON lines stay in their file and are parsed on demand, so that every
+actor of a machine can open a large file. Other formats are held in memory, parquet by column.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _QUICK = msgspec.json.Decoder()
 
 
 class Rows(Protocol):
-    """Rows by number, from 0, and all of them in order, which is faster."""
+    """Rows by number, from 0; iterating over all of them is faster."""
 
     def __len__(self) -> int: ...
 
@@ -42,17 +42,17 @@ class Rows(Protocol):
 
 
 def open_rows(path: str, *, subset: str | None = None, split: str = "train") -> Rows:
-    """Open a dataset.
+    """Open the rows of a dataset.
 
     Args:
         path: A file (`.jsonl`, `.json`, `.csv`, `.tsv`, `.parquet`), a folder that `datasets` has
             saved, or a name on the Hugging Face hub.
-        subset: Of a name that has several.
-        split: Of a folder or a name: which part of it.
+        subset: Subset to load, where the name on the hub has several.
+        split: Split to load from a folder or a name.
 
     Raises:
-        SettingsError: There is no such file, it cannot be read, or the package that reads it is
-            not installed.
+        SettingsError: There is no such file, the file cannot be read, or the package that reads it
+            is not installed.
     """
     place = Path(path).expanduser()
     reader = _READERS.get(place.suffix.lower())
@@ -255,7 +255,7 @@ def _package(name: str, what: str) -> Any:
 
 
 def _check_characters(row: Any, where: str) -> None:
-    """Refuse half a character, which no text can be written with."""
+    """Refuse half of a surrogate pair, which cannot be encoded."""
     try:
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:

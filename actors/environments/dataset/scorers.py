@@ -1,8 +1,8 @@
 """Scorers of final answers, by the name in `environment_settings.scorer`.
 
-Each compares one candidate (`final_answer.py`) with the reference: 1 = right, 0 = wrong, None = it
-cannot be read as such an answer. What may take for ever is compared in a process of its own:
-programs (`programs.py`), mathematics, and what patterns of the user's match (`answer_process.py`).
+Each compares one candidate (`final_answer.py`) with the reference: 1 = right, 0 = wrong, None = the
+candidate cannot be read as such an answer. Comparisons that may never end run in a process of their
+own: programs (`programs.py`), and mathematics and the user's patterns (`answer_process.py`).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def make_scorer(name: str, *, time_s: float, memory_mb: int) -> Scorer:
     """Return what scores whole completions.
 
     Args:
-        name: As in the settings.
-        time_s: Of a program of `code` in one test.
-        memory_mb: The same.
+        name: Name of the scorer, as in the settings.
+        time_s: CPU time of a program of `code` in one test.
+        memory_mb: Memory of such a program.
 
     Raises:
-        SettingsError: It cannot work on this machine.
+        SettingsError: The scorer cannot work on this machine.
     """
     if name == "code":
         return CodeScorer(Sandbox.find(), Limits(time_s, LASTING * time_s + 1, memory_mb))
@@ -54,25 +54,25 @@ def make_scorer(name: str, *, time_s: float, memory_mb: int) -> Scorer:
 
 
 def score_of(text: str, reference: Any, scorer: Scorer) -> float | None:
-    """Score a completion by the best of what may be its final answer."""
+    """Score a completion by the best candidate for its final answer."""
     if not text:
         return scorer("", reference)
-    found = candidates(text)
+    answers = candidates(text)
     if scorer in (numeric, choice):  # a completion that names several is not right by one of them
-        found = (*found[2:], *found[:2])
-        scores = (scorer(candidate, reference) for candidate in found)
+        answers = (*answers[2:], *answers[:2])
+        scores = (scorer(candidate, reference) for candidate in answers)
         return next((score for score in scores if score is not None), None)
-    scores = (scorer(candidate, reference) for candidate in found)
+    scores = (scorer(candidate, reference) for candidate in answers)
     return max((score for score in scores if score is not None), default=None)
 
 
 def exact(candidate: str, reference: Any) -> float | None:
-    """The same text, whatever its case and spaces; a full stop at the end does not count."""
+    """Compare texts, without regard to case, spaces and a full stop at the end."""
     return float(_plain(candidate) == _plain(str(reference))) if candidate.strip() else None
 
 
 def numeric(candidate: str, reference: Any) -> float | None:
-    """The same number, to a millionth: the one that each side states, `18` in `#### $18`."""
+    """Compare to a millionth the number that each side states, such as `18` in `#### $18`."""
     wanted = stated_number(str(reference))
     if wanted is None:
         raise ValueError(
@@ -83,11 +83,11 @@ def numeric(candidate: str, reference: Any) -> float | None:
     if number is None:
         return None
     same = {number, number / 100} if candidate.rstrip(" .$}").endswith("%") else {number}
-    return float(any(math.isclose(each, wanted, rel_tol=CLOSE, abs_tol=1e-12) for each in same))
+    return float(any(math.isclose(value, wanted, rel_tol=CLOSE, abs_tol=1e-12) for value in same))
 
 
 def choice(candidate: str, reference: Any) -> float | None:
-    """The same letter: `b`, `(B)` and `B. Paris` are alike."""
+    """Compare letters: `b`, `(B)` and `B. Paris` are equal."""
     wanted = LETTER.fullmatch(unwrapped(str(reference)))
     if wanted is None:
         raise ValueError(f"must be a letter, got {quoted(reference, 60)}")
@@ -96,7 +96,7 @@ def choice(candidate: str, reference: Any) -> float | None:
 
 
 def regex(candidate: str, reference: Any) -> float | None:
-    """The whole answer matches the reference, a regular expression."""
+    """Match the whole answer with the reference, a regular expression."""
     try:
         pattern = re.compile(str(reference))
     except re.error as error:
@@ -107,7 +107,7 @@ def regex(candidate: str, reference: Any) -> float | None:
 
 
 def json_schema(candidate: str, reference: Any) -> float | None:
-    """JSON, bare or in a fenced block, that satisfies the reference, a JSON schema."""
+    """Check JSON, bare or in a fenced block, against the reference, a JSON schema."""
     from jsonschema import Draft202012Validator  # noqa: PLC0415 - of the extra `data`
     from jsonschema.exceptions import SchemaError  # noqa: PLC0415 - of the extra `data`
 

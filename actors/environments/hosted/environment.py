@@ -26,7 +26,7 @@ from .process import HostError, HostProcess
 # A host that is started again when it dies, a bounded number of times.
 #
 # new --start--> serving --dies--> its episodes fail --the next begin, after a pause--> serving
-#                                  too often in a while: every begin fails at once
+#                                  too often within DEATHS_S: every begin fails at once
 
 START_S = 60.0  # its environment may load a table
 MOST_DEATHS = 5
@@ -37,25 +37,25 @@ GRACE_S = 10.0  # of signs of life, which come every second
 
 @dataclass(frozen=True, slots=True)
 class HostSettings:
-    """What a host is made of."""
+    """The Python, the class and the settings of a host."""
 
     python: Path
     requirements: Sequence[Requirement]
-    """What must be installed there, and in which versions."""
+    """Packages that must be installed there, with their versions."""
     name: str
-    """Of the class: `path/to/file.py:Class` or `module:Class`."""
+    """Name of the class: `path/to/file.py:Class` or `module:Class`."""
     settings: dict[str, Any]
     """Keywords of the class."""
     setting: str
-    """Where it is named, for errors."""
+    """Setting that names the class, for errors."""
     plays_rows: bool
-    """It is the factory of a dataset."""
+    """The class is the factory of a dataset."""
     needs_reward: bool
     threads: int
 
 
 class Host:
-    """The process of an environment, whichever it is at the time."""
+    """The present process of an environment, which is replaced when it dies."""
 
     def __init__(self, settings: HostSettings) -> None:
         """Start the first process.
@@ -77,15 +77,15 @@ class Host:
         self.close()
 
     def close(self) -> None:
-        """End the process."""
+        """End the present process."""
         if hasattr(self, "_process"):
             self._process.kill("it was closed")
 
     async def alive(self) -> HostProcess:
-        """Return a process that has not ended; starts one if need be.
+        """Return a process that has not ended; start one if need be.
 
         Raises:
-            HostError: It has died too often.
+            HostError: The process has died too often.
         """
         if self._process.end_reason is not None:
             await asyncio.to_thread(self._restart)
@@ -96,7 +96,7 @@ class Host:
             if self._process.end_reason is None:
                 return
             now = time.monotonic()
-            self._deaths = [each for each in self._deaths if now - each < DEATHS_S]
+            self._deaths = [death for death in self._deaths if now - death < DEATHS_S]
             if len(self._deaths) >= MOST_DEATHS:
                 raise HostError(
                     f"environment host has died {MOST_DEATHS + 1} times in {DEATHS_S:g} s, the "
@@ -112,41 +112,41 @@ class Host:
                 raise HostError(str(error)) from error
 
     def _open(self) -> tuple[str, bool]:
-        own = self._settings
-        names = [each.name for each in own.requirements]
+        settings = self._settings
+        names = [requirement.name for requirement in settings.requirements]
         versions = self._asked("versions", packages=names)
-        for requirement in own.requirements:
-            _check(requirement, versions[requirement.name], own.python)
-        given = {
-            "name": own.name,
-            "settings": own.settings,
-            "setting": own.setting,
-            "plays_rows": own.plays_rows,
-            "needs_reward": own.needs_reward,
+        for requirement in settings.requirements:
+            _check(requirement, versions[requirement.name], settings.python)
+        keywords = {
+            "name": settings.name,
+            "settings": settings.settings,
+            "setting": settings.setting,
+            "plays_rows": settings.plays_rows,
+            "needs_reward": settings.needs_reward,
         }
-        found = self._asked("open", given=given)
-        return str(found["description"]), bool(found["can_replay"])
+        reply = self._asked("open", given=keywords)
+        return str(reply["description"]), bool(reply["can_replay"])
 
-    def _asked(self, do: str, **given: Any) -> dict[str, Any]:
+    def _asked(self, do: str, **arguments: Any) -> dict[str, Any]:
         try:
-            return self._process.submit(do, **given).result(START_S)
+            return self._process.submit(do, **arguments).result(START_S)
         except TimeoutError:
             text = f"no end within {START_S:g} s"
         except HostError as error:
             if error.is_ours:
                 raise SettingsError(str(error)) from error
             text = str(error)
-        own = self._settings
-        raise SettingsError(f"{own.setting} must be made by {own.name} in {own.python}, got {text}")
+        setting, name, python = self._settings.setting, self._settings.name, self._settings.python
+        raise SettingsError(f"{setting} must be made by {name} in {python}, got {text}")
 
 
-async def ask(process: HostProcess, do: str, *, limit_s: float, **given: Any) -> dict[str, Any]:
-    """Have a process make a call, which it limits itself: it may have to wait for its turn.
+async def ask(process: HostProcess, do: str, *, limit_s: float, **arguments: Any) -> dict[str, Any]:
+    """Make a call in a host process, which keeps the time limit itself: calls wait for their turn.
 
     Raises:
         HostError: The call failed, or the process died or gave no sign of life.
     """
-    future = asyncio.wrap_future(process.submit(do, limit_s=limit_s, **given))
+    future = asyncio.wrap_future(process.submit(do, limit_s=limit_s, **arguments))
     while not future.done():
         with suppress(TimeoutError):
             async with asyncio.timeout(GRACE_S):
@@ -172,7 +172,7 @@ def _check(requirement: Requirement, version: str | None, python: Path) -> None:
 
 T = TypeVar("T")
 
-CALL_S = 60.0  # where nobody says how long a call may take
+CALL_S = 60.0  # limit of a call that is awaited without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class HostedCall(Generic[T]):
     begin: Callable[[float], Coroutine[Any, Any, T]]
 
     def within(self, limit_s: float) -> Coroutine[Any, Any, T]:
-        """Make the call; it may take so long, its wait for other calls not counted."""
+        """Make the call with a time limit, which does not count its wait for other calls."""
         return self.begin(limit_s)
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -242,10 +242,10 @@ class HostedConversation:
         if self.row is not None:
             columns = columns_of(self.row)
             row = {"prompt": self.row.prompt, "answer": self.row.answer, "columns": columns}
-        given = {"index": index, "seed": seed, "held_out": held_out, "row": row}
-        begun = await self._ask("begin", _Begun, limit_s, **given)
+        item = {"index": index, "seed": seed, "held_out": held_out, "row": row}
+        begun = await self._ask("begin", _Begun, limit_s, **item)
         self.prompt, self.answer, self.columns = begun.prompt, begun.answer, begun.columns
-        self.demonstration = tuple(Segment(*each) for each in begun.demonstration)
+        self.demonstration = tuple(Segment(*segment) for segment in begun.demonstration)
         self.tools = begun.tools
         return self
 
@@ -264,10 +264,10 @@ class HostedConversation:
             return Score(score.reward, score.parts, score.metrics | scored.metrics)
         return Score(scored.reward, scored.parts, scored.metrics)
 
-    async def _ask(self, do: str, kind: type[T], limit_s: float, **given: Any) -> T:
-        found = await ask(self.process, do, limit_s=limit_s, episode=self.episode, **given)
+    async def _ask(self, do: str, kind: type[T], limit_s: float, **arguments: Any) -> T:
+        reply = await ask(self.process, do, limit_s=limit_s, episode=self.episode, **arguments)
         try:
-            return msgspec.convert(found, kind)
+            return msgspec.convert(reply, kind)
         except msgspec.ValidationError as error:
             raise HostError(f"an answer of the environment to {do}: {error}") from None
 
@@ -281,8 +281,8 @@ class HostedEnvironment:
         """Prepare.
 
         Args:
-            host: Of the class.
-            rows: Whose questions it plays; None = it has its own.
+            host: Host of the class.
+            rows: Dataset whose questions the class plays; None = the class has its own questions.
         """
         self._host = host
         self._rows = rows
@@ -306,10 +306,10 @@ class HostedEnvironment:
         return HostedCall(begin)
 
     def describe(self) -> str:
-        """Return what the class says, and what its rows are."""
+        """Return the descriptions of the class and of its rows."""
         rows = f" over {self._rows.describe()}" if self._rows else ""
         return f"{self._host.description}{rows}"
 
     def another(self) -> HostedEnvironment:
-        """Return itself: it takes as many episodes as there are."""
+        """Return itself: one host plays any number of episodes."""
         return self

@@ -2,8 +2,8 @@
 
     submit --a thread--> standard input ... standard output --a thread--> the call's future
 
-Independent of event loops: checks call it from several. It has ended for good when its process has;
-`environment.py` starts the next. All its calls then fail, and those that come later.
+A `HostProcess` is independent of event loops: checks use it from several. When its process has
+ended, its calls fail, and so do later ones; `environment.py` starts the next process.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class HostError(RuntimeError):
     """An environment failed in its host, or the host has ended."""
 
     is_ours = False
-    """Its text is a whole sentence about a setting."""
+    """The text is Nyala's own: a whole sentence about a setting."""
 
 
 class HostProcess:
-    """A process; starts at once."""
+    """A host process, which starts at once."""
 
     def __init__(self, python: Path, *, threads: int) -> None:
         self._command = [str(python), str(PROGRAM), str(threads)]
@@ -59,22 +59,22 @@ class HostProcess:
         self._heard_at = time.monotonic()
         self._is_unwanted = False
         self.end_reason: str | None = None
-        """Why it has ended; None = it has not."""
+        """Reason for its end; None = the process has not ended."""
         # The thread that starts it also outlasts it: the kernel ends a process with that thread.
         Worker(self._read, name="environment-host").start()
 
     @property
     def silent_s(self) -> float:
-        """How long ago it last gave a sign of life."""
+        """Time since its last sign of life."""
         return time.monotonic() - self._heard_at
 
     @property
     def pid(self) -> int | None:
-        """Its number, once it has one."""
+        """Process id; None until the process has started."""
         return None if self._process is None else self._process.pid
 
-    def submit(self, do: str, **given: Any) -> Future[dict[str, Any]]:
-        """Send a request; its future gets what is found, or a `HostError`.
+    def submit(self, do: str, **arguments: Any) -> Future[dict[str, Any]]:
+        """Send a request; its future gets the result, or a `HostError`.
 
         Raises:
             HostError: The process has ended.
@@ -84,17 +84,17 @@ class HostProcess:
             if self.end_reason is not None:
                 raise HostError(self.end_reason)
             self._number += 1
-            frame = _packed({"call": self._number, "do": do, **given})
+            frame = _packed({"call": self._number, "do": do, **arguments})
             self._calls[self._number] = future
         self._requests.put(frame)
         return future
 
     def leave(self, episode: int) -> None:
-        """Have it forget an episode."""
+        """Tell the process to forget an episode."""
         self._requests.put(pack_message({"do": "leave", "episode": episode}))
 
     def kill(self, reason: str) -> None:
-        """End it."""
+        """Kill the process and its children; its calls fail with this reason."""
         with self._lock:
             self.end_reason = self.end_reason or reason
         self._is_unwanted = True

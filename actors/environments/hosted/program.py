@@ -2,9 +2,9 @@
 
     python .../program.py THREADS
 
-Frames come by standard input and go out by standard output, which are moved out of the way of the
-user's code before any of it runs: what that prints goes to standard error. Of ours, the host can
-import what knows the forms of environments, which needs no package. It ends with its parent.
+Frames come by standard input and go out by standard output, which are moved to other descriptors
+before any code of the user runs: what that code prints goes to standard error. The host can import
+Nyala's modules that know the forms of environments, which need no package. It ends with its parent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OLD_PYTHON = 79
 
 
 class OurPackages:
-    """Finds our packages where they are, and nothing that lies beside them for another Python."""
+    """Finds Nyala's packages, and no other package beside them, which is for another Python."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG004 - the protocol's

@@ -1,7 +1,7 @@
 """The Python of an environment host: one of the user's, or an environment that uv makes once.
 
-Virtual environments are kept under `~/.cache/nyala/environments`, by what is required in them and
-by the version of Python.
+Virtual environments are kept under `~/.cache/nyala/environments`, by their requirements and the
+version of Python.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ SETTING = "run.environment_requirements"
 
 
 def requirements_of(run: RunSettings) -> list[Requirement]:
-    """Read what a run requires.
+    """Read the required packages of a run.
 
     Raises:
-        SettingsError: One is not written as pip takes it.
+        SettingsError: A requirement is not written as pip takes it.
     """
-    found = []
+    requirements = []
     for text in run.environment_requirements:
         try:
-            found.append(Requirement(text))
+            requirements.append(Requirement(text))
         except InvalidRequirement as error:
             raise SettingsError(
                 f"{SETTING} must be packages as pip takes them, such as textarena>=0.7, got "
                 f"{text!r}: {str(error).partition(chr(10))[0]}"
             ) from None
-    return found
+    return requirements
 
 
 def host_python(run: RunSettings) -> Path | None:
-    """Return the Python of a run's environment, which is made if need be; None = ours.
+    """Return the Python of a run's environment, installed if need be; None = the actor's own.
 
     Raises:
-        SettingsError: There is none, or uv cannot make one.
+        SettingsError: The Python does not exist, or uv cannot make one.
     """
     if run.environment_python is not None:
         python = Path(run.environment_python).expanduser().absolute()
@@ -66,7 +66,7 @@ def host_python(run: RunSettings) -> Path | None:
         return python
     if not run.environment_requirements:
         return None
-    return _made(sorted(str(each) for each in requirements_of(run)))
+    return _made(sorted(map(str, requirements_of(run))))
 
 
 def _made(requirements: Sequence[str]) -> Path:
@@ -118,7 +118,7 @@ def _run(*command: str) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock: actors of a machine begin at once."""
+    """Hold a file lock, because several actors of a machine start at the same time."""
     ends_at = time.monotonic() + INSTALL_S
     with path.open("w") as file:
         while True:

@@ -6,8 +6,8 @@
     {"call": 4, "do": "score", ...}    reward, parts, metrics; answer and columns once more
     {"do": "leave", ...}               the actor has dropped an episode
 
-Each is answered by `{"call": n, "found": {...}}` or `{"call": n, "error": "..."}`, in any order; a
-frame without a call says that the host is alive. Imports no package.
+Each call is answered by `{"call": n, "found": {...}}` or `{"call": n, "error": "..."}`, in any
+order; a frame without a call says that the host is alive. This module imports no package.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from configs.own_code import explain, load_own
 # --------------------------------------------------------------------------------------------------
 # Messages between an actor and an environment host: frames of JSON.
 #
-# Both sides read what the other's code may have spoilt. JSON, because the host's Python need not
-# have a package of ours.
+# The user's code may have written to the same pipe, so each side checks what it reads. The format
+# is JSON, because the host's Python need not have a package for another one.
 
 MAX_FRAME_BYTES = 16 * 2**20  # a prompt with the columns of its row
 
@@ -44,7 +44,7 @@ def pack_message(message: Mapping[str, Any]) -> bytes:
     """Return a message as bytes.
 
     Raises:
-        ValueError: It is too long, or holds what is no plain data.
+        ValueError: The message is too long, or has values that are no plain data.
     """
     try:
         body = json.dumps(message, default=_plain).encode()
@@ -62,7 +62,7 @@ def read_message(read: Callable[[int], bytes]) -> dict[str, Any] | None:
     """Return the next message; None = the other side has ended.
 
     Raises:
-        MalformedFrame: There is something else.
+        MalformedFrame: The bytes are no message.
     """
     body = read_frame(read, max_bytes=MAX_FRAME_BYTES)
     if body is None:
@@ -77,7 +77,7 @@ def read_message(read: Callable[[int], bytes]) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and arrays of numpy or torch as Python's, all else as its text."""
+    """Return numbers and arrays of numpy or torch as Python's, and any other value as its text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
@@ -87,7 +87,7 @@ def _plain(value: Any) -> Any:
 BEAT_S = 1.0
 TICK_S = 0.05  # between looks at calls that take long
 HUNG = 78
-"""Exit status of a host too many of whose calls never end."""
+"""Exit status of a host that has too many calls without an end."""
 FORGOTTEN = "an episode that this host does not know"
 
 
@@ -111,16 +111,16 @@ class GivenRow:
 
 
 class GivenRows(threading.local):
-    """Rows as they come with the requests, in the thread that begins an episode."""
+    """Rows from the requests, each in the thread that begins its episode."""
 
     row: GivenRow
 
     def begin(self, index: int, seed: int, *, held_out: bool) -> GivenRow:  # noqa: ARG002 - the actor chose
-        """Return the row of the request at hand."""
+        """Return the row of this thread's request."""
         return self.row
 
     def describe(self) -> str:
-        """Say that they are the actor's."""
+        """Return a constant: the actor describes its rows."""
         return "rows"
 
 
@@ -136,7 +136,7 @@ class Serving:
         self._episodes: dict[int, tuple[Lane, Any, GivenRow | None]] = {}
 
     def take(self, request: dict[str, Any]) -> None:
-        """Take a request; it is answered now or later."""
+        """Accept a request, which is answered now or later."""
         if request["do"] == "leave":
             self._episodes.pop(request["episode"], None)
             return
@@ -160,12 +160,12 @@ class Serving:
         plays_rows: bool,
         needs_reward: bool,
     ) -> dict[str, Any]:
-        own = load_own(name, setting=setting, kind="class")
+        factory = load_own(name, setting=setting, kind="class")
         make: Callable[[], Environment]
         if plays_rows:
-            make = partial(over_rows, self._rows, own, settings, needs_reward=needs_reward)
+            make = partial(over_rows, self._rows, factory, settings, needs_reward=needs_reward)
         else:
-            bare = partial(own, **settings)
+            bare = partial(factory, **settings)
             make = lambda: adapt(bare(), bare, name=name, needs_reward=needs_reward)  # noqa: E731
         first = make()
         another: Callable[[], Environment] = getattr(first, "another", make)
@@ -197,7 +197,7 @@ class Serving:
 
         def done(value: Any) -> None:
             if isawaitable(value):
-                waiting = _await(value, limit_s, lambda found: answer(_read(read, found)))
+                waiting = _await(value, limit_s, lambda result: answer(_read(read, result)))
                 asyncio.run_coroutine_threadsafe(waiting, self._loop)
             else:
                 answer(_read(read, value))
@@ -221,13 +221,13 @@ class Serving:
     def _begun(
         self, episode: int, lane: Lane, row: GivenRow | None, conversation: Any
     ) -> dict[str, Any]:
-        found = _shown(conversation) | {
+        reply = _shown(conversation) | {
             "prompt": conversation.prompt,
             "demonstration": [list(segment) for segment in conversation.demonstration],
             "tools": tools_of(conversation),
         }
         self._episodes[episode] = (lane, conversation, row)
-        return found
+        return reply
 
     def _answer(self, call: int, value: Any) -> None:
         if isinstance(value, BaseException):
@@ -266,10 +266,10 @@ async def _await(value: Any, limit_s: float, done: Callable[[Any], None]) -> Non
     limit = asyncio.timeout(limit_s)
     try:
         async with limit:
-            found = await value
+            result = await value
     except BaseException as error:  # noqa: BLE001 - foreign code; the actor judges
-        found = overdue(limit_s, "") if limit.expired() else error
-    done(found)
+        result = overdue(limit_s, "") if limit.expired() else error
+    done(result)
 
 
 def _read(read: Callable[[Any], Any], value: Any) -> Any:
