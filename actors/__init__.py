@@ -14,7 +14,7 @@ episodes/           Episodes from lease to submission
 loop                Episode loop of one actor
 metrics_page        An actor's page of `/metrics`: what this incarnation samples, and how it gets
                     its weights
-numbers             Numbers in texts: which value a text states, where it states one for certain
+numbers             Numbers in texts: the value that a text states for certain
 preemption          Preemption notices of the clouds: a drain before the machine is taken away
 rewards/            Reward functions, each in a process of its own
 sandbox/            Sandbox for programs that a model wrote

@@ -51,15 +51,15 @@ def export(
     """Write `count` demonstrations to `out`, which is complete once it exists.
 
     Args:
-        run: Names the environment.
-        out: The file.
+        run: Settings of the run, which name the environment.
+        out: File to write.
         count: Items to write.
-        seed: Where among the training items to begin; RL begins at item 0.
+        seed: Block of `count` training items to write; RL begins at item 0.
         needs_answers: There is a supervised start; else only the characters matter.
 
     Raises:
         SettingsError: The environment cannot be made, or has no demonstrations.
-        DeadlineError: It takes too long.
+        DeadlineError: The export takes too long.
     """
 
     def write() -> int:
@@ -80,7 +80,7 @@ def export(
 
 def _lines(run: RunSettings, count: int, seed: int, needs_answers: bool) -> Iterator[str]:
     mixture, alone = run.mixture, run.by_environment
-    environments = [make_environment(each) for each in alone.values()]
+    environments = [make_environment(settings) for settings in alone.values()]
     for number in range(seed * count, (seed + 1) * count):
         place = mixture.training(number)
         environment = environments[place.environment]

@@ -54,13 +54,13 @@ async def run_actor(
     """Run an actor until its run ends or `stop` is set.
 
     Args:
-        settings: Of the run.
-        incarnation: Name of this life.
-        stop: Ends it.
-        key: Name of its key; None = `actor`, or one that it registers now with `enrolment`.
+        settings: Settings of the run.
+        incarnation: Name of this life of the actor.
+        stop: Ends the actor when it is set.
+        key: Name of the actor's key; None = `actor`, or one that is registered with `enrolment`.
 
     Raises:
-        NyalaError: A failure that a person has to look at.
+        NyalaError: A failure that needs a person.
     """
     _check_endpoints(settings.broker)
     _say_engine(settings)
@@ -111,10 +111,10 @@ async def run_actor(
 
 
 def _say_engine(settings: Settings) -> None:
-    """Log the engine and why it is that one; loudly where this machine lacks something.
+    """Log the engine and the reason for it; as a warning where this machine lacks something.
 
     Raises:
-        SettingsError: It cannot start here.
+        SettingsError: The engine cannot start on this machine.
     """
     choice = engine_of_this_process(settings)
     is_lacking = settings.actors.engine == "auto" and choice.is_substitute
@@ -156,27 +156,27 @@ async def prepare(settings: Settings, incarnation: str) -> EpisodeTools:
 async def _reward_pools(
     settings: Settings, samples: Sequence[Conversation]
 ) -> list[RewardPool | None]:
-    """Make the reward functions of each environment; those of the same functions share a pool."""
+    """Make the reward pool of each environment; environments with the same functions share one."""
     pools: dict[tuple[str, ...], RewardPool] = {}
-    found: list[RewardPool | None] = []
+    by_environment: list[RewardPool | None] = []
     try:
         alone = settings.run.by_environment.values()
         for run, sample in zip(alone, samples, strict=True):
             functions = tuple(run.reward_functions.values())
             if not functions:
                 log.info("reward", function=f"the score of {run.environment}")
-                found.append(None)
+                by_environment.append(None)
                 continue
             if functions not in pools:
                 pools[functions] = RewardPool(run, settings.actors)
             with naming(run):
                 log.info("reward", function=await pools[functions].try_out(sample))
-            found.append(pools[functions])
+            by_environment.append(pools[functions])
     except BaseException:
         for pool in pools.values():
             await pool.close()
         raise
-    return found
+    return by_environment
 
 
 async def _own_keys(settings: Settings, incarnation: str, key: str | None) -> KeyPair:
@@ -195,7 +195,7 @@ async def _own_keys(settings: Settings, incarnation: str, key: str | None) -> Ke
 
 
 async def _enrolled(client: BrokerClient, request: Enrol) -> Receipt:
-    """Register a key; where there is no place, others may leave theirs within a while."""
+    """Register a key; while there is no place, wait for other actors to leave theirs."""
     began = asyncio.get_running_loop().time()
     while True:
         try:

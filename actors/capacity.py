@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 import structlog
@@ -21,7 +22,7 @@ from configs.tables.actors import ActorSettings
 
 
 class CacheMeter:
-    """Steps in, `memory` out."""
+    """Records the steps of an engine; `memory` is the newest state of its cache."""
 
     def __init__(self) -> None:
         self.memory: Memory | None = None
@@ -29,7 +30,7 @@ class CacheMeter:
         self._evicted = 0
 
     def record(self, used: float, evicted: int) -> None:
-        """Take a step.
+        """Record the cache after a step of the engine.
 
         Args:
             used: Share of the cache.
@@ -40,22 +41,22 @@ class CacheMeter:
 
 
 # --------------------------------------------------------------------------------------------------
-# The number of episodes that fills an engine, found while it works.
+# The number of episodes that fills an engine, found while the engine works.
 #
-# A hill climb over numbers that double, by tokens a second. Two are compared, the present one and
-# the last one before it, whichever is the greater:
+# A hill climb over numbers that double, by tokens a second. Two numbers are compared, the present
+# one and the one before it, whichever is the greater:
 #
 #   the greater made 3 % more                      ->  the greater, else the fewer
-#   the cache has room and none above is known     ->  up to twice as many, as far as the room goes
-#   many episodes lost their KV cache to others    ->  a fifth fewer, if none that near is known
+#   the cache has room, nothing above was measured ->  up to twice as many, as far as the room goes
+#   many episodes lost their KV cache to others    ->  a fifth fewer, unless measured already
 #
 # A step up is taken after one window, a step down after three, and either is taken back as soon as
-# later windows say so: a machine is quicker in one minute than in the next, and what was measured
-# in a lucky one does not last. After five minutes a number that was left may be tried again.
-# Additive steps would take hours from 8 to 512. Pure: the caller looks, and has the clock.
+# later windows contradict it: a machine is quicker in one minute than in the next. After five
+# minutes a number that was left may be tried again. Additive steps would take hours from 8 to 512.
+# Pure: the caller measures, and has the clock.
 
 WINDOW_S = 10.0
-FULL = 0.75  # share of a window's looks: with fewer, the run gave this actor too little to judge by
+FULL = 0.75  # share of a window's looks: with fewer, the actor had too little work to be measured
 USED = 0.97  # of the KV cache: episodes grow after they have begun
 EVICTED, FEW = 0.1, 2  # times for each episode that ends: below it the cache is well filled
 FEWER = 0.8
@@ -84,12 +85,12 @@ class _Window:
     looks: int = 0
     full: int = 0
     used: float = 0.0
-    """Most."""
+    """Largest share of the cache that was in use."""
 
 
 @dataclass(slots=True)
 class _Speed:
-    """Of the engine with one number of episodes."""
+    """Speed of the engine with one number of episodes."""
 
     number: int
     windows: int = 0
@@ -97,7 +98,7 @@ class _Speed:
     """Mean of the latest windows; the first one counts until the second has ended."""
 
     def add(self, tokens_per_s: float) -> None:
-        """Take a window."""
+        """Add the speed of a window to the mean."""
         self.windows += 1
         share = 1 / min(max(self.windows - 1, 1), LATEST)
         self.tokens_per_s += share * (tokens_per_s - self.tokens_per_s)
@@ -105,21 +106,21 @@ class _Speed:
 
 @dataclass
 class BatchSize:
-    """Looks in; a number out.
+    """Chooses the number of episodes from what `look` is told.
 
     Args:
-        least: Of it, which it begins with.
-        most: Of it.
+        least: Least number, with which it begins.
+        most: Greatest number.
     """
 
     least: int
     most: int
     reason: str = "nothing is measured yet"
-    """Of the last change."""
+    """Reason of the last change."""
     _window: _Window | None = None
     _speed: _Speed = field(init=False)
     _other: _Speed | None = None
-    """The number before the last change, and what it made."""
+    """The number before the last change, and its speed."""
     _other_until_s: float = -math.inf
 
     def __post_init__(self) -> None:
@@ -127,7 +128,7 @@ class BatchSize:
 
     @property
     def number(self) -> int:
-        """At a time."""
+        """Number of episodes at a time."""
         return self._speed.number
 
     def look(
@@ -140,15 +141,16 @@ class BatchSize:
         is_over: bool,
         memory: Memory,
     ) -> bool:
-        """Take a look; returns whether `number` has changed.
+        """Measure, and return whether `number` has changed.
 
         Args:
-            now_s: Of any clock.
-            tokens: Made since the start.
+            now_s: Time of any monotonic clock.
+            tokens: Tokens sampled since the start.
             ended: Episodes with all their tokens, since the start.
             is_full: There is no room for another episode.
-            is_over: More than `number` still run, from before it was lowered: no time to measure.
-            memory: Of the engine.
+            is_over: More than `number` episodes still run, since it was lowered: nothing is
+                measured.
+            memory: KV cache of the engine.
         """
         window = self._window
         if window is None or is_over:
@@ -178,10 +180,10 @@ class BatchSize:
         return self.number != before
 
     def _judge(self, now_s: float, used: float) -> None:
-        """Go back or on, at the end of a window without room."""
+        """Change the number at the end of a full window, if its speed says so."""
         speed, other = self._speed, self._other
         if other is not None:
-            fewer, more = sorted((speed, other), key=lambda each: each.number)
+            fewer, more = sorted((speed, other), key=attrgetter("number"))
             is_faster = more.tokens_per_s >= GAIN * fewer.tokens_per_s
             if speed is fewer:
                 if is_faster:
@@ -214,7 +216,7 @@ class BatchSize:
 def leases_for(slots: int, in_flight: int | None = None) -> int:
     """Return how many leases keep so many places of an engine full.
 
-    A few wait for a place in the engine: one that becomes free is taken in the very next step.
+    A few episodes wait for a place, so that a free one is taken in the very next step.
     """
     return min(MAX_LINES, in_flight or slots + slots // 16)
 
@@ -223,8 +225,8 @@ class Room:
     """A bound on episodes, generated or waiting for their environment; it may change.
 
     Args:
-        most: Of them.
-        group_size: Of the run.
+        most: The bound.
+        group_size: Episodes of a group of the run.
     """
 
     def __init__(self, most: int, *, group_size: int) -> None:
@@ -234,19 +236,19 @@ class Room:
 
     @property
     def full_from(self) -> int:
-        """From this number on none is asked for.
+        """Number of episodes from which on no leases are requested.
 
-        Whole groups come together where they fit, and share their prompt in the prefix cache.
+        Whole groups are leased together where they fit, and share their prompt in the prefix cache.
         """
         return self.most - max(1, min(self.group_size, self.most // 4)) + 1
 
     def resize(self, most: int) -> None:
-        """Change the bound; those that are beyond it go on."""
+        """Change the bound; episodes beyond it go on."""
         self.most = most
         self._changed.set()
 
     async def other_than(self, most: int) -> None:
-        """Wait until the bound is another one."""
+        """Wait until the bound differs from this one."""
         while self.most == most:
             self._changed.clear()
             await self._changed.wait()
@@ -255,7 +257,7 @@ class Room:
 # --------------------------------------------------------------------------------------------------
 # Keeping an actor's room at the number of episodes that fills its engine.
 #
-# Looks once a second, changes nothing by itself: `BatchSize` decides, and says why.
+# Measures once a second; `BatchSize` decides.
 
 LOOK_S = 1.0
 
@@ -263,23 +265,23 @@ log = structlog.get_logger()
 
 
 class Seen(NamedTuple):
-    """An actor at one moment."""
+    """Counts of an actor at one moment."""
 
     tokens: int
-    """Made since its start."""
+    """Tokens sampled since its start."""
     episodes: int
-    """Begun and not finished."""
+    """Episodes begun and not finished."""
     ended: int
-    """With all their tokens, since its start."""
+    """Episodes with all their tokens, since its start."""
 
 
 class Tuner:
-    """Changes a room by what an engine's cache shows.
+    """Changes an actor's room by its speed and its engine's cache.
 
     Args:
-        room: Of the actor.
-        actors: Settings, with the bounds.
-        meter: Of the engine's cache.
+        room: Bound on the actor's episodes.
+        actors: Settings, with the bounds of the number.
+        meter: State of the engine's KV cache.
     """
 
     def __init__(self, room: Room, actors: ActorSettings, meter: CacheMeter) -> None:
@@ -289,17 +291,17 @@ class Tuner:
 
     @property
     def reason(self) -> str:
-        """Of the last change."""
+        """Reason of the last change."""
         return self._size.reason
 
     async def run(self, see: Callable[[], Seen]) -> None:
-        """Tune until cancelled."""
+        """Tune the room until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.look(time.monotonic(), see())
 
     def look(self, now_s: float, seen: Seen) -> None:
-        """Look once."""
+        """Measure once, and resize the room."""
         size, memory = self._size, self._meter.memory
         if memory is None:
             return
@@ -321,32 +323,31 @@ class Tuner:
 #
 #     work = time without room for another episode + tokens made beside / most tokens a second
 #
-# An engine that has one episode is not at rest, and may still be far from all that it could do: on
-# a GPU twice as many episodes make almost twice as many tokens, on a CPU hardly more. So the most
-# is learned from the engine itself: tokens a second at each number of episodes, and of these the
-# greatest. Pure.
+# An engine with one episode is busy, and may still be far from its greatest speed: on a GPU twice
+# as many episodes make almost twice as many tokens, on a CPU hardly more. So the greatest speed is
+# learned from the engine itself, by its tokens a second at each number of episodes. Pure.
 
 ENOUGH_S = 30.0
-"""With a number of episodes, until its speed counts."""
-HALF_LIFE_S = 600.0  # of what was seen: answers grow longer in training, and engines slower
+"""Time with a number of episodes after which its speed counts."""
+HALF_LIFE_S = 600.0  # of measurements: answers grow longer in training, and engines slower
 
 
 class Work:
-    """Intervals in; the seconds of work in each out."""
+    """Tells for each interval how much of it was work."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
-        """With so many episodes, by powers of two."""
+        """Time by the number of episodes, in powers of two."""
         self._tokens: dict[int, float] = {}
 
     def add(self, passed_s: float, tokens: int, *, episodes: int, is_full: bool) -> float:
         """Take an interval, and return how much of it was work, seconds.
 
         Args:
-            passed_s: Its length.
-            tokens: Made in it.
-            episodes: That the engine has at its end.
-            is_full: There is no room for another.
+            passed_s: Length of the interval.
+            tokens: Tokens sampled in it.
+            episodes: Episodes that the engine has at its end.
+            is_full: There is no room for another episode.
         """
         kept = 0.5 ** (passed_s / HALF_LIFE_S)
         for seen in (self._seconds, self._tokens):
@@ -361,7 +362,7 @@ class Work:
         return min(tokens / most, passed_s)  # the best so far may have been a slow minute's
 
     def _most(self) -> float | None:
-        """Tokens a second at the best number; None before enough was seen of any."""
+        """Return tokens a second at the best number; None before there are enough measurements."""
         speeds = [
             self._tokens[number] / seconds
             for number, seconds in self._seconds.items()

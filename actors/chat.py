@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from configs.errors import SettingsError, quoted
 
 # --------------------------------------------------------------------------------------------------
-# Prompts that are the messages of a chat, and what is said in an episode, as messages.
+# Prompts that are the messages of a chat, and the turns of an episode as messages.
 #
 # An environment's prompt is a text, or a list of messages as datasets have them: `[{"role": "user",
 # "content": "..."}]`. Inside, a message is a `Message`, so that prompts can be kept by their value.
@@ -29,26 +29,26 @@ GivenPrompt = str | Sequence[Mapping[str, Any]]
 """A prompt as environments give it."""
 
 
-def read_prompt(given: GivenPrompt, what: str = "the prompt of an item") -> Prompt:
+def read_prompt(prompt: GivenPrompt, what: str = "the prompt of an item") -> Prompt:
     """Return a prompt, or an observation, as text or messages.
 
-    Half a character, such as a tool may return that cuts a text, becomes U+FFFD.
+    Half of a surrogate pair, as in the cut text of a tool, becomes U+FFFD.
 
     Raises:
-        SettingsError: It is neither, or its last message is the policy's own.
+        SettingsError: The prompt is neither, or its last message is the policy's own.
 
     Example:
         >>> read_prompt([{"role": "user", "content": "7+8="}])
         (Message(role='user', content='7+8='),)
     """
-    if isinstance(given, str):
-        return _whole(given)
-    if any(isinstance(each, str) for each in given):
+    if isinstance(prompt, str):
+        return _whole(prompt)
+    if any(isinstance(message, str) for message in prompt):
         raise SettingsError(
             f"{what} must be a text, or messages of role and content, got a list of texts, "
-            f"{quoted(list(given))}; join them, or take one of them for a column of its own"
+            f"{quoted(list(prompt))}; join them, or take one of them for a column of its own"
         )
-    messages = tuple(_message(each, what) for each in given)
+    messages = tuple(_message(message, what) for message in prompt)
     if not messages or messages[-1].role == "assistant":
         raise SettingsError(
             f"{what} must end with a message to the policy, got "
@@ -58,31 +58,31 @@ def read_prompt(given: GivenPrompt, what: str = "the prompt of an item") -> Prom
 
 
 def text_of(prompt: Prompt) -> str:
-    """Return a prompt as one text, for those who know no messages."""
-    return prompt if isinstance(prompt, str) else "\n".join(each.content for each in prompt)
+    """Return a prompt as one text, for functions that take no messages."""
+    return prompt if isinstance(prompt, str) else "\n".join(turn.content for turn in prompt)
 
 
 def as_messages(said: Prompt) -> tuple[Message, ...]:
-    """Return an observation as messages: a text is said by the user."""
+    """Return an observation as messages; a text becomes a message of the user."""
     return (Message("user", said),) if isinstance(said, str) else said
 
 
 def as_given(messages: Iterable[Message]) -> list[dict[str, str]]:
     """Return messages in the form that chat templates and other projects' functions take."""
-    return [each._asdict() for each in messages]
+    return [message._asdict() for message in messages]
 
 
-def _message(given: Any, what: str) -> Message:
-    # Tables fill what a message lacks with null.
+def _message(message: Any, what: str) -> Message:
+    # In a table, a key that a message lacks is null.
     filled = (
-        {key: value for key, value in given.items() if value is not None}
-        if isinstance(given, Mapping)
+        {key: value for key, value in message.items() if value is not None}
+        if isinstance(message, Mapping)
         else {}
     )
     if filled.keys() != {"role", "content"} or not all(isinstance(v, str) for v in filled.values()):
         raise SettingsError(
             f"{what} must be a text, or messages of role and content, both text, "
-            f"got {quoted(given)}; tool calls and images are not supported"
+            f"got {quoted(message)}; tool calls and images are not supported"
         )
     return Message(_whole(filled["role"]), _whole(filled["content"]))
 
@@ -104,10 +104,10 @@ KEPT = 64  # more than the texts of a run; asked for every row
 
 
 def column_at(row: Mapping[str, Any], name: str) -> Any:
-    """Return a column, or what lies inside of one: a key, or an item of a list by its number.
+    """Return a column, or a value inside of one: by its key, or by its number in a list.
 
     Raises:
-        KeyError: There is none.
+        KeyError: There is no such column or value.
 
     Example:
         >>> column_at({"reward_model": {"ground_truth": "15"}}, "reward_model.ground_truth")
@@ -150,7 +150,7 @@ def fill_in(text: str, value: Callable[[str], str]) -> str:
 #   <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>    Hermes, Qwen2.5, Qwen3: several
 #   {"name": "add", "parameters": {"a": 1}}                          Llama 3: one, with nothing else
 #
-# Whether a chat template writes calls in one of them is found out by reading back what it writes
+# To find out whether a chat template writes calls in one of these forms, its text is read back
 # (`engine/tokenizer.py`).
 
 FORMS = "<tool_call> with JSON (Hermes, Qwen2.5, Qwen3) or bare JSON (Llama 3)"
@@ -166,22 +166,22 @@ class ToolCall(NamedTuple):
 
 
 def read_calls(text: str) -> list[ToolCall]:
-    """Return the calls of a turn, thinking left out; none where one of them is malformed.
+    """Return the calls of a turn after its thinking; no call if one of them is malformed.
 
     Example:
         >>> read_calls('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
         [ToolCall(name='add', arguments={'a': 1})]
     """
     said = text.rpartition(END_OF_THINKING)[2].strip()
-    found = [_read(block, "arguments") for block in _blocks(said)]
-    if not found and said.startswith("{"):
-        found = [_read(said, "parameters")]
-    calls = [call for call in found if call is not None]
-    return calls if len(calls) == len(found) else []
+    parsed = [_read(block, "arguments") for block in _blocks(said)]
+    if not parsed and said.startswith("{"):
+        parsed = [_read(said, "parameters")]
+    calls = [call for call in parsed if call is not None]
+    return calls if len(calls) == len(parsed) else []
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """Yield what stands between the tags of calls; a call that is cut off is none."""
+    """Yield the text between the tags of each call; a call that is cut off is left out."""
     _, begin, rest = text.partition(BEGIN_CALL)
     while begin:
         block, end, rest = rest.partition(END_CALL)
@@ -193,16 +193,16 @@ def _blocks(text: str) -> Iterator[str]:
 
 def _read(text: str, key: str) -> ToolCall | None:
     try:
-        given = json.loads(text)
+        call = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(given, dict):
+    if not isinstance(call, dict):
         return None
-    name, arguments = given.get("name"), given.get(key)
+    name, arguments = call.get("name"), call.get(key)
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return None
     try:
-        json.dumps(given, ensure_ascii=False).encode()
-    except ValueError:  # half a character, such as "\\ud83d": no text that a tool could say back
+        json.dumps(call, ensure_ascii=False).encode()
+    except ValueError:  # half of a surrogate pair, such as "\\ud83d", which cannot be encoded
         return None
     return ToolCall(name, arguments)

@@ -26,15 +26,15 @@ from .capacity import CacheMeter
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an engine runs, and what it has there."""
+    """The device of an engine, its seed, and its connections to the actor."""
 
     device: str
     seed: int
     max_model_len: int
     line: WorkerLine | None
-    """To the first worker of an engine in processes of its own."""
+    """Line to the first worker of an engine in processes of its own."""
     meter: CacheMeter | None
-    """Of its KV cache; None = nobody looks at it."""
+    """Records the state of the KV cache; None = the state is not needed."""
 
 
 def line_to_worker(settings: Settings) -> WorkerLine | None:
@@ -58,14 +58,14 @@ def make_engine(
     """Return the engine of an actor, not started, and the device it runs on.
 
     Args:
-        settings: Of the run.
-        line: To the first worker of an engine in processes of its own.
-        meter: Of its KV cache; None = nobody looks at it.
+        settings: Settings of the run.
+        line: Line to the first worker of an engine in processes of its own.
+        meter: Records the state of the KV cache; None = the state is not needed.
     """
     run = settings.run
     place = Place(
         device="cpu" if run.deterministic else engine_device(),
-        seed=secrets.randbits(31),  # with one seed two actors would sample the same of one prompt
+        seed=secrets.randbits(31),  # with equal seeds actors would sample equal texts of a prompt
         max_model_len=(
             settings.actors.max_model_len or run.max_prompt_tokens + run.max_completion_tokens
         ),
@@ -78,7 +78,7 @@ def make_engine(
 
 
 def make_torch_engine(settings: Settings, place: Place) -> Engine:
-    """Return the small engine."""
+    """Return the small engine in torch."""
     from actors.engine.torch_engine import TorchOptions, torch_engine  # noqa: PLC0415 - torch
 
     run, actors = settings.run, settings.actors
@@ -98,7 +98,7 @@ def make_torch_engine(settings: Settings, place: Place) -> Engine:
 
 
 def make_vllm_engine(settings: Settings, place: Place) -> Engine:
-    """Return vLLM."""
+    """Return vLLM as an engine."""
     from actors.engine.vllm_engine import vllm_engine  # noqa: PLC0415 - vLLM
     from actors.engine.vllm_options import VllmOptions  # noqa: PLC0415 - vLLM
 

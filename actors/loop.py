@@ -10,12 +10,12 @@ Consumes leases and the engine's tokens; produces records. Its tasks, each with 
 | pump | `engine.deltas` | tokens, or the engine's death |
 | environment | its threads or event loop | begun episodes, judged turns, within a time limit |
 | score | finished episodes | `Scoring`'s queue, within time limits |
-| groups | finished episodes | their group's others, or a time limit |
+| groups | finished episodes | the rest of their group, or a time limit |
 | next turns | episodes that go on | `Scoring`'s queue |
 | deliver | the outbox | finished episodes, then the broker |
 | beat | the clock, then the broker | never waits for the engine |
 | weights | the publisher | `WeightReceiver` |
-| tuner | the clock | where the number of episodes is found (`capacity.py`) |
+| tuner | the clock | only with a tuned number of episodes (`capacity.py`) |
 
 A broker that is gone stops nothing at once: active episodes go on, calls are repeated for
 `GIVE_UP_S`, and then the actor ends with an error.
@@ -64,14 +64,14 @@ T = TypeVar("T")
 
 
 async def unless(work: Coroutine[Any, Any, T], event: Coroutine[Any, Any, object]) -> T | None:
-    """Do something unless an event comes first, then cancel it and return None."""
+    """Return the result of work; or None if an event comes first, and the work is cancelled."""
     task, other = asyncio.create_task(work), asyncio.create_task(event)
     try:
         await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
-        for each in (task, other):
-            each.cancel()
+        for unfinished in (task, other):
+            unfinished.cancel()
         await asyncio.gather(task, other, return_exceptions=True)
 
 
@@ -83,9 +83,9 @@ UNACKED_PER_SLOT = 2  # finished episodes for each place in the engine before le
 GROUP_WAIT_S = 60.0  # half of the time that a lease may stand still
 LEAVE_S = 2.0  # to release leases after a failure, and for BYE
 DRAIN_SHARE = (
-    0.4  # of `actors.drain_s`, to finish and then to release; the rest is for what follows
+    0.4  # of `actors.drain_s`, to finish and then to release; the rest is for BYE and the end
 )
-GONE_SHARE = 0.2  # of it, without a connection: the broker was told to go too, and is not awaited
+GONE_SHARE = 0.2  # of `actors.drain_s`, without a connection: the broker was told to stop too
 MAX_RELEASES = 1024  # leases of one message: a quarter of what the broker takes
 DIRTY_PAUSE_S = 0.02  # a swap and its probe take tens of milliseconds
 
@@ -110,11 +110,11 @@ class EpisodeTools:
     environments: Sequence[EnvironmentSource]
     """In the order of the settings."""
     rewards: Sequence[RewardPool | None]
-    """Of each environment, which may share them; None = the environment's own score."""
+    """Reward functions of each environment, maybe shared; None = the environment's own score."""
 
 
 async def _joined(joining: asyncio.Task[None]) -> None:
-    """Wait until the actor has joined its run, and say so where that takes time."""
+    """Wait until the actor has joined its run, and log the wait."""
     if not joining.done():
         log.info("starting", stage="joining the run")
     await joining
@@ -161,13 +161,14 @@ class ActorLoop:
             hello: Identity and settings of this incarnation, for the broker.
             run: Settings of the run.
             actors: Settings of the actors.
-            max_message_bytes: Of `broker`.
+            max_message_bytes: Largest message to the broker.
             broker: Client of the run's broker.
             engine: Not started yet.
             weights: Keeps the engine current.
             gate: Holds swaps back; the receiver has it too.
             prepare: Makes environment, tokenizer and reward, while the engine starts.
-            meter: Of the engine's cache, where the number of episodes is to be found.
+            meter: State of the engine's KV cache, for tuning; None = the number of episodes is
+                fixed.
             group_wait_s: Longest wait of an episode for its group, where a reward judges it whole.
             give_up_s: Longest silence of the broker.
         """
@@ -300,11 +301,11 @@ class ActorLoop:
         ]
         if self._tuner is not None:
             work.append(self._tuner.run(self.sampling.seen))
-        return [tasks.create_task(each) for each in work]
+        return [tasks.create_task(coroutine) for coroutine in work]
 
     async def _lease(self, tools: EpisodeTools) -> None:
         """Keep the engine full until the run has ended."""
-        is_grouped = any(each is not None and each.group_size for each in tools.rewards)
+        is_grouped = any(pool is not None and pool.group_size for pool in tools.rewards)
         room, leases = self.room, self._leases
         while True:
             await self._outbox.until_below(UNACKED_PER_SLOT * room.most)
@@ -360,7 +361,7 @@ class ActorLoop:
         try:
             async with asyncio.timeout(DRAIN_SHARE * self._drain_s):
                 await self._release()
-        except TimeoutError:  # it has been told to stop too, and nothing reaches it any more
+        except TimeoutError:  # the broker has been told to stop too, and cannot be reached
             return False
         return True
 

@@ -1,7 +1,7 @@
-r"""Numbers in texts: which value a text states, where it states one for certain.
+r"""Numbers in texts: the value that a text states for certain.
 
 `read_number` reads a text that is one number, `stated_number` a text that states one. Scorer
-`numeric` and the judge read by them, so that both know the same forms:
+`numeric` and the judge use them, so that both know the same forms:
 
     -3  1,000  1{,}000  .5  1e3  3 \times 10^5  2^{10}  1/2  \frac{1}{2}  3 1/2  50%  $18  5 km
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 
-LONGEST = 200  # characters of one number with its unit; longer ones are none
+LONGEST = 200  # characters of one number with its unit; a longer text is no number
 LARGEST_POWER = 1000
 EQUATION = 64  # characters before a result that show whether it was calculated
 SENTENCE = 1 << 14  # characters in which a text would state its number
@@ -41,7 +41,7 @@ LABELS = frozenset(
         "equation chapter page sentence point row",
     )
 )
-"""What is numbered, and not counted, where a number follows."""
+"""Words that a number follows as a label, not as a count."""
 
 MINUS = str.maketrans(dict.fromkeys("\u2212\u2010\u2011\u2013\ufe63\uff0d", "-"))
 WRITTEN = (
@@ -70,13 +70,13 @@ CALCULATION = re.compile(r"[0-9)][^0-9A-Za-z=]*[-+*/x\u00d7\u00f7][^A-Za-z=]*\Z"
 
 
 def unwrapped(text: str) -> str:
-    r"""Return a text without what is only around it: `\boxed{}`, `\text{}`, `$`, `**`.
+    r"""Return a text without the markup around it: `\boxed{}`, `\text{}`, `$`, `**`.
 
     Example:
         >>> unwrapped(r"**\boxed{\text{B}}**")
         'B'
     """
-    for _ in range(8):  # nobody wraps an answer more often
+    for _ in range(8):  # deeper than any answer is wrapped
         text = before = text.strip()
         for begin, end in BRACKETS:
             inner = text[len(begin) : -len(end)]
@@ -91,7 +91,7 @@ def unwrapped(text: str) -> str:
 
 
 def read_number(text: str) -> float | None:
-    r"""Return the value of a text that is one number, with or without a unit; None = it is not.
+    r"""Return the value of a text that is one number, maybe with a unit; None for another text.
 
     Example:
         >>> read_number(r"-\frac{3}{4}"), read_number("3 1/2 cups"), read_number("1 or 2")
@@ -170,7 +170,7 @@ def _only_number(text: str) -> float | None:
 
 
 def _without_sign(text: str) -> tuple[bool, str]:
-    """Take the sign and a currency off, in either order, each once."""
+    """Remove a sign and a currency, in either order, each once."""
     negative = signed = False
     for _ in range(3):
         if text[:1] in ("-", "+") and not signed:
@@ -181,7 +181,7 @@ def _without_sign(text: str) -> tuple[bool, str]:
 
 
 def _value(text: str) -> tuple[float | None, int]:
-    """Read an unsigned number at the beginning of a text; also return where it ends."""
+    """Return the unsigned number at the beginning of a text, and the position of its end."""
     fraction = FRACTION.match(text)
     if fraction:
         over, under = (part for part in fraction.groups() if part is not None)
@@ -227,7 +227,7 @@ def _raised(base: float, power: re.Match[str]) -> float:
 
 
 def _is_unit(text: str) -> bool:
-    r"""Whether a number keeps its value with this behind it: nothing, `%`, `km/h`, `dollars`."""
+    r"""Whether a number keeps its value with this text behind it: `%`, `km/h`, `dollars`, none."""
     rest = text.replace("\\text{", " ").replace("\\mathrm{", " ").replace("}", " ")
     if text.strip(" \u00a0") in ("", ".", "%", "%.", "\u00b0"):
         return True

@@ -38,10 +38,10 @@ class Notices(Protocol):
     """A source of preemption notices."""
 
     def look(self) -> str | None:
-        """Poll once, blocking for at most about a second; the notice, or None.
+        """Poll once, blocking for at most about a second; return the notice, or None.
 
         Raises:
-            OSError: The service did not answer, or not as it should.
+            OSError: The service did not answer, or its answer is malformed.
         """
         ...
 
@@ -53,7 +53,7 @@ class AwsNotices:
         self._endpoint = endpoint
 
     def look(self) -> str | None:
-        """Look for an action; see `Notices.look`."""
+        """Ask for an interruption; see `Notices.look`."""
         token = _fetch(
             f"{self._endpoint}/latest/api/token",
             {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)},
@@ -72,7 +72,7 @@ class GcpNotices:
         self._endpoint = endpoint
 
     def look(self) -> str | None:
-        """Look whether the machine is preempted; see `Notices.look`."""
+        """Ask whether the machine is preempted; see `Notices.look`."""
         url = f"{self._endpoint}/computeMetadata/v1/instance/preempted"
         answer = _fetch(url, {"Metadata-Flavor": "Google"})
         return "preempted" if answer is not None and answer.strip() == "TRUE" else None
@@ -85,7 +85,7 @@ class AzureNotices:
         self._endpoint = endpoint
 
     def look(self) -> str | None:
-        """Look for scheduled events; see `Notices.look`."""
+        """Ask for scheduled events; see `Notices.look`."""
         url = f"{self._endpoint}/metadata/scheduledevents?api-version=2020-07-01"
         answer = _fetch(url, {"Metadata": "true"})
         try:

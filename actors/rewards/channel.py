@@ -1,9 +1,9 @@
 """Pipes between an actor and one reward worker: frames both ways, and what the reward prints.
 
-Frames have a socket of their own, so what a reward prints is never among them; a reward can still
-write into any descriptor of its process, so nothing that comes is believed before it is checked.
-Prints go to the actor's stderr up to a bound; the rest is counted and dropped. The actor holds no
-pipe of asyncio's: waiting for those would last as long as anything that the reward left behind.
+Frames have a socket of their own, so they never mix with what a reward prints. A reward can still
+write into any descriptor of its process, so every frame is checked. Prints go to the actor's stderr
+up to a bound; the rest is counted and dropped. The actor uses no pipes of asyncio's subprocesses:
+it would wait for them as long as any process that the reward has started.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ log = structlog.get_logger()
 
 PRINTED_BYTES = 2**16
 PRINT_WINDOW_S = 10.0
-"""A worker prints at most so much in such a time: a traceback a second, or a page of debugging."""
+"""Window in which a worker may print `PRINTED_BYTES`: a traceback a second, or a page of debugging.
+"""
 
 
 class Channel:
@@ -51,17 +52,17 @@ class Channel:
             os.close(self._prints)
 
     async def open(self) -> None:
-        """Begin to read."""
+        """Begin to read frames and prints."""
         loop = asyncio.get_running_loop()
         self._reader, self._writer = await asyncio.open_connection(sock=self._here)
         self._output, _ = await loop.connect_read_pipe(BoundedOutput, self._printed)
 
     async def send(self, samples: list[RewardSample], timeout_s: float) -> None:
-        """Send a request.
+        """Send the request of a batch.
 
         Raises:
             DeadlineError: The worker does not read.
-            ConnectionError: It has ended.
+            ConnectionError: The worker has ended.
         """
         assert self._writer is not None
         self._writer.write(pack_frame(samples))
@@ -75,7 +76,7 @@ class Channel:
         """Return the next reply, or None if there is none within the time limit or ever.
 
         Raises:
-            MalformedReply: Something else than a reply came.
+            MalformedReply: The bytes are no reply.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -89,7 +90,7 @@ class Channel:
         return unpack_reply(body)
 
     def close(self) -> None:
-        """Let go of both pipes, opened or not, whoever holds their other ends."""
+        """Close this side of socket and pipe, opened or not."""
         if self._writer is not None:
             self._writer.transport.abort()
         else:
@@ -110,7 +111,7 @@ class BoundedOutput(asyncio.Protocol):
         self._dropped = 0
 
     def data_received(self, data: bytes) -> None:
-        """Take what was printed (`asyncio.Protocol`)."""
+        """Pass on printed bytes (`asyncio.Protocol`)."""
         if self._clock() >= self._window_ends:
             self._report()
             self._left, self._window_ends = PRINTED_BYTES, self._clock() + PRINT_WINDOW_S
@@ -121,7 +122,7 @@ class BoundedOutput(asyncio.Protocol):
             os.write(2, passed)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - its signature
-        """Report what was dropped last (`asyncio.Protocol`)."""
+        """Report the bytes dropped last (`asyncio.Protocol`)."""
         self._report()
 
     def _report(self) -> None:
@@ -134,11 +135,11 @@ async def start_worker(channel: Channel, *arguments: str) -> asyncio.subprocess.
     """Start a worker on the other ends of a channel, which is closed if that fails.
 
     Args:
-        channel: Not yet open; opened first, so that no worker runs that nobody hears.
-        arguments: Of the worker's command line, to which the descriptor of its frames is added.
+        channel: Channel that is not open yet; it is opened before the worker starts.
+        arguments: Command line of the worker; the descriptor of its frames is added.
 
     Raises:
-        OSError: The system has no process or descriptor to give.
+        OSError: The system has no process or descriptor left.
     """
     try:
         with channel.worker_ends() as (frames, prints):

@@ -9,10 +9,10 @@ from configs.errors import RewardError
 
 from .functions import Convention, RewardSample
 
-MAX_FRAME_BYTES = 64 * 2**20  # 64 completions of the largest episode would not fit: those are split
+MAX_FRAME_BYTES = 64 * 2**20  # a batch of 64 of the largest episodes does not fit, and is split
 
 Outcome = tuple[float | None, str | None]
-"""A reward, or the reason why there is none; neither = the function does not count."""
+"""A reward, or the reason for a missing one; neither = the function does not count."""
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -31,7 +31,7 @@ class Outcomes(msgspec.Struct, frozen=True, tag=True):
     """Later replies: the outcomes of the next samples, in order."""
 
     number: int
-    """Of the first of them, counted since the worker began: no answer is taken for another's."""
+    """Number of the first of these samples since the worker began, to tell answers apart."""
     outcomes: list[Outcome]
 
 
@@ -39,7 +39,7 @@ Reply = Loaded | Refused | Outcomes
 
 
 class MalformedReply(RewardError):
-    """What came from a worker is no reply: its reward wrote into others' descriptors."""
+    """The bytes of a worker are no reply: its reward has written into a descriptor of frames."""
 
 
 _SAMPLES = msgspec.msgpack.Decoder(list[RewardSample])
@@ -50,7 +50,8 @@ def pack_frame(message: Reply | list[RewardSample]) -> bytes:
     """Return a message as bytes with their length before them.
 
     Raises:
-        RewardError: The columns of a sample hold what no message can, such as a huge number.
+        RewardError: The columns of a sample have a value that cannot be sent, such as a huge
+            number.
     """
     try:
         body = msgspec.msgpack.encode(message, enc_hook=str)
@@ -68,7 +69,7 @@ def unpack_reply(body: bytes) -> Reply:
     """Return the reply of a frame's body.
 
     Raises:
-        MalformedReply: It is none.
+        MalformedReply: The body is no reply.
     """
     try:
         return _REPLY.decode(body)

@@ -9,14 +9,14 @@ Sync or async, in the forms of several projects:
     def f(data_source, solution_str, ground_truth, extra_info) -> float            verl
     def f(prompt, completions, prompt_ids, completion_ids, **kwargs) -> float      AReaL
 
-A function gets by name what its parameters ask for, all of it with `**kwargs`; besides the names
-above these are `answer`, and the columns of the item (`Conversation.columns`) under their own
-names, with `index`, `purpose` and `environment_reward` where no column has that name. What a column
-holds keeps its type, and the columns `reward_model` and `extra_info` arrive as verl hands them to
-its functions. With several samples each is a list; prompts and completions are messages where the
-prompt was one of messages. `None` means that the function does not count for a sample. A function
-of several samples with an attribute `whole_groups = True` gets all answers to one prompt in each
-call, and no others; parts of a group where actors share it, one at a time in evaluations.
+A function gets the values that its parameters name, or all values with `**kwargs`. Besides the
+names above these are `answer`, and the columns of the item (`Conversation.columns`) under their own
+names, with `index`, `purpose` and `environment_reward` where no column has that name. Values of
+columns keep their types, and the columns `reward_model` and `extra_info` have the form that verl's
+functions expect. With several samples each value is a list; prompts and completions are messages
+where the prompt has messages. `None` means that the function does not count for a sample. A
+function of several samples with an attribute `whole_groups = True` gets all answers to one prompt
+in each call, and no others: parts of a group that actors share, and single answers in evaluations.
 
 Runs inside the reward worker; processes and time limits are in `process.py`.
 """
@@ -81,17 +81,17 @@ class RewardSample:
         completion_ids: Sequence[int] = (),
         data_source: str = "",
     ) -> RewardSample:
-        """Make the arguments for a conversation in which `turns` were said after the prompt.
+        """Make the arguments for a conversation with these turns after the prompt.
 
         Args:
             conversation: The item.
             turns: All turns and observations.
-            index: Which item.
+            index: Number of the item.
             purpose: `train` or `eval`.
             environment_reward: The environment's own score.
-            completion: The turns as one text, where tokens say what that is.
+            completion: The completion decoded from its tokens; None = the turns joined.
             prompt_ids: Tokens of the prompt.
-            completion_ids: Tokens after it.
+            completion_ids: Tokens of the completion.
             data_source: Name of the environment.
         """
         said = "".join(turn.content for turn in turns)
@@ -111,7 +111,7 @@ class RewardSample:
 
 
 class Convention(StrEnum):
-    """Call of a reward function: with the samples at hand, with those of one group, or with one."""
+    """Call of a reward function: with any samples, with those of one group, or with one sample."""
 
     BATCH = "batch"
     GROUP = "group"
@@ -154,8 +154,8 @@ def recognise(function: RewardFunction, reward: str) -> Convention:
 
 
 def call_batch(function: RewardFunction, samples: Sequence[RewardSample]) -> Any:
-    """Call a batched function; `values_of` reads what it gives, or what it is awaited for."""
-    # OpenRLHF's are texts whatever the prompt was: they cut one off the other.
+    """Call a batched function; `values_of` reads its result, which may have to be awaited first."""
+    # OpenRLHF's functions cut the prompt off the query, so both are always texts.
     chat = "queries" not in inspect.signature(function).parameters
     return function(**_accepted(function, _of_all(samples, chat=chat)))
 
@@ -164,7 +164,7 @@ def values_of(answer: Any, *, count: int) -> list[object]:
     """Return the values of a batched function, one for each sample; they are not checked yet.
 
     Raises:
-        RewardError: It did not return a list of so many.
+        RewardError: The function did not return a list of `count` values.
     """
     values: Any = answer.get("rewards") if isinstance(answer, dict) else answer  # OpenRLHF's
     if hasattr(values, "tolist"):  # an array or a tensor
@@ -179,12 +179,12 @@ def values_of(answer: Any, *, count: int) -> list[object]:
 
 
 def call_sample(function: RewardFunction, sample: RewardSample) -> Any:
-    """Call a function of one sample; `value_of` reads what it gives, or what it is awaited for."""
+    """Call a function of one sample; `value_of` reads its result, maybe awaited first."""
     return function(**_accepted(function, _of_one(sample)))
 
 
 def value_of(answer: Any) -> object:
-    """Return the value of a function of one sample; it is not checked yet."""
+    """Return the value of a function of one sample, which is not checked yet."""
     return answer.get("score") if isinstance(answer, dict) else answer  # verl's
 
 
@@ -192,7 +192,7 @@ def checked(value: object) -> float | None:
     """Return a reward as a finite float; None = the function does not count for this sample.
 
     Raises:
-        RewardError: It is not a finite number.
+        RewardError: The value is no finite number.
     """
     if value is None:
         return None
@@ -208,29 +208,29 @@ def checked(value: object) -> float | None:
 
 
 _AFTER_COLUMNS = ("index", "purpose", "environment_reward", "data_source")
-"""Names of ours that a column may have, which then comes first."""
+"""Nyala's names that a column may have too; the column then comes first."""
 _OWN = [
-    each.name
-    for each in fields(RewardSample)
-    if each.name not in ("columns", "turns", *_AFTER_COLUMNS)
+    sample_field.name
+    for sample_field in fields(RewardSample)
+    if sample_field.name not in ("columns", "turns", *_AFTER_COLUMNS)
 ]
 
 
 def _of_all(samples: Sequence[RewardSample], *, chat: bool) -> dict[str, Any]:
     columns = dict.fromkeys(name for sample in samples for name in sample.columns)
-    own = {name: [getattr(sample, name) for sample in samples] for name in _OWN}
-    del own["prompt"], own["completion"]
-    own["answer"] = [_typed(sample.answer, sample.columns.get("answer")) for sample in samples]
-    given: dict[str, Any] = {
+    ours = {name: [getattr(sample, name) for sample in samples] for name in _OWN}
+    del ours["prompt"], ours["completion"]
+    ours["answer"] = [_typed(sample.answer, sample.columns.get("answer")) for sample in samples]
+    arguments: dict[str, Any] = {
         name: [getattr(sample, name) for sample in samples] for name in _AFTER_COLUMNS
     }
-    given |= {name: [sample.columns.get(name) for sample in samples] for name in columns}
-    return given | {
+    arguments |= {name: [sample.columns.get(name) for sample in samples] for name in columns}
+    return arguments | {
         "prompts": [_as_asked(sample) if chat else text_of(sample.prompt) for sample in samples],
         "completions": [_as_answered(sample) if chat else sample.completion for sample in samples],
         "queries": [text_of(sample.prompt) + sample.completion for sample in samples],
-        "labels": own["answer"],
-        **own,
+        "labels": ours["answer"],
+        **ours,
     }
 
 
@@ -259,25 +259,25 @@ def _of_one(sample: RewardSample) -> dict[str, Any]:
 
 
 def _typed(answer: str | None, value: Any) -> Any:
-    """Return the reference as its column has it, where that is the same: a number is no text."""
+    """Return the value of the reference's column where both are equal, to keep its type."""
     return value if answer is not None and answer == str(value) else answer
 
 
 def _ground_truth(sample: RewardSample) -> Any:
-    """The reference; that of a row in verl's form as it stands there, an object or a list, too."""
-    judged = sample.columns.get("reward_model")
-    own = judged.get("ground_truth") if isinstance(judged, dict) else None
-    return own if sample.answer is None else _typed(sample.answer, own)
+    """Return the reference; of a row in verl's form the value there, which may be an object."""
+    reward_model = sample.columns.get("reward_model")
+    truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
+    return truth if sample.answer is None else _typed(sample.answer, truth)
 
 
 def _extra_info(sample: RewardSample) -> dict[str, Any]:
-    """The row's own `extra_info` and what verl adds to it; of other rows all columns."""
-    own = sample.columns.get("extra_info")
-    if not isinstance(own, dict):
-        own = sample.columns | {"index": sample.index, "split": sample.purpose}
+    """Return the row's `extra_info`, or else all columns, with the keys that verl adds."""
+    extra_info = sample.columns.get("extra_info")
+    if not isinstance(extra_info, dict):
+        extra_info = sample.columns | {"index": sample.index, "split": sample.purpose}
     says = [turn.role == "assistant" for turn in sample.turns]
     num_turns = 1 + sum(1 for _ in groupby(says))  # verl counts the prompt, too
-    return own | {"num_turns": num_turns, "rollout_reward_scores": {}}
+    return extra_info | {"num_turns": num_turns, "rollout_reward_scores": {}}
 
 
 def _accepted(function: RewardFunction, arguments: dict[str, Any]) -> dict[str, Any]:

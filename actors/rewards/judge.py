@@ -8,10 +8,9 @@
     helpful = Judge(url="http://127.0.0.1:8000/v1", model="judge", rubric=rubric)
 
 A rubric is a text with `{prompt}`, `{completion}`, `{answer}` and the columns of the item in
-braces. The score is the number after the last "score:" or in `[[4]]`, or else the only one of the
-reply or its last line; `3/10` and "3 out of 10" are 3 of 10. A reply that cannot be read for
-certain, or with a score beyond the scale, scores 0 and is counted: a judge that writes "2024" has
-not praised anything.
+braces. The score is the number after the last "score:" or in `[[4]]`, or else the only number of
+the reply or its last line; `3/10` and "3 out of 10" are 3 of 10. A reply that cannot be read for
+certain, or with a score beyond the scale such as "2024", scores 0 and is counted.
 """
 
 from __future__ import annotations
@@ -91,16 +90,16 @@ class Judge:
     async def __call__(
         self, prompts: list[Any], completions: list[Any], answer: list[Any], **columns: Any
     ) -> list[float]:
-        """Ask for each completion; returns rewards from 0 to 1.
+        """Ask the judge for each completion; return rewards from 0 to 1.
 
         Raises:
-            ValueError: The rubric asks for what there is not, or no reply has a score: the first,
-                or many in a row.
+            ValueError: The rubric names a missing column; or the first reply, or many in a row,
+                have no score.
             openai.OpenAIError: The server does not answer, after some tries.
         """
-        given = {**columns, "prompt": prompts, "completion": completions, "answer": answer}
+        fillings = {**columns, "prompt": prompts, "completion": completions, "answer": answer}
         letters = [
-            self._fill({name: values[i] for name, values in given.items()})
+            self._fill({name: values[i] for name, values in fillings.items()})
             for i in range(len(completions))
         ]
         limit = asyncio.Semaphore(self._concurrency)
@@ -108,18 +107,18 @@ class Judge:
             asked = (self._score(client, letter, limit) for letter in letters)
             scores = await asyncio.gather(*asked, return_exceptions=True)
         rewards = []
-        for score in scores:  # what did arrive is remembered when this batch is judged again
+        for score in scores:  # scores that arrived are in the cache when the batch comes again
             if isinstance(score, BaseException):
                 raise score
             rewards.append(score / self._most)
         return rewards
 
-    def _fill(self, given: dict[str, Any]) -> str:
+    def _fill(self, fillings: dict[str, Any]) -> str:
         def value(name: str) -> str:
             try:
-                return _as_text(column_at(given, name))
+                return _as_text(column_at(fillings, name))
             except KeyError:
-                names = ", ".join(sorted(given))
+                names = ", ".join(sorted(fillings))
                 raise ValueError(
                     f"the rubric must ask for one of {names}, got {{{name}}}"
                 ) from None
@@ -128,10 +127,10 @@ class Judge:
 
     async def _score(self, client: AsyncOpenAI, letter: str, limit: asyncio.Semaphore) -> float:
         key = hashlib.sha256(json.dumps([self._model, self._most, letter]).encode()).hexdigest()
-        known = self._scores.get(key)
-        if known is not None:
+        cached = self._scores.get(key)
+        if cached is not None:
             self.num_cached += 1
-            return known
+            return cached
         async with limit:
             reply = await client.chat.completions.create(
                 model=self._model,
@@ -149,10 +148,10 @@ class Judge:
         return self._read(key, choice.message.content or "", choice.finish_reason == "length")
 
     def _read(self, key: str, reply: str, is_cut: bool) -> float:
-        """Read a reply and remember its score; 0 where it has none.
+        """Read a reply and remember its score; 0 for a reply without one.
 
         Raises:
-            ValueError: There has been none for long.
+            ValueError: Too many replies in a row had no score.
         """
         try:
             score = read_score(reply, self._most, is_cut=is_cut)
@@ -170,7 +169,7 @@ class Judge:
 
     @property
     def cost(self) -> str:
-        """One line about what was asked so far."""
+        """One line about the requests so far."""
         return (
             f"judge {self._model}: {self.num_replies} replies, {self.num_unread} without a score, "
             f"{self.num_cached} from the cache, "
@@ -179,10 +178,10 @@ class Judge:
 
 
 class Scores:
-    """Scores by the digest of what was asked, in SQLite: in memory, or in a file that others share.
+    """Scores by the digest of their request, in SQLite: in memory, or in a file of several actors.
 
     Args:
-        path: Of the file; None = in memory.
+        path: Path of the file; None = in memory.
     """
 
     def __init__(self, path: str | Path | None) -> None:
@@ -198,12 +197,12 @@ class Scores:
         self._database.execute("CREATE TABLE IF NOT EXISTS scores (key TEXT PRIMARY KEY, score)")
 
     def get(self, key: str) -> float | None:
-        """Return a score that is known."""
+        """Return the score of a request, or None."""
         row = self._database.execute("SELECT score FROM scores WHERE key = ?", (key,)).fetchone()
         return None if row is None else float(row[0])
 
     def put(self, key: str, score: float) -> None:
-        """Keep a score."""
+        """Store the score of a request."""
         run = self._database.execute
         run("INSERT OR REPLACE INTO scores VALUES (?, ?)", (key, score))
         run("DELETE FROM scores WHERE rowid <= (SELECT max(rowid) FROM scores) - ?", (MOST_SCORES,))
@@ -213,12 +212,12 @@ def read_score(reply: str, most: float, *, is_cut: bool = False) -> float:
     """Read the score of a reply.
 
     Args:
-        reply: What the judge wrote.
+        reply: Text of the judge.
         most: Top of the scale.
-        is_cut: The reply was cut off by `max_tokens`: only a score that is called one counts.
+        is_cut: The reply was cut off by `max_tokens`: only a labelled score counts.
 
     Raises:
-        ValueError: None can be read for certain, or it is not one from 0 to `most`.
+        ValueError: No score can be read for certain, or it is not from 0 to `most`.
     """
     score = _stated_score(reply[-SENTENCE:], most, is_cut=is_cut)
     if score is None or not 0 <= score <= most:

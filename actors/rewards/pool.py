@@ -57,11 +57,11 @@ class RewardPool:
 
     @property
     def group_size(self) -> int | None:
-        """Samples of a group that a function judges together; None = any samples will do."""
+        """Samples of a group that a function judges together; None = no function does."""
         return self._group_size if Convention.GROUP in self._conventions else None
 
     async def score(self, samples: Sequence[RewardSample]) -> list[Parts | RewardError]:
-        """Return for each sample the reward of every function, or why one gave none.
+        """Return for each sample the reward of every function, or the error of one.
 
         Waits for a free slot; a slot is busy for a bounded time.
         """
@@ -73,7 +73,7 @@ class RewardPool:
         return [self._join(results) for results in zip(*columns, strict=True)]
 
     async def score_by_item(self, samples: Sequence[RewardSample]) -> list[Parts | RewardError]:
-        """Score samples of several items; what judges whole groups gets those of one at a time.
+        """Score samples of several items, one item at a time where a function judges whole groups.
 
         Raises:
             SettingsError: A function cannot be loaded or has unknown parameters.
@@ -84,18 +84,18 @@ class RewardPool:
         rows_of: dict[int, list[int]] = {}
         for row, sample in enumerate(samples):
             rows_of.setdefault(sample.index, []).append(row)
-        found: dict[int, Parts | RewardError] = {}
+        by_row: dict[int, Parts | RewardError] = {}
         for rows in rows_of.values():
             results = await self.score([samples[row] for row in rows])
-            found |= zip(rows, results, strict=True)
-        return [found[row] for row in range(len(samples))]
+            by_row |= zip(rows, results, strict=True)
+        return [by_row[row] for row in range(len(samples))]
 
     async def try_out(self, item: Conversation) -> str:
         """Score the right answer of an item twice, and describe the functions; starts one slot.
 
         Raises:
             SettingsError: A function cannot be loaded or has unknown parameters.
-            RewardError: One fails on the sample.
+            RewardError: A function fails on the sample.
         """
         await self._start()
         completion = item.answer or ""
@@ -111,13 +111,13 @@ class RewardPool:
         return "; ".join(f"{function}, called with a {form}" for function, form in pairs)
 
     async def close(self) -> None:
-        """End all processes."""
+        """End all processes of the pool."""
         for slot in self._slots:
             for process in slot:
                 await process.close()
 
     async def _start(self) -> None:
-        """Start one slot, which knows how its functions are called."""
+        """Start one slot, which tells how its functions are called."""
         if not self._conventions:
             self._conventions = [await process.start() for process in self._slots[0]]
 
@@ -149,7 +149,7 @@ def score_answers(
     """Let the reward functions of a run judge answers to one item.
 
     Raises:
-        SettingsError: One cannot be loaded.
+        SettingsError: A function cannot be loaded.
     """
     samples = [RewardSample.of(item, [Message("assistant", answer)]) for answer in answers]
     return asyncio.run(_score_all(RewardPool(run, actors), samples))

@@ -1,9 +1,9 @@
 """The actor's side of one reward worker: time limits, restarts and retries.
 
-The worker may hang, crash or run out of its memory. It is then killed and started again, and costs
-the sample it was called with, no other: the samples of a batch are tried again one by one, to find
-the one at fault. A group that is judged as one shares its fate. A sample that failed is tried again
-after a pause, on the new worker; only then it has no reward.
+The worker may hang, crash or run out of its memory. It is then killed and started again. Only the
+sample that it was called with fails: the samples of a batch are tried again one by one, to find it.
+A group that is judged together fails together. A failed sample is tried again after a pause, on the
+new worker, before it counts as a sample without a reward.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ RETRY_PAUSE_S = 0.5  # for services that a reward calls over the network; jitter
 PATIENCE = 4  # samples of one batch that may hang before the rest of it is given up
 
 Result = float | RewardError | None
-"""A reward, why there is none, or None: the function does not count for this sample."""
+"""A reward, the error of a missing one, or None: the function does not count for this sample."""
 
 
 class Death(NamedTuple):
-    """How a worker ended."""
+    """The end of a worker."""
 
     reason: str
     hung: bool
@@ -106,7 +106,7 @@ class RewardProcess:
         return self._convention
 
     async def score(self, samples: Sequence[RewardSample]) -> list[Result]:
-        """Return a reward for each sample, or why there is none."""
+        """Return for each sample its reward, or the error of a missing one."""
         async with self._one_at_a_time:
             results = await self._score(samples)
             for _ in range(self._retries):
@@ -122,7 +122,7 @@ class RewardProcess:
             return results
 
     async def close(self) -> None:
-        """End the worker."""
+        """Kill the worker process."""
         await self._kill()
 
     async def _score(self, samples: Sequence[RewardSample]) -> list[Result]:
@@ -147,11 +147,11 @@ class RewardProcess:
         return results
 
     async def _call(self, samples: Sequence[RewardSample]) -> tuple[list[Result], Death | None]:
-        """Return the outcomes that came, and the end of the worker if some did not."""
+        """Return the outcomes that came, and the end of the worker if some are missing."""
         if self._process is None:
             try:
                 await self._restart()
-            except (RewardError, SettingsError) as error:  # it loaded before: the sample's loss
+            except (RewardError, SettingsError) as error:  # it loaded before: the sample fails
                 return [], Death(str(error), hung=True)
         answers: list[Result] = []
         try:
@@ -175,7 +175,7 @@ class RewardProcess:
         """Return the outcomes of a reply.
 
         Raises:
-            MalformedReply: They are not those of the next samples.
+            MalformedReply: The reply is not for the next samples.
         """
         if (
             not isinstance(reply, Outcomes)
@@ -196,7 +196,7 @@ class RewardProcess:
         await self.start()
 
     async def _end(self) -> Death:
-        """Kill the worker and return what it died of."""
+        """Kill the worker and return the reason for its end."""
         assert self._process is not None
         with contextlib.suppress(TimeoutError):
             # A crash closes the pipe a moment before the exit status is known.

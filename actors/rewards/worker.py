@@ -3,13 +3,13 @@
     READY --samples--> CALLING --an outcome for each sample, in order--> READY
     end of input -> exit
 
-A batched function that raises is called again with one sample at a time, and says so, so that only
-the sample at fault fails; one that judges whole groups fails the group. One that runs out of memory
-ends the process: what it keeps alive would fail every later call. Coroutines of one request run
-together, all in one event loop, which lives as long as the process and runs between requests, too:
-limits, clients and tasks of an `async` function outlive a call. Requests and replies have a socket
-of their own, far from the descriptors that the function uses and closed in what it starts. Dies
-with its parent.
+A batched function that raises is called again with one sample at a time, and a message says so, so
+that only the sample at fault fails; a function that judges whole groups fails the group. A function
+that runs out of memory ends the process: objects that it keeps alive would fail every later call.
+Coroutines of one request run together in one event loop, which lives as long as the process and
+also runs between requests: limits, clients and tasks of an `async` function outlive a call.
+Requests and replies have a socket of their own, far from the descriptors of the function, which its
+child processes do not inherit. The process dies with its parent.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ class Caller:
         self._num_split = 0
 
     def wait_for(self, read: Callable[[T], R], source: T) -> R:
-        """Read; once there has been a coroutine, its loop runs meanwhile."""
+        """Read the next request; after the first coroutine, the event loop runs meanwhile."""
         if self._runner is None:
             return read(source)
         return self._runner.get_loop().run_until_complete(asyncio.to_thread(read, source))
 
     def close(self) -> None:
-        """End what still runs in the loop."""
+        """Cancel the tasks that still run in the loop."""
         if self._runner is not None:
             self._runner.close()
 
@@ -128,8 +128,8 @@ class Caller:
                 yield [outcome]
             else:
                 waiting.append(outcome)
-        for each in waiting:  # all of them run while the first is waited for
-            yield [each if isinstance(each, tuple) else self._loop.run_until_complete(each)]
+        for item in waiting:  # all tasks run while the first is waited for
+            yield [item if isinstance(item, tuple) else self._loop.run_until_complete(item)]
 
     @property
     def _loop(self) -> asyncio.AbstractEventLoop:
@@ -172,10 +172,10 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
 
 
 def _reason(error: Exception, sample: RewardSample) -> Outcome:
-    """Return why a sample has no reward.
+    """Return the outcome of a sample whose call failed.
 
     Raises:
-        MemoryError: That is the error.
+        MemoryError: The error is a `MemoryError`.
     """
     if isinstance(error, MemoryError):
         raise error
@@ -208,7 +208,7 @@ def main() -> None:
     )
     os.close(inherited)
     if memory_mb:
-        # What it allocates, not what it maps: libraries map far more than they use.
+        # A limit of allocated memory, not of mapped memory: libraries map far more than they use.
         resource.setrlimit(resource.RLIMIT_DATA, (memory_mb << 20, memory_mb << 20))
     try:
         serve(reward, requests, replies)

@@ -1,11 +1,11 @@
-"""Process in the sandbox: gives up what it does not need, then runs a program.
+"""Process in the sandbox: gives up the rights that it does not need, then runs a program.
 
     python -I -S -c "…" VIEW ROLE CPU_SECONDS MEMORY_MIB PARENT DESCRIPTOR…
 
     its rights --view, limits, own user, filter--> READY is written --the program--> exit
 
-The program comes on standard input, behind its length, and what follows is the program's own input.
-All steps come before its first line, and each may fail: then nothing is run.
+The program comes on standard input, behind its length, and is followed by its own input. All steps
+come before the first line of the program. If a step fails, the program is not run.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ NICENESS = 10  # the actor comes first
 STACK_BYTES = 64 << 20
 MAX_DESCRIPTORS = 64
 MAX_THREADS = 32
-OWN_USERS = 1 << 30  # numbers of users from here on belong to nobody: one for each process
+OWN_USERS = 1 << 30  # user ids from here on are unused: each process gets one
 NOBODY = 65534
 
 
 def main() -> None:
-    """Lock this process in and run what standard input has."""
+    """Give up rights, and run the program from standard input."""
     view, role, cpu_s, memory_mb, parent, *descriptors = sys.argv[1:]
     del sys.argv[1:]
     program = _read_exactly(int.from_bytes(_read_exactly(8), "big")).decode()
@@ -52,7 +52,7 @@ def _role(role: str, channel: list[int]) -> Callable[[str], None]:
 
     sys.set_int_max_str_digits(0)  # results of any length cross as text
     incoming, outgoing = channel
-    return lambda given: remote_calls.ROLES[role](incoming, outgoing, given)
+    return lambda program: remote_calls.ROLES[role](incoming, outgoing, program)
 
 
 def _run_program(program: str) -> None:
@@ -90,10 +90,10 @@ def _lock_in(view: str, parent: int, *, cpu_s: int, memory_bytes: int) -> None:
 
 
 def _take_own_user() -> bool:
-    """Become a user whose threads nobody else's are counted with; False = `nobody`, who has some.
+    """Become a user that no other process has; False = `nobody`, whose threads may be several.
 
     Raises:
-        OSError: This process may become no other.
+        OSError: This process may not change its user.
     """
     for number in (OWN_USERS + os.getpid(), NOBODY):
         try:
@@ -107,7 +107,7 @@ def _take_own_user() -> bool:
 
 
 def _threads_of_all() -> int:
-    """Count the threads of this machine: those of this user are no more."""
+    """Count the threads of this machine, a bound on those of this user."""
     with open("/proc/loadavg") as file:
         return int(file.read().split()[3].partition("/")[2])
 

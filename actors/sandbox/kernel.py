@@ -26,7 +26,7 @@ def system_call(what: str, number: int, *arguments: int | bytes | None) -> int:
     """Make a system call.
 
     Raises:
-        OSError: It failed; its text begins with `what`.
+        OSError: The call failed; the text begins with `what`.
     """
     return _checked(what, _LIBC.syscall(ctypes.c_long(number), *map(_whole, arguments)))
 
@@ -35,17 +35,17 @@ def prctl(what: str, option: int, *arguments: int) -> None:
     """Set an attribute of this process.
 
     Raises:
-        OSError: The kernel refuses it; its text begins with `what`.
+        OSError: The kernel refuses the call; the text begins with `what`.
     """
     padded = (*arguments, 0, 0, 0, 0)[:4]
     _checked(what, _LIBC.prctl(option, *map(ctypes.c_ulong, padded)))
 
 
 def unshare(flags: int) -> None:
-    """Leave namespaces.
+    """Move this process into new namespaces.
 
     Raises:
-        OSError: The kernel refuses it.
+        OSError: The kernel refuses the call.
     """
     _checked("new namespaces", _LIBC.unshare(flags))
 
@@ -54,18 +54,18 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
     """Mount a file system, or a folder a second time.
 
     Raises:
-        OSError: The kernel refuses it.
+        OSError: The kernel refuses the call.
     """
     texts = [text.encode() for text in (source, target, kind)]
-    made = _LIBC.mount(*texts, ctypes.c_ulong(flags), options.encode())
-    _checked(f"mount of {source}", made)
+    result = _LIBC.mount(*texts, ctypes.c_ulong(flags), options.encode())
+    _checked(f"mount of {source}", result)
 
 
 def unmount(target: str, flags: int) -> None:
-    """Take a mounted file system away.
+    """Unmount a file system.
 
     Raises:
-        OSError: The kernel refuses it.
+        OSError: The kernel refuses the call.
     """
     _checked(f"unmount of {target}", _LIBC.umount2(target.encode(), flags))
 
@@ -76,7 +76,7 @@ def drop_capabilities() -> None:
 
 
 def install_filter(instructions: bytes) -> None:
-    """Have every later system call of this process judged by a BPF program."""
+    """Filter every later system call of this process with a BPF program."""
     held = ctypes.create_string_buffer(instructions)
     program = ctypes.create_string_buffer(
         struct.pack("HxxxxxxP", len(instructions) // 8, ctypes.addressof(held))
@@ -98,9 +98,9 @@ def _checked(what: str, result: int) -> int:
 # --------------------------------------------------------------------------------------------------
 # System calls that a program in the sandbox may make: those of computing, and no others.
 #
-# An allow-list: what is not named here fails with EPERM, whatever the kernel learns in future.
-# There is no call that starts a process, opens a file for writing, makes a socket, names another
-# process, or changes what this one may do; some are allowed with certain arguments alone.
+# An allow-list: a call that is not named here fails with EPERM, so also a call of future kernels.
+# No call in the list starts a process, opens a file for writing, makes a socket, names another
+# process, or changes the rights of this one; some calls are allowed with certain arguments alone.
 
 AUDIT_ARCH_X86_64 = 0xC000003E
 
@@ -214,7 +214,7 @@ HARMLESS_FCNTL = (
     fcntl.F_GETFL,
     fcntl.F_SETFL,
     fcntl.F_DUPFD_CLOEXEC,
-)  # others have the kernel send signals to whom one names
+)  # other commands can make the kernel send signals to another process
 HARMLESS_IOCTL = (
     termios.TCGETS,
     termios.TIOCGWINSZ,
@@ -271,9 +271,9 @@ def _return(action: int) -> bytes:
 # --------------------------------------------------------------------------------------------------
 # Files that a program in the sandbox can read: Python's standard library and shared libraries.
 #
-# Two ways, of which either is enough. In namespaces of its own it has a file system with nothing
-# else in it. Where those are not to be had, Landlock refuses to open anything else; what exists
-# can then still be found out by name (`stat`).
+# Two ways, of which either is enough. In namespaces of its own, the program has a file system with
+# nothing else in it. Where namespaces are not available, Landlock refuses to open any other file;
+# the program can then still find out which files exist (`stat`).
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
@@ -299,19 +299,19 @@ VIEWS = (NAMESPACES, "landlock")
 
 
 def readable() -> list[str]:
-    """Return what stays readable."""
+    """Return the paths that stay readable."""
     library = os.path.dirname(os.__file__)
-    own = os.path.join(sys.base_prefix, "lib")
+    of_prefix = os.path.join(sys.base_prefix, "lib")
     system = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache")
-    return [path for path in dict.fromkeys((library, own, *system)) if os.path.exists(path)]
+    return [path for path in dict.fromkeys((library, of_prefix, *system)) if os.path.exists(path)]
 
 
 def enter_namespaces(paths: list[str], *, as_root: bool) -> None:
     """Give this process a file system of its own with these paths, read-only, and no network.
 
     Args:
-        paths: Absolute.
-        as_root: The process may do so without a user namespace.
+        paths: Absolute paths that stay readable.
+        as_root: The process has the rights without a user namespace.
 
     Raises:
         OSError: The kernel refuses a step.
@@ -324,7 +324,7 @@ def enter_namespaces(paths: list[str], *, as_root: bool) -> None:
         _write("/proc/self/gid_map", f"{group} {group} 1")
     mount("none", "/", "", MS_REC | MS_PRIVATE)
     mount("none", NEW_ROOT, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=1k,mode=755")
-    os.umask(0o022)  # an actor's own is narrower, and the program is of another user
+    os.umask(0o022)  # the actor's umask is narrower, and the program has another user
     for path in paths:
         place = NEW_ROOT + path
         os.makedirs(place if os.path.isdir(path) else os.path.dirname(place), exist_ok=True)
@@ -342,13 +342,13 @@ def enter_namespaces(paths: list[str], *, as_root: bool) -> None:
 
 
 def restrict_with_landlock(paths: list[str]) -> None:
-    """Have the kernel refuse to open other files than these, to write any, and to connect.
+    """Make the kernel refuse to open other files than these, to write to files, and to connect.
 
     Raises:
-        OSError: The kernel has no Landlock, or has it switched off.
+        OSError: The kernel has no Landlock, or Landlock is switched off.
     """
     version = system_call("Landlock", LANDLOCK_CREATE, None, 0, 1)
-    rights = FILE_RIGHTS[max(known for known in FILE_RIGHTS if known <= version)]
+    rights = FILE_RIGHTS[max(listed for listed in FILE_RIGHTS if listed <= version)]
     handled = [(1 << rights) - 1]
     handled += [3] if version >= 4 else []  # bind and connect of TCP
     handled += [3] if version >= 6 else []  # abstract sockets, signals

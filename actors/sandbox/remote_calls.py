@@ -1,9 +1,9 @@
-"""Tests that call a program, each in a process of its own: plain data crosses, and nothing else.
+"""Tests that call a program, each in a process of its own: only plain data crosses.
 
     run_tests --a call, its arguments--> answer_calls --the result, as plain data--> run_tests
 
-The program never sees what its results are compared with, and cannot change how: all that it hands
-over is numbers, texts and collections of them, or the number of an object that stays with it.
+The program never sees the expected results, and cannot change the comparison: it hands over only
+numbers, texts and collections of them, or the number of an object that stays in its process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_ITEMS = 1 << 20  # of an iterator, which is handed over as a list
 FLOAT_TOLERANCE = 1e-6
 
 ENDS_A_LOOP = (StopIteration, StopAsyncIteration)
-"""A test that goes through results would take these for the end of them."""
+"""Errors that a loop over results would take for the end of the results."""
 
 COLLECTIONS: dict[str, Callable[[Any], Any]] = {
     "list": list,
@@ -39,7 +39,7 @@ COLLECTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 class ProgramError(Exception):
-    """The program raised something that is no exception of Python's own."""
+    """The program raised an error of a class that is not Python's own."""
 
 
 class Remote:
@@ -67,20 +67,20 @@ class Calls:
         self._requests = os.fdopen(requests, "wb")
 
     def names(self) -> dict[str, Any]:
-        """Wait until the program has run, and return what it defined.
+        """Wait until the program has run, and return the names that it defined.
 
-        Modules that it imported are those of the standard library here, not what it made of them.
+        Modules that it imported are imported anew here, without the program's changes to them.
         """
         said = _receive(self._replies)
-        given = {name: value for name, value in said["names"].items() if not name.startswith("__")}
-        names = {name: self.unpack(value) for name, value in given.items()}
+        public = {name: value for name, value in said["names"].items() if not name.startswith("__")}
+        names = {name: self.unpack(value) for name, value in public.items()}
         for name in said["modules"]:
             if name in sys.stdlib_module_names:
                 names[name] = importlib.import_module(name)
         return names
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """Let the program do something, and return or raise what it did."""
+        """Send a request to the program; return its result, or raise its error."""
         _send(self._requests, request)
         reply = _receive(self._replies)
         if "raised" in reply:
@@ -96,13 +96,13 @@ class Calls:
 
 
 def run_tests(replies: int, requests: int, source: str) -> None:
-    """Run test code whose free names are the program's; it passes if nothing is raised.
+    """Run test code whose free names are the program's; the test passes if nothing is raised.
 
     Functions `test_…` are called, and `from solution import f` finds the program's `f`. Names of
     Python's own, `abs` or `math`, are Python's, whatever the program has defined.
     """
     verdict = os.dup(1)
-    os.dup2(2, 1)  # what the tests print is no verdict
+    os.dup2(2, 1)  # texts that the tests print are no verdict
     names = Calls(replies, requests).names()
     solution = sys.modules["solution"] = types.ModuleType("solution")
     vars(solution).update(names)
@@ -116,7 +116,7 @@ def run_tests(replies: int, requests: int, source: str) -> None:
 
 
 def run_calls(replies: int, requests: int, cases: str) -> None:
-    """Call one function with the arguments of each case, and compare what it returns."""
+    """Call one function with the arguments of each case, and compare its results."""
     said = json.loads(cases)
     names = Calls(replies, requests).names()
     name = said["function"]
@@ -128,7 +128,7 @@ def run_calls(replies: int, requests: int, cases: str) -> None:
 
 
 def answer_calls(requests: int, replies: int, program: str) -> None:
-    """Run a program, then do what the tests ask of it, until they end."""
+    """Run a program, then answer the requests of the tests, until they end."""
     module = sys.modules["program"] = types.ModuleType("program")
     exec(compile(program, "program.py", "exec"), vars(module))  # noqa: S102 - what this is for
     objects: list[Any] = []
@@ -137,9 +137,9 @@ def answer_calls(requests: int, replies: int, program: str) -> None:
         objects.append(value)
         return len(objects) - 1
 
-    given = {name: value for name, value in vars(module).items() if not name.startswith("__")}
-    modules = [name for name, value in given.items() if isinstance(value, types.ModuleType)]
-    names = {name: pack(value, keep) for name, value in given.items() if name not in modules}
+    public = {name: value for name, value in vars(module).items() if not name.startswith("__")}
+    modules = [name for name, value in public.items() if isinstance(value, types.ModuleType)]
+    names = {name: pack(value, keep) for name, value in public.items() if name not in modules}
     incoming, outgoing = os.fdopen(requests, "rb"), os.fdopen(replies, "wb")
     _send(outgoing, {"names": names, "modules": modules})
     while True:
@@ -168,7 +168,7 @@ def pack(value: Any, keep: Callable[[object], int] | None = None) -> Any:
     """Write a value as JSON that keeps its type.
 
     Raises:
-        TypeError: It is no plain data, and there is no `keep` that gives objects numbers.
+        TypeError: The value is no plain data, and there is no `keep` to give objects numbers.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -189,7 +189,7 @@ def pack(value: Any, keep: Callable[[object], int] | None = None) -> Any:
 
 
 def unpack(packed: Any, find: Callable[[int], Any]) -> Any:
-    """Return the value of what `pack` wrote; objects are found by their numbers."""
+    """Return the value that `pack` wrote; `find` returns objects by their numbers."""
     if not isinstance(packed, dict):
         return packed
     ((kind, items),) = packed.items()
@@ -240,4 +240,4 @@ ROLES: dict[str, Callable[[int, int, str], None]] = {
     "tests": run_tests,
     "calls": run_calls,
 }
-"""Who a process is: its function gets its descriptors, then what it is to run."""
+"""The function of a process by its role; called with its descriptors and the text to run."""

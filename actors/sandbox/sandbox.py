@@ -1,10 +1,10 @@
-"""Programs of a model, run where they can compute and do nothing else.
+"""Programs of a model, run in a process that can compute and nothing else.
 
     Sandbox.find --a view that holds--> run: a process, its output, the end of it
 
-Every program has a process of its own, without a second one (`kernel.py`), with limits of CPU
-time, memory and output, and a view of Python's own files alone (`kernel.py`). What is right is
-decided out here, or in a third process that the program cannot reach (`remote_calls.py`).
+Every program has one process, which cannot start another, with limits of CPU time, memory and
+output, and a view of Python's own files alone (`kernel.py`). Results are judged in the actor, or in
+a third process that the program cannot reach (`remote_calls.py`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Limits:
     time_s: float = 5.0
     """CPU time, rounded up to a second."""
     wall_s: float = 16.0
-    """By the clock: ends what only waits."""
+    """Wall time, which also ends a program that only waits."""
     memory_mb: int = 512
     output_bytes: int = 1 << 20
 
@@ -78,9 +78,9 @@ class Outcome:
     """The end of a program."""
 
     output: bytes
-    """What it printed, up to the limit and a little more."""
+    """Its output, up to the limit and a little more."""
     status: int | None
-    """Its exit status, negative after a signal; None = it was ended for time or output."""
+    """Its exit status, negative after a signal; None = ended at a limit of time or output."""
 
 
 class Sandbox:
@@ -92,15 +92,15 @@ class Sandbox:
     """
 
     def __init__(self, view: str) -> None:
-        """Prepare; `find` takes a view that was tried."""
+        """Prepare; `find` chooses a view that was tried."""
         self.view = view
 
     @classmethod
     def find(cls) -> Sandbox:
-        """Return a sandbox that was seen to hold here.
+        """Return a sandbox that was tried on this machine.
 
         Raises:
-            SettingsError: This machine offers none; names what is missing.
+            SettingsError: This machine offers no sandbox; the text names what is missing.
         """
         if platform.machine() != "x86_64":
             raise SettingsError(
@@ -118,7 +118,7 @@ class Sandbox:
         )
 
     def why_not(self) -> str:
-        """Try what a program must not be able to do; return what went wrong, or nothing."""
+        """Try what a program must not be able to do; return the fault, or an empty text."""
         command = self._command("program", Limits())
         with _Process(command, PROBE, b"asked", errors=subprocess.PIPE) as probe:
             with suppress(RewardError):
@@ -129,10 +129,10 @@ class Sandbox:
             return last or f"a program could do too much, or too little: {quoted(probe.output)}"
 
     def run(self, program: str, stdin: bytes, limits: Limits) -> Outcome:
-        """Run a program to its end, or to that of its time.
+        """Run a program to its end, or to one of its limits.
 
         Raises:
-            RewardError: The system has no process to give, and so nothing was run.
+            RewardError: The system cannot start a process, so nothing was run.
         """
         with _Process(self._command("program", limits), program, stdin) as process:
             _collect([process], limits)
@@ -142,13 +142,13 @@ class Sandbox:
         """Let tests in a sandbox of their own call a program, and return whether all hold.
 
         Args:
-            program: Defines what the tests call.
+            program: Program that defines the functions under test.
             role: `tests` or `calls` (`remote_calls.py`).
-            tests: What that runs.
-            limits: Of either process.
+            tests: Text that the role runs.
+            limits: Limits of each of the two processes.
 
         Raises:
-            RewardError: The system has no process to give, and so nothing was run.
+            RewardError: The system cannot start a process, so nothing was run.
         """
         with ExitStack() as processes:
             with ExitStack() as ends:
@@ -163,13 +163,14 @@ class Sandbox:
             return judge.output == READY + PASSED and judge.status() == 0
 
     def _command(self, role: str, limits: Limits, *channel: int) -> list[str]:
-        own = [self.view, role, math.ceil(limits.time_s), limits.memory_mb, os.getpid(), *channel]
+        cpu_s, memory_mb = math.ceil(limits.time_s), limits.memory_mb
+        arguments = [self.view, role, cpu_s, memory_mb, os.getpid(), *channel]
         flags = ("-I", "-S", "-B", "-X", "utf8")
-        return [INTERPRETER, *flags, "-c", ENTER, *map(str, own)]
+        return [INTERPRETER, *flags, "-c", ENTER, *map(str, arguments)]
 
 
 class _Process:
-    """One process in the sandbox, and what it printed."""
+    """One process in the sandbox, and its output."""
 
     def __init__(
         self,
@@ -179,17 +180,17 @@ class _Process:
         errors: int = subprocess.DEVNULL,
         channel: Sequence[int] = (),
     ) -> None:
-        """Start it.
+        """Start the process.
 
         Raises:
-            RewardError: The system has no process or descriptor to give.
+            RewardError: The system has no process or descriptor left.
         """
         self.printed = bytearray()
         try:
-            with _sealed(program.encode(errors="replace"), stdin) as given:
+            with _sealed(program.encode(errors="replace"), stdin) as sealed:
                 self._process = subprocess.Popen(
                     command,
-                    stdin=given,
+                    stdin=sealed,
                     stdout=subprocess.PIPE,
                     stderr=errors,
                     cwd="/",
@@ -206,40 +207,40 @@ class _Process:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it, whatever it does."""
+        """Kill the process."""
         self._process.kill()
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()
-        self.wait(KILL_S)  # one that is stuck in the kernel ends when it is out of there
+        self.wait(KILL_S)  # a process that is stuck in the kernel ends later
 
     @property
     def output(self) -> bytes:
-        """What it has printed so far."""
+        """The output so far."""
         return bytes(self.printed)
 
     @property
     def has_begun(self) -> bool:
-        """Everything is closed, and the program runs."""
+        """Whether the process has given up its rights and runs the program."""
         return self.printed.startswith(READY)
 
     def read(self) -> bool:
-        """Take what it has printed; False = it will print no more."""
+        """Read output; False = the output has ended."""
         part = os.read(self.pipe, READ_BYTES)
         self.printed += part
         return bool(part)
 
     def wait(self, seconds: float) -> None:
-        """Wait for its end, that long at most."""
+        """Wait for the end of the process, for so long at most."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, seconds))
 
     def status(self) -> int | None:
-        """Return its exit status, negative after a signal; None = it has not ended."""
+        """Return the exit status, negative after a signal; None = the process still runs."""
         return self._process.poll()
 
     def reason(self) -> str:
-        """Return what it wrote to standard error before it ended."""
+        """Kill the process, and return its standard error."""
         assert self._process.stderr is not None
         self._process.kill()
         return self._process.stderr.read(REASON_BYTES).decode(errors="replace")
@@ -249,7 +250,7 @@ def _collect(processes: Sequence[_Process], limits: Limits) -> None:
     """Read what processes print until the first of them has ended, or one prints too much.
 
     Raises:
-        RewardError: One was not ready in time, so that its program has not begun.
+        RewardError: A process was not ready in time, so its program has not begun.
     """
     first = processes[0]
     poll = select.poll()
@@ -281,7 +282,7 @@ def _pipe(ends: ExitStack) -> tuple[int, int]:
 
 @contextmanager
 def _sealed(program: bytes, stdin: bytes) -> Iterator[int]:
-    """Open what a process is to read: nobody can write it any more."""
+    """Open the input of a process, sealed so that it cannot be changed."""
     file = os.memfd_create("program", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(file, "wb", closefd=False) as writer:

@@ -13,9 +13,9 @@ memory         The publisher's memory, for actors of the same machine and user: 
 place          The place in which this actor is a member of weight groups: its own process, or a
                worker's
 probe          Judgement of the probe: whether engine and learner compute the same policy. Pure
-pull           Pulls as a transport: an adapter, a chain of sparse updates from what is held, or all
-               bytes
-read_back      Reading back of what an engine has stored: after so many swaps that it costs next to
+pull           Pulls as a transport: an adapter, a chain of sparse updates to the version here, or
+               all bytes
+read_back      Reading back of the weights that an engine has stored, rarely enough to cost almost
                nothing
 receiver       The weight receiver: from the announcement of a version to an engine that serves it
 saved          Copies of a policy version in a safetensors file, out of a live run too, and their
@@ -28,7 +28,7 @@ staging_files  Files in shared memory in which arriving weights are assembled; m
                again
 transfer       From the announcement of a version to its checked bytes in shared memory: one at a
                time
-updates        Versions made from updates to what is held here: chains of sparse updates, and
+updates        Versions made from updates to the version here: chains of sparse updates, and
                adapters
 worker_line    The actor's end of the line to vLLM's first worker, in which its weight groups are
                joined

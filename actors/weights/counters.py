@@ -14,41 +14,41 @@ class WeightCounters:
     broadcasts: int = 0
     """Versions received by a group."""
     group_bytes: int = 0
-    """Received by a group."""
+    """Bytes received by a group."""
     memory_reads: int = 0
     """Versions used where they lie in the publisher's memory."""
     overwritten: int = 0
-    """Of these, overwritten before the engine had them, and fetched again."""
+    """Versions overwritten there before the engine had them, and fetched again."""
     pulls: int = 0
     """Versions pulled."""
     sparse_pulls: int = 0
-    """Of these, by sparse updates."""
+    """Versions pulled by sparse updates."""
     adapter_pulls: int = 0
-    """Of these, by adapters."""
+    """Versions pulled by adapters."""
     pulled_bytes: int = 0
     peer_bytes: int = 0
-    """Of these, from other actors."""
+    """Bytes pulled from other actors."""
     digest_mismatches: int = 0
     probe_mismatches: int = 0
     read_backs: int = 0
     """Swaps after which the engine's storage was read."""
     read_back_s: float = 0.0
-    """That took, summed; no token was made meanwhile."""
+    """Time of these readings, in which no token is sampled."""
     storage_mismatches: int = 0
     transfer_s: float = 0.0
-    """From an announcement to staged bytes, summed; generation goes on meanwhile."""
+    """Time from announcements to staged bytes, summed; generation goes on meanwhile."""
     pause_s: float = 0.0
-    """Generation paused for swaps, summed."""
+    """Time in which generation paused for swaps, summed."""
     last_transfer_s: float = 0.0
-    """Of the last version alone."""
+    """Time from the last announcement to its staged bytes."""
     last_pause_s: float = 0.0
-    """Of the last swap alone."""
+    """Pause of generation for the last swap."""
     probe_mean: float = 0.0
     """Mean difference of the last probe that agreed, nats."""
     probe_max: float = 0.0
-    """Its largest difference."""
+    """Largest difference of the last probe that agreed, nats."""
     probe_max_diff: float = 0.0
-    """Largest difference of all that agreed."""
+    """Largest difference of all probes that agreed, nats."""
 
     @property
     def of_last_version(self) -> dict[str, float]:

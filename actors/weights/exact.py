@@ -3,8 +3,8 @@
 Engine and learner disagree by more than rounding, and pulling again has not changed that. A third
 implementation then scores the same tokens with the same bytes: transformers on this machine's CPU,
 every product in float32. It shares no kernel with the engine, and neither kernels nor parameters
-with the learner. So whoever is far from it is wrong, even a learner that publishes other weights
-than it has.
+with the learner. So a side that is far from it is wrong, even a learner that publishes other
+weights than its own.
 
 The bytes stay where they are staged. Each module gets its weights in float32 when it is called and
 loses them after, so that no more than one matrix is copied at a time, whatever the model's size.
@@ -32,7 +32,7 @@ Exact = Callable[[StagedWeights], Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """How far both are from float32."""
+    """Differences of engine and learner from float32."""
 
     engine: Difference
     learner: Difference
@@ -42,7 +42,7 @@ class Sides:
     def of(
         cls, engine: Sequence[float], probe: Probe, exact: Sequence[float], bound: Difference
     ) -> Sides:
-        """Compare both with float32."""
+        """Compare engine and learner with float32."""
         theirs = Difference.of(probe.logprobs, exact)
         return cls(Difference.of(engine, exact), theirs, bound)
 
@@ -57,7 +57,7 @@ class Sides:
         return self.learner.is_within(self.bound)
 
     def __str__(self) -> str:
-        """Say who is wrong, by how much, and what to change."""
+        """Return which side is wrong, by how much, and what to change."""
         if self.engine_is_right and self.learner_is_right:
             who = "neither is wrong: set actors.probe_tolerance above their difference"
         elif self.learner_is_right:
@@ -84,7 +84,7 @@ def exact_logprobs(model: str, staged: StagedWeights) -> list[float]:
         staged: The version.
 
     Raises:
-        WeightsError: The file is gone.
+        WeightsError: The staged file is gone.
     """
     config = AutoConfig.from_pretrained(model)
     attention = attention_of(config.to_dict())
@@ -102,7 +102,7 @@ def exact_logprobs(model: str, staged: StagedWeights) -> list[float]:
     ids_1T = torch.tensor([manifest.probe.token_ids])
     logits_TV = causal_lm(input_ids=ids_1T, use_cache=False).logits[0, :-1].float()
     scores_T = logits_TV.log_softmax(-1).gather(-1, ids_1T[0, 1:, None])[:, 0]
-    staged.check()  # what lies in the publisher's memory may have changed meanwhile
+    staged.check()  # bytes in the publisher's memory may have changed meanwhile
     return [float(score) for score in scores_T]
 
 
@@ -110,16 +110,16 @@ def _lend_weights(causal_lm: nn.Module, tensors: dict[str, torch.Tensor]) -> Non
     """Give each module its weights while it runs; tied ones have one name."""
     names = {id(parameter): name for name, parameter in causal_lm.named_parameters()}
 
-    def lend(module: nn.Module, own: dict[str, nn.Parameter]) -> None:
-        for name, parameter in own.items():
+    def lend(module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+        for name, parameter in parameters.items():
             wide = tensors[names[id(parameter)]].float()
             module.register_parameter(name, nn.Parameter(wide, requires_grad=False))
 
-    def take_back(module: nn.Module, own: dict[str, nn.Parameter]) -> None:
-        for name, parameter in own.items():
+    def take_back(module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+        for name, parameter in parameters.items():
             module.register_parameter(name, parameter)
 
     for module in causal_lm.modules():
-        if own := dict(module.named_parameters(recurse=False)):
-            module.register_forward_pre_hook(lambda module, _, own=own: lend(module, own))
-            module.register_forward_hook(lambda module, *_, own=own: take_back(module, own))
+        if kept := dict(module.named_parameters(recurse=False)):
+            module.register_forward_pre_hook(lambda module, _, kept=kept: lend(module, kept))
+            module.register_forward_hook(lambda module, *_, kept=kept: take_back(module, kept))

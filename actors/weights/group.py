@@ -1,7 +1,8 @@
 """Transport through a weight group: join it, receive all bytes or updates, confirm, or leave it.
 
-Consumes EPOCH, SEND and ABORT of the version that was announced; waits for these and, in a thread,
-for the collective; a deadline or an ABORT unblocks it. Keeps the group from version to version.
+Consumes EPOCH, SEND and ABORT of the version that was announced. Waits for these messages and, in a
+thread, for the collective; a deadline or an ABORT ends the wait. Keeps the group from version to
+version.
 """
 
 from __future__ import annotations
@@ -61,11 +62,11 @@ class GroupMember:
 
     @property
     def is_expecting(self) -> bool:
-        """True from `expect` until that version has come or failed to."""
+        """Whether a version is expected that has neither come nor failed."""
         return self._expected is not None
 
     def expect(self, version: PolicyVersion | None) -> None:
-        """Collect messages about this version from now on; None = about no version."""
+        """Collect messages about this version from now on; None = collect none."""
         self._expected = version
         self._inbox = asyncio.Queue()
 
@@ -81,7 +82,7 @@ class GroupMember:
         return wanted.manifest.version == self._expected
 
     async def fetch(self, wanted: Announce | Moved, file: StagingFile) -> bool:
-        """Receive the expected version. False: `file` holds a mixture."""
+        """Receive the expected version. False: `file` has a mixture of versions."""
         version = wanted.manifest.version
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -122,7 +123,7 @@ class GroupMember:
         """Fill a file with a version, in the form in which it comes.
 
         Raises:
-            WeightsError: It did not arrive, or has another digest.
+            WeightsError: The version did not arrive, or has another digest.
         """
         if not send.links:
             digest = await self._receive(file)
@@ -145,7 +146,7 @@ class GroupMember:
     async def _add_adapter(
         self, arrived: mmap.mmap, base_bytes: int, manifest: WeightManifest, file: StagingFile
     ) -> bool:
-        """Fill a file from an adapter and its base, which may lie before it."""
+        """Fill a file from an adapter and its base, which may precede it in `arrived`."""
         assert manifest.adapter is not None
         digest = manifest.adapter.base
         if self._updates.base != digest:
@@ -171,7 +172,7 @@ class GroupMember:
         return bool(chain) and await self._updates.add_changes(changes, manifest, file.memory)
 
     async def _receive(self, file: StagingFile) -> str:
-        """Fill a file with what the group sends; return its digest."""
+        """Fill a file with the bytes that the group sends; return their digest."""
         if self._epoch is None:
             raise WeightsError("SEND must follow EPOCH, got it alone")
         arriving = asyncio.create_task(self._place.receive(file.path, file.memory))

@@ -1,9 +1,9 @@
 """Versions that this actor serves to peers: one complete, one arriving, and updates to them.
 
-Tables of where bytes lie and which of them are checked, without sockets. Memory belongs to the
-caller, who releases it here before writing to it again. The publisher's, which is written to
-without notice, is offered only as long as it is whole. Updates are kept for as long as the
-publisher's chain has them, so all of them together are shorter than a version.
+Tables of the places of bytes, and of those that are checked, without sockets. Memory belongs to the
+caller, who releases it here before writing to it again. The publisher's memory, which changes
+without notice, is offered only as long as its version is complete. Updates are kept for as long as
+the publisher's chain has them, so all of them together are shorter than a version.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class _Part:
     version: PolicyVersion
     memory: mmap.mmap | bytearray
     base: PolicyVersion | None = None
-    """Of a sparse update; None = all bytes of the version."""
+    """Version that the sparse update begins at; None = all bytes of the version."""
     arrived: set[int] = field(default_factory=set)
-    """Offsets of slices."""
+    """Offsets of the slices that have arrived."""
 
 
 class HeldWeights:
@@ -34,29 +34,29 @@ class HeldWeights:
     def __init__(self) -> None:
         self._part: _Part | None = None
         self._updates: dict[tuple[PolicyVersion, PolicyVersion], _Part] = {}
-        """By base and version."""
+        """Sparse updates by base and version."""
         self._whole: tuple[PolicyVersion, mmap.mmap] | None = None
         self._is_whole: Callable[[], bool] | None = None
         self.changed = asyncio.Event()
-        """Set when a pull that was put off may have an answer; the share clears it."""
+        """Set when a delayed pull may have an answer; `WeightShare` clears it."""
 
     def begin(self, version: PolicyVersion, memory: mmap.mmap) -> None:
         """Offer the slices of a version as they arrive."""
         self._part = _Part(version, memory)
 
     def begin_update(self, link: SparseLink, memory: bytearray) -> None:
-        """Offer the slices of a sparse update as they arrive, and from then on."""
+        """Offer the slices of a sparse update as they arrive, and keep the update."""
         self._part = _Part(link.version, memory, link.base)
         self._updates[link.base, link.version] = self._part
 
     def arrived(self, offset: int) -> None:
-        """Note a slice of that version or update, checked."""
+        """Note a checked slice of the arriving version or update."""
         if self._part is not None:
             self._part.arrived.add(offset)
             self.changed.set()
 
     def abandon(self) -> None:
-        """Stop offering what was arriving."""
+        """Stop offering the version or update that was arriving."""
         part, self._part = self._part, None
         if part is not None and part.base is not None:
             self._updates.pop((part.base, part.version), None)
@@ -68,7 +68,7 @@ class HeldWeights:
 
     @property
     def whole(self) -> tuple[PolicyVersion, mmap.mmap] | None:
-        """The newest complete version; None once others may lie in its place: look once."""
+        """The newest complete version; None once it may be overwritten, so read it once."""
         is_gone = self._is_whole is not None and not self._is_whole()
         return None if is_gone else self._whole
 
@@ -79,22 +79,22 @@ class HeldWeights:
         *,
         is_whole: Callable[[], bool] | None = None,
     ) -> None:
-        """Offer a whole version, instead of any other; where it may be overwritten, while it is."""
+        """Offer a complete version in place of any other, for as long as `is_whole` is true."""
         self._whole, self._part = (version, memory), None
         self._is_whole = is_whole
         self.changed.set()
 
     def release(self) -> None:
-        """Stop offering the whole version."""
+        """Stop offering the complete version."""
         self._whole = self._is_whole = None
 
     def answer(self, pull: Pull) -> Chunk | Later | Gone:
-        """Return the slice, or that it comes later, or that it is gone."""
+        """Return the slice, or `Later` if it is still to arrive, or `Gone`."""
         memory = self._find(pull)
         place = pull.within(len(memory)) if memory is not None else None
         if memory is not None and place is not None:
             payload = bytes(memory[place])
-            if self._find(pull) is memory:  # still: what has been copied is of that version
+            if self._find(pull) is memory:  # still there, so the copy is of that version
                 return Chunk(pull.version, pull.offset, payload, pull.base)
         if memory is not None or not self._will_have(pull):
             return Gone(pull.version, pull.offset)
@@ -108,7 +108,7 @@ class HeldWeights:
         return part.memory if part is not None and pull.offset in part.arrived else None
 
     def _part_of(self, pull: Pull) -> _Part | None:
-        """Return what was asked for, if it is arriving, or an update that has."""
+        """Return the version of a pull if it is arriving, or its update."""
         if pull.base is not None:
             return self._updates.get((pull.base, pull.version))
         part = self._part
@@ -116,7 +116,7 @@ class HeldWeights:
         return part if is_its else None
 
     def _will_have(self, pull: Pull) -> bool:
-        """Return whether what was asked for may still arrive here."""
+        """Return whether the version or update of a pull may still arrive here."""
         whole, part = self.whole, self._part
         if (asked := self._part_of(pull)) is not None:
             return pull.within(len(asked.memory)) is not None

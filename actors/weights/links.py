@@ -40,11 +40,11 @@ class WeightLink:
     """One connection, made in the background.
 
     Args:
-        context: Of the socket.
-        port: Address, and the key that it must show.
+        context: ZeroMQ context of the socket.
+        port: Address, and the public key of the other end.
         caller: Identity of this end.
         on_message: Receives each message.
-        may_queue: Whether requests wait for the connection; else they are lost without one.
+        may_queue: Requests wait for the connection; otherwise they are lost without one.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class WeightLink:
         )
 
     def post(self, message: object) -> bool:
-        """Send if the connection, or its queue, takes it."""
+        """Send a message; False if neither connection nor queue takes it."""
         frame = encode(message, run=self._caller.run, incarnation=self._caller.incarnation, seq=0)
         sending = self._socket.send(frame, flags=zmq.NOBLOCK)  # settled when it returns
         assert isinstance(sending, asyncio.Future)
@@ -87,7 +87,7 @@ class WeightLink:
                 self._on_message(envelope.message)
 
     def close(self) -> None:
-        """Close the socket; what was not sent is lost."""
+        """Close the socket; unsent messages are lost."""
         self._socket.close(linger=0)
 
 
@@ -98,7 +98,7 @@ class PublisherLink:
 
     Args:
         caller: Identity of this end.
-        join: Makes the JOIN of this moment.
+        join: Makes a JOIN with the present state.
         on_message: Receives each message.
     """
 
@@ -124,7 +124,7 @@ class PublisherLink:
             self._moved.set()
 
     def post(self, message: object) -> bool:
-        """Send if there is a connection that takes it."""
+        """Send a message; False if there is no connection that takes it."""
         return self._link is not None and self._link.post(message)
 
     async def run(self) -> None:

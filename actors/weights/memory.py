@@ -31,20 +31,20 @@ from .staging_files import StagingFile
 log = structlog.get_logger()
 
 SHORT_BYTES = 4 * 2**20
-"""Read on the event loop, in a millisecond or two: a thread takes about as long to come and go."""
+"""Shorter versions are checked on the event loop, in the time that a thread takes to start."""
 BUCKET_BYTES = 2**19
-"""Unit of the checksum: other threads run in between."""
+"""Bytes in one step of the checksum: other threads run between steps."""
 FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 OPEN_FILES = Path("/proc/self/fd")
-"""Linux has it; elsewhere a file whose name is gone cannot be opened again."""
+"""A folder of Linux; elsewhere a file whose name is gone cannot be opened again."""
 
 
 class _Slot:
-    """A slot that is mapped here, for as long as somebody uses it.
+    """A slot of the publisher that is mapped here for as long as it is used.
 
     Args:
-        path: Its file.
-        num_bytes: Length that it must have.
+        path: File of the slot.
+        num_bytes: Length that the file must have.
 
     Raises:
         WeightsError: There is no such file.
@@ -58,20 +58,20 @@ class _Slot:
             raise WeightsError(f"{path} and its seal must be readable, got {error}") from error
         # Not sooner: the number of a closed file is given to the next one that is opened.
         weakref.finalize(self, os.close, file)
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode) or found.st_size != num_bytes:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != num_bytes:
             raise WeightsError(f"{path} must be a file of {num_bytes} bytes")
         self.memory = mmap.mmap(file, num_bytes, prot=mmap.PROT_READ)
         self.path = Path(f"/proc/{os.getpid()}/fd/{file}" if OPEN_FILES.exists() else path)
-        """A name for this actor's engine, which is good when the learner has ended."""
+        """A path for this actor's engine, which is valid even when the learner has ended."""
 
     @property
     def number(self) -> int:
-        """Of its seal."""
+        """Present number of the slot's seal."""
         return self._seal.number
 
     def is_still(self, number: int) -> bool:
-        """Return whether nothing has been written there since the seal had this number."""
+        """Return whether the slot is unchanged since its seal had this number."""
         return self.number == number
 
 
@@ -86,14 +86,14 @@ class PublisherMemory:
         self._counters = counters
         self._folder = Path()
         self._slots: dict[str, _Slot] = {}
-        """By name; kept, because to touch a new mapping first costs a quarter of a copy."""
+        """Slots by path; kept, as the first read of a new mapping costs a quarter of a copy."""
 
     def can_fetch(self, wanted: Announce | Moved) -> bool:
         """Return whether the file of this version is on this machine and may be read."""
         return bool(wanted.memory) and os.access(wanted.memory, os.R_OK)
 
     async def borrow(self, wanted: Announce | Moved) -> StagingFile | None:
-        """Return a version where it lies, checked; None if it is no longer there."""
+        """Return a checked version where it lies; None if it is no longer there."""
         try:
             slot = self._open(wanted.memory, wanted.manifest.num_bytes)
             number = slot.number
@@ -109,7 +109,7 @@ class PublisherMemory:
 
     def _open(self, path: str, num_bytes: int) -> _Slot:
         folder = Path(path).parent
-        if folder != self._folder:  # of another learner: let go of the memory of the last one
+        if folder != self._folder:  # of another learner: drop the slots of the last one
             self._folder, self._slots = folder, {}
         if path not in self._slots:
             self._slots[path] = _Slot(path, num_bytes)
@@ -117,18 +117,18 @@ class PublisherMemory:
 
 
 def _check(slot: _Slot, number: int, manifest: WeightManifest) -> None:
-    """Show that the version lies there, and has since the seal had this number; blocks.
+    """Check that a slot has the version, unchanged since its seal had this number; blocks.
 
     Raises:
-        WeightsError: It does not.
+        WeightsError: The slot has other bytes.
     """
     if number % 2 == 1:
         raise WeightsError(f"seal must be closed, got {number}: a newer version is being written")
-    found = xxh3_128()
+    hasher = xxh3_128()
     with memoryview(slot.memory) as whole:
         for start in range(0, len(whole), BUCKET_BYTES):
-            found.update(whole[start : start + BUCKET_BYTES])
-    checksum = found.hexdigest()
+            hasher.update(whole[start : start + BUCKET_BYTES])
+    checksum = hasher.hexdigest()
     if checksum != manifest.checksum or not slot.is_still(number):
         raise WeightsError(
             f"checksum must be {manifest.checksum}, got {checksum}: overtaken, or corrupt"

@@ -12,22 +12,22 @@ from broker.protocol.weight_messages import Epoch
 
 
 class MemberPlace(Protocol):
-    """Where groups are joined; steered from the actor's event loop, which never waits in it."""
+    """The process that joins groups, called from the actor's event loop, which it never blocks."""
 
     @property
     def is_open(self) -> bool:
-        """Whether a group could be joined there now."""
+        """Whether a group could be joined in this place now."""
         ...
 
     async def run(self) -> None:
-        """Keep it open until cancelled, or until it has gone."""
+        """Keep the place open until cancelled, or until its process has ended."""
         ...
 
     async def enter(self, epoch: Epoch) -> None:
         """Prepare to be in this group, in place of any other.
 
         Raises:
-            WeightsError: This cannot be.
+            WeightsError: The group cannot be joined.
         """
         ...
 
@@ -35,7 +35,7 @@ class MemberPlace(Protocol):
         """Fill the file at `path`, which is mapped as `memory`; return its digest.
 
         Raises:
-            WeightsError: It failed, or the place has gone: the bytes are a mixture.
+            WeightsError: The broadcast failed, or the place is gone: the bytes are a mixture.
         """
         ...
 
@@ -45,14 +45,14 @@ class MemberPlace(Protocol):
 
 
 class OwnProcess:
-    """This process, where the engine is in it."""
+    """The actor's own process, if the engine runs in it."""
 
     def __init__(self) -> None:
         self.is_open = True
         self._member = MemberThread()
 
     async def run(self) -> None:
-        """Do nothing: it is always open."""
+        """Do nothing: this place is always open."""
 
     async def enter(self, epoch: Epoch) -> None:
         """Prepare to be in this group, in place of any other."""

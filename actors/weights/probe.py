@@ -1,11 +1,11 @@
 """Judgement of the probe: whether engine and learner compute the same policy. Pure.
 
-Two right implementations differ by rounding: little on the average over tokens, more on one of
-them. How much depends on the policy, and the learner sends with each version what rounding once
-more, after every operation, changes in its own log-probs. Right engines show no more than twice
-that on average, and may show three times.
+Two correct implementations differ by rounding: little on average over tokens, more on a single one.
+The size depends on the policy, so the learner sends with each version how much its own log-probs
+change when every operation is rounded once more. Correct engines differ by no more than twice that
+on average, and may differ by three times.
 
-`docs/weights.md` has the cases that the bounds were chosen by.
+`docs/weights.md` has the cases by which the bounds were chosen.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ class Difference:
 
     @classmethod
     def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> Difference:
-        """Compare; infinite if lengths differ or a value is not a number."""
+        """Compare log-probs; infinite if lengths differ or a value is not a number."""
         if len(ours) != len(theirs):
             return cls(math.inf, math.inf)
-        each = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
-        if any(map(math.isnan, each)):
+        by_token = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
+        if any(map(math.isnan, by_token)):
             return cls(math.inf, math.inf)
-        return cls(sum(each) / max(1, len(each)), max(each, default=0.0))
+        return cls(sum(by_token) / max(1, len(by_token)), max(by_token, default=0.0))
 
     def is_within(self, bound: Difference) -> bool:
-        """Whether neither is above its bound."""
+        """Whether neither the mean nor the largest difference is above its bound."""
         return self.mean <= bound.mean and self.largest <= bound.largest
 
     def times(self, factor: float) -> Difference:
-        """Multiply both."""
+        """Multiply both differences by a factor."""
         return Difference(factor * self.mean, factor * self.largest)
 
     def __str__(self) -> str:
-        """Write both for a log or an error."""
+        """Write both differences for a log or an error."""
         return f"{self.mean:.3g} on average and {self.largest:.3g} at most"
 
 
 FLOORS = {"float32": Difference(5e-5, 5e-4), "bfloat16": Difference(0.005, 0.05)}
-"""What any engine may show, of a policy that is so certain that its own rounding shows nothing."""
+"""Bound of any engine, for a policy so certain that its own rounding changes nothing."""
 SLACK = 3.0
-"""Times the learner's rounding, on average: a mean over a few tokens is no more certain."""
+"""Factor of the learner's rounding for the mean difference, which is over few tokens."""
 WIDE = 2.0
-"""More for the largest difference, which is that of one token; the mean is what decides."""
+"""Further factor for the largest difference, which is that of one token; the mean decides."""
 
 
 class ProbeJudge:
-    """Judges one engine.
+    """Sets the bound of an engine's difference from the learner.
 
     Args:
-        tolerance: `actors.probe_tolerance`; it then bounds the largest difference, alone.
+        tolerance: `actors.probe_tolerance`, the only bound if set; None = bounds by the version.
     """
 
     def __init__(self, tolerance: float | None) -> None:
@@ -71,7 +71,7 @@ class ProbeJudge:
         return self._tolerance is not None
 
     def bound(self, probe: Probe, dtype: str) -> Difference:
-        """Return what this version may show."""
+        """Return the largest difference that is allowed under this version."""
         if self._tolerance is not None:
             return Difference(self._tolerance, self._tolerance)
         floor = FLOORS[dtype]

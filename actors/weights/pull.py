@@ -1,4 +1,4 @@
-"""Pulls as a transport: an adapter, a chain of sparse updates from what is held, or all bytes.
+"""Pulls as a transport: an adapter, a chain of sparse updates to the version here, or all bytes.
 
 Adapters come from the publisher; all bytes come from peers too, and sparse updates from those of a
 site. The digest of the whole is checked here.
@@ -31,7 +31,7 @@ class WeightPull:
 
     Args:
         sources: Sources of slices.
-        held: Is given slices as they arrive.
+        held: Offers slices to peers as they arrive.
         updates: Makes versions from updates.
         counters: Counts pulls and bytes.
         timeout_s: Time in which a pull must make progress.
@@ -53,13 +53,13 @@ class WeightPull:
         self._timeout_s = timeout_s
         self._slices: SlicePull | None = None
         self._mismatched: PolicyVersion | None = None
-        """Version whose bytes came with a wrong digest; they are then the publisher's."""
+        """Version that came with a wrong digest, and is pulled from the publisher alone."""
         self._only_whole: PolicyVersion | None = None
-        """Version that no update has led to."""
+        """Version that updates did not lead to, and of which all bytes are pulled."""
 
     @property
     def bytes_under_way(self) -> tuple[int, int] | None:
-        """What has come of the pull under way, and all of it; None = bytes are not waited for."""
+        """Bytes that the running pull has and wants; None = no pull is running."""
         slices = self._slices
         return None if slices is None else (slices.num_bytes.total(), slices.wanted_bytes)
 
@@ -100,13 +100,13 @@ class WeightPull:
         return is_right
 
     def _adapter_of(self, wanted: Announce | Moved) -> AdapterSpec | None:
-        """Return the adapter of a version, if it leads here; None = take something else."""
+        """Return the adapter of a version, if it can be used here, or None."""
         if wanted.manifest.version == self._only_whole:
             return None
         return self._updates.adapter_of(wanted.manifest)
 
     def _chain_to(self, wanted: Announce | Moved) -> tuple[SparseLink, ...]:
-        """Return the updates that lead here to a version; none = take all bytes."""
+        """Return the updates from the version here to this one; empty = pull all bytes."""
         if wanted.manifest.version == self._only_whole:
             return ()
         return self._updates.chain_to(wanted.manifest, wanted.links)
@@ -114,7 +114,7 @@ class WeightPull:
     async def _fetch_all(
         self, manifest: WeightManifest, offered: Sources | None, memory: mmap.mmap
     ) -> bool:
-        """Pull all bytes; other actors can have each slice as it arrives."""
+        """Pull all bytes; other actors can pull each slice as it arrives."""
         version = manifest.version
         if version == self._mismatched or offered is None:
             offered = Sources((), b"")
@@ -138,7 +138,7 @@ class WeightPull:
     async def _fetch_adapter(
         self, wanted: Announce | Moved, adapter: AdapterSpec, memory: mmap.mmap
     ) -> bool:
-        """Pull an adapter, and once its base."""
+        """Pull an adapter, and its base if it is not here yet."""
         manifest, sources = wanted.manifest, self._sources.of()
         if self._updates.base != adapter.base:
             base = mmap.mmap(-1, manifest.num_bytes)
@@ -154,7 +154,7 @@ class WeightPull:
     async def _fetch_changes(
         self, wanted: Announce | Moved, chain: Sequence[SparseLink], memory: mmap.mmap
     ) -> bool:
-        """Pull a chain of sparse updates and apply it to a copy of what is held."""
+        """Pull a chain of sparse updates and apply it to a copy of the version that is held."""
         updates = [bytearray(link.num_bytes) for link in chain]
         for link, update in zip(chain, updates, strict=True):
             if not await self._fetch_link(wanted, link, update):
@@ -164,7 +164,7 @@ class WeightPull:
     async def _fetch_link(
         self, wanted: Announce | Moved, link: SparseLink, update: bytearray
     ) -> bool:
-        """Pull one sparse update; in a site others can have each slice as it arrives."""
+        """Pull one sparse update; in a site other actors can pull each slice as it arrives."""
         peers: tuple[Peer, ...] = ()
         digests = None
         if wanted.update_digests:  # of an actor of a site

@@ -1,9 +1,9 @@
-"""Reading back of what an engine has stored: after so many swaps that it costs next to nothing.
+"""Reading back of the weights that an engine has stored, rarely enough to cost almost nothing.
 
-The probe compares what an engine computes, and so cannot see a tensor that lags by a small step.
-What lies in the engine's storage can be compared value by value, with the file that it was loaded
-from, and that file once more with its checksum. While it is read no token is made; so after a
-reading that took t seconds the next one waits for t / `SHARE`, and comes with the swap after that.
+The probe compares results of an engine, and so cannot see a tensor that lags by a small step. The
+engine's storage can be compared value by value with the file from which it was loaded, and that
+file with its checksum. No token is sampled during a reading. So after a reading that took t seconds
+the next one comes with the first swap after t / `SHARE`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from configs.errors import WeightsError
 from .counters import WeightCounters
 
 SHARE = 0.01
-"""Of an engine's time, for reading."""
+"""Share of an engine's time that may be spent on reading."""
 
 
 class Readable(Protocol):
@@ -33,12 +33,12 @@ class Readable(Protocol):
 
 
 class StorageCheck:
-    """Decides when an engine is read, and what that shows.
+    """Decides when an engine's storage is read, and compares it.
 
     Args:
-        engine: Whose storage is read.
-        counters: Where readings are counted.
-        clock: Seconds, monotonic.
+        engine: Engine whose storage is read.
+        counters: Counts readings.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class StorageCheck:
         self._is_readable = True
 
     async def fault(self, staged: StagedWeights, *, is_again: bool) -> str:
-        """Return what is wrong with the weights that were swapped in; empty = nothing is seen.
+        """Return the fault of the weights that were swapped in; empty = no fault is known.
 
         Args:
-            staged: What was swapped in.
+            staged: The version that was swapped in.
             is_again: The weights before these were wrong: read now.
         """
         begun = self._clock()

@@ -3,20 +3,19 @@
 Consumes messages of the publisher; waits for announcements, for bytes, and for the gate (a running
 evaluation may hold a swap back). Transfer never touches the engine: bytes are staged in shared
 memory and their digest is checked first, so generation pauses for the swap alone. Bytes in the
-publisher's own memory are checked again after the engine has read them; those that were overwritten
-meanwhile are fetched once more, the newest of them. After each swap the engine's own log-probs of
-the probe must agree with the learner's (`probe.py`), and now and then what it has stored
-with what it was given (`read_back.py`).
+publisher's own memory are checked again after the engine has read them; if they were overwritten
+meanwhile, the newest version is fetched. After each swap the engine's own log-probs of the probe
+must agree with the learner's (`probe.py`), and now and then the weights that it has stored are
+compared with those that it was given (`read_back.py`).
 
     news ──▶ group, memory, pull ──▶ staged, digest right ──▶ gate ──▶ apply ──▶ probe right:
                              ▲                                           │           serving
                              └────── wrong: DIRTY, pull again ───────────┘
 
-What is stored wrong twice ends the actor (WeightsError). A probe that is refused a third time is
-judged in float32 (`exact.py`): where neither side is wrong the version is served after all;
-an engine that served before may have spoilt itself, which a new one mends, so the actor ends; else
-a restart would mend nothing, and the actor says what would and stands until there is a newer
-version.
+Weights that are stored wrong twice end the actor (WeightsError). A probe that is refused a third
+time is judged in float32 (`exact.py`). Where neither side is wrong, the version is served after
+all. If the engine is wrong and served versions before, the actor ends, because a new engine may be
+right. Otherwise a restart would not help: the actor logs a remedy and waits for a newer version.
 
 A publisher that vanishes changes nothing here: the engine goes on with the version it has.
 
@@ -70,7 +69,7 @@ from .transfer import NOTHING, FromPublisher, WeightTransfer
 log = structlog.get_logger()
 
 MOST_PULLS = 2
-"""Of one version again, before float32 decides."""
+"""Repeated pulls of one version before float32 decides."""
 
 
 class Swapping(Protocol):
@@ -106,9 +105,9 @@ class WeightReceiver:
         device: `cuda` if `place` can be in an NCCL group.
         place: Where weight groups are joined; None = this process.
         gate: Returns when a swap may happen; bounds its own waiting.
-        model: Whose shapes versions have, for float32 to decide about a refused one; None = such a
+        model: Model with the shapes of versions, for float32 to judge a refused version; None = a
             refusal ends the actor.
-        on_brokers: Receives where the publisher says that brokers are.
+        on_brokers: Receives the addresses of brokers that the publisher sends.
     """
 
     def __init__(
@@ -157,18 +156,18 @@ class WeightReceiver:
         self._staged: StagedVersion | None = None
         self._is_applying = False
         self._num_overwritten = 0
-        """Versions in a row."""
+        """Overwritten versions in a row."""
         self._num_refused = 0
-        """Versions in a row, those of them that were the same one again included."""
+        """Refused versions in a row, where repeated pulls of one version count."""
         self._verdict = ""
-        """Why no version is served although all of it is here."""
+        """Reason why a version that is here is not served."""
         self._arrived = asyncio.Event()
         self._served = asyncio.Condition()
         self._serving_since: float | None = None
         self.version = NOTHING
-        """Version that the engine serves, probed."""
+        """Version that the engine serves, after its probe."""
         self.is_dirty = False
-        """The engine's weights may be a mixture of versions: give it no new work."""
+        """The engine's weights may be a mixture of versions, so it gets no new work."""
 
     @property
     def counters(self) -> WeightCounters:
@@ -177,7 +176,7 @@ class WeightReceiver:
 
     @property
     def figures(self) -> Mapping[str, float]:
-        """Those of the last version in heartbeats, by their names in `Figures`."""
+        """Figures of the last version for heartbeats, by their names in `Figures`."""
         return self._counters.of_last_version
 
     def offer(self, publication: Publication | None) -> None:
@@ -192,11 +191,11 @@ class WeightReceiver:
     async def first_sync(self, publication: Publication) -> PolicyVersion:
         """Wait until the engine serves this version or a newer one; `run` must be under way.
 
-        Only the wait for bytes has its limit here. What is done with them goes on for as long as
-        it takes: groups, the engine's commands and the gate have deadlines of their own.
+        Only the wait for bytes has a limit here. Groups, the engine's commands and the gate have
+        deadlines of their own.
 
         Raises:
-            DeadlineError: No byte of it comes for `actors.weight_timeout_s`.
+            DeadlineError: No byte of the version comes for `actors.weight_timeout_s`.
         """
         self.offer(publication)
         limit_s = self._settings.weight_timeout_s
@@ -222,7 +221,7 @@ class WeightReceiver:
         return self.version
 
     def _silence(self, publication: Publication, arrived: int, wanted: int) -> str:
-        """Write that the bytes of a first version stay away."""
+        """Write the error of a first version whose bytes do not come."""
         limit = f"actors.weight_timeout_s = {self._settings.weight_timeout_s:g} s"
         version = f"weights {tuple(publication.version)}"
         if not wanted:
@@ -294,7 +293,7 @@ class WeightReceiver:
             self._link.post(self._join())  # before the next group is formed
 
     def _stage(self, manifest: WeightManifest, file: StagingFile) -> None:
-        """Offer a whole version to the engine, in place of an older one that still waits."""
+        """Offer a complete version to the engine, in place of an older one that still waits."""
         if self._staged is not None:
             self._files.release(self._staged.file)
         self._staged = StagedVersion(manifest, file)
@@ -344,7 +343,7 @@ class WeightReceiver:
             await self._settle(staged, refusal)
 
     async def _probe(self, staged: StagedWeights) -> str:
-        """Compare what the engine computes with what the learner does; empty = they agree."""
+        """Compare the engine's log-probs with the learner's; return the fault, or an empty text."""
         manifest = staged.manifest
         logprobs = await self._engine.probe(manifest.probe.token_ids)
         difference = Difference.of(logprobs, manifest.probe.logprobs)
@@ -360,10 +359,10 @@ class WeightReceiver:
         )
 
     async def _settle(self, staged: StagedWeights, refusal: str) -> None:
-        """Decide in float32 about a version that the probe refuses however often it is pulled.
+        """Decide in float32 about a version that the probe refuses after every pull.
 
         Raises:
-            WeightsError: Another engine may do better.
+            WeightsError: The engine is wrong, and a new one may be right.
         """
         manifest = staged.manifest
         if self._exact is None:
@@ -386,7 +385,7 @@ class WeightReceiver:
         log.error("weights not served; waiting for newer ones", reason=self._verdict)
 
     def _fetch_overwritten_again(self, error: WeightsOverwritten) -> None:
-        """Use the newest version where it lies; the second time in a row, take a copy of it."""
+        """Fetch the newest version; the second time in a row, as a copy in the actor's memory."""
         log.warning("weights not applied", reason=str(error))
         self._num_overwritten += 1
         self._counters.overwritten += 1

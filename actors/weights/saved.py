@@ -40,13 +40,13 @@ class WeightFile:
 
     version: PolicyVersion
     digest: str
-    """From the header: that of the version that was pulled."""
-    found: str
+    """Digest of the version that was pulled, from the header."""
+    actual: str
     """Digest of the bytes that are in the file now."""
 
 
 def save_weights(staged: Path, manifest: WeightManifest, path: Path) -> None:
-    """Write staged wire bytes as safetensors; the file appears when it is whole."""
+    """Write staged wire bytes as safetensors; the file appears when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".unfinished-{path.name}")
     tensors = dict(named_tensors(staged, manifest.tensors, manifest.num_bytes))
@@ -65,15 +65,15 @@ def read_weights(path: Path) -> WeightFile:
     """Digest the tensors of a file.
 
     Raises:
-        WeightsError: It is no file of `save_weights`.
+        WeightsError: The file was not written by `save_weights`.
     """
     try:
         with safe_open(path, "pt") as file:
             header = file.metadata() or {}
             lineage, step = json.loads(header["version"])
             order = json.loads(header["order"])
-            found = digest_of(_bytes_of(file.get_tensor(name)) for name in order)
-            return WeightFile(PolicyVersion(lineage, step), header["digest"], found)
+            actual = digest_of(_bytes_of(file.get_tensor(name)) for name in order)
+            return WeightFile(PolicyVersion(lineage, step), header["digest"], actual)
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise WeightsError(
             f"{path} must be a file of `nyala weights pull`, got: {error!r}; pull it again"
@@ -87,8 +87,8 @@ def _bytes_of(tensor: torch.Tensor) -> bytes:
 # --------------------------------------------------------------------------------------------------
 # A copy of a live run's current weights, without an engine.
 #
-# To the publisher it is a guest: it sends JOIN as an actor that can be in no group, pulls one
-# version, whose digest is checked, and leaves.
+# The download sends JOIN as an actor that can be in no group, pulls one version, and checks its
+# digest.
 
 
 async def download(
@@ -97,8 +97,8 @@ async def download(
     """Pull the newest version into a safetensors file.
 
     Raises:
-        DeadlineError: It has not come within `timeout_s`.
-        WeightsError: Its digest cannot be had, or there is no room.
+        DeadlineError: The version has not come within `timeout_s`.
+        WeightsError: The version never comes with its digest, or there is no room for it.
     """
     files = StagingFiles("download", fallback=path.parent)
     staged: asyncio.Future[tuple[WeightManifest, StagingFile]] = asyncio.Future()

@@ -4,8 +4,8 @@
 
 A slice that is still on its way is answered by LATER and sent when it has arrived, so that a
 version runs down a whole tree of actors while it is being received. Access is granted as at the
-publisher: to the keys in `allowed/`, of which this machine must have a copy; in a site to the keys
-that the publisher names (NEIGHBOURS), and to nobody before it has.
+publisher: to the keys in `allowed/`, of which this machine must have a copy. In a site, access is
+granted to the keys that the publisher names (NEIGHBOURS), and to no key before that.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .held import HeldWeights
 from .links import Caller
 
 MAX_WAITING = 256
-"""Pulls that wait for a slice: far more than the publisher sends here. Beyond, a new one takes the
-place of the oldest of the key that has most, whose holder asks again."""
+"""Pulls that wait for a slice: far more than the publisher sends here. Beyond it, a new pull
+replaces the oldest of the key that has most; its actor asks again."""
 REFRESH_S = 1.0
 """Pause between two looks at the allow-list."""
 
@@ -39,7 +39,7 @@ class WeightShare:
     Args:
         held: Versions to share.
         endpoint: Address to listen on.
-        folder: Keys of the run, with `allowed/`; None = those of a site, see `admit`.
+        folder: Keys of the run, with `allowed/`; None = the keys of a site (`admit`).
         caller: Identity of this actor.
     """
 
@@ -53,12 +53,12 @@ class WeightShare:
         self._caller = caller
         self._port: WeightPort | None = None
         self._waiting: dict[str, dict[tuple[Route, Pull], None]] = {}
-        """By key, oldest first."""
+        """Waiting pulls by key, oldest first."""
         self.peer: Peer | None = None
-        """Where it listens, as others reach it; None = not yet."""
+        """Address at which other actors reach it; None = not listening yet."""
 
     async def run(self) -> None:
-        """Listen and answer.
+        """Listen for other actors and answer their pulls.
 
         Raises:
             SettingsError: The endpoint cannot be listened on, or no actor is allowed in.
@@ -108,26 +108,26 @@ class WeightShare:
         self._post(route, answer)
 
     def _put_off(self, key: str, route: Route, pull: Pull) -> None:
-        own = self._waiting.setdefault(key, {})
-        is_full = sum(len(each) for each in self._waiting.values()) >= MAX_WAITING
-        if is_full and (route, pull) not in own:
+        pulls = self._waiting.setdefault(key, {})
+        is_full = sum(map(len, self._waiting.values())) >= MAX_WAITING
+        if is_full and (route, pull) not in pulls:
             most = max(self._waiting.values(), key=len)
             del most[next(iter(most))]
-        own[route, pull] = None
+        pulls[route, pull] = None
 
     async def _answer_waiting(self) -> None:
         while True:
             await self._held.changed.wait()
             self._held.changed.clear()
-            for key, own in tuple(self._waiting.items()):
+            for key, pulls in tuple(self._waiting.items()):
                 if not self._allows(key):
-                    own.clear()
-                for route, pull in tuple(own):
+                    pulls.clear()
+                for route, pull in tuple(pulls):
                     answer = self._held.answer(pull)
                     if not isinstance(answer, Later):
-                        del own[route, pull]
+                        del pulls[route, pull]
                         self._post(route, answer)
-                if not own:
+                if not pulls:
                     del self._waiting[key]
 
     def _post(self, route: Route, answer: object) -> None:

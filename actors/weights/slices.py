@@ -2,14 +2,14 @@
 
 Consumes CHUNK, LATER, GONE and MOVED; waits for the next slice. Unanswered requests are repeated at
 growing intervals. The publisher, which answers in order, is first asked for a few bytes of the last
-slice: what has not come before these was lost, and a link that is merely slow carries no slice
-twice.
+slice: any slice that has not come before these bytes was lost. So a link that is merely slow
+carries no slice twice.
 
-Sources are asked one after the other: one that is silent, lies or has nothing makes way for the
-next, which goes on at the missing slices. So does a peer that is behind and slower than the
-publisher (see below), which is asked for one slice beside it. Where several may have all bytes,
-slices of all but the publisher are checked by their digests; the caller checks the digest of the
-whole.
+Sources are asked one after the other. A source that is silent, sends wrong bytes or has nothing is
+left for the next one, which goes on at the missing slices. A peer is also left if it is behind and
+slower than the publisher (see below), which is asked for one slice as a measure. Where several
+sources may have all bytes, slices of all but the publisher are checked by their digests; the caller
+checks the digest of the whole.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from .sources import Answer, Kind, NoAddressError, Post, Source
 FIRST_WAIT_S = 1.0
 """Loopback and a rack answer in milliseconds; a lost request costs this much."""
 SILENT_S = 3 * FIRST_WAIT_S
-"""Two rounds without an answer (the second twice as long): this peer is gone."""
+"""Two rounds without an answer (the second twice as long), after which a peer counts as gone."""
 MOST_INQUIRIES = 256
-"""Told apart by their lengths, in bytes."""
+"""Inquiries that are told apart, by their lengths in bytes."""
 LATER_S = 10.0
-"""A peer that promises for so long has no source itself: one nearer to the publisher is asked."""
+"""Time after which a peer that only answers LATER is left: it has no source itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +57,15 @@ class _Failed:
 
 
 class SlicePull:
-    """One pull.
+    """One pull of a version or of a sparse update.
 
     Args:
         version: Version to pull.
         memory: Destination, of the same length.
         sources: Sources in order of preference.
         base: Version that the sparse update begins at; None = pull all bytes of the version.
-        digests: Of the slices; None = the caller's check of the whole is enough.
-        failed: Called with a source that was left, why, and whether it lied.
+        digests: Digests of the slices; None = the caller's check of the whole is enough.
+        failed: Called with a source that was left, the reason, and whether it sent wrong bytes.
         arrived: Called with the offset of each slice that is in its place.
         progress_timeout_s: Time without any new slice after which the last source is left too.
     """
@@ -93,14 +93,14 @@ class SlicePull:
         self._progress_timeout_s = progress_timeout_s
         self._inbox: asyncio.Queue[tuple[Kind, Answer]] = asyncio.Queue()
         self._publisher: Post | None = None
-        """Where peers are measured by it: if it is the last source."""
+        """Asks the publisher, if it is the last source; peers are measured by it."""
         self._todo = deque(range(0, len(memory), CHUNK_BYTES))
         self._asked: dict[int, None] = {}  # in the order of asking
         self._inquiries = 0
         self._inquiry: tuple[int, int] | None = None
-        """Offset and length of the last one, until what it has shown as lost is asked for again."""
+        """Offset and length of the last inquiry, until lost slices are asked for again."""
         self.num_bytes = Counter[Kind]()
-        """Received, by the kind of source."""
+        """Bytes received, by the kind of source."""
 
     def on_answer(self, answer: Answer) -> None:
         """Process an answer of the publisher, which comes over a link that is always there."""
@@ -110,7 +110,7 @@ class SlicePull:
         self._inbox.put_nowait((kind, answer))
 
     async def run(self) -> Moved | None:
-        """Pull everything. Returns None when complete, or what the publisher has instead.
+        """Pull all slices. Return None when complete, or the version that the publisher has now.
 
         Raises:
             DeadlineError: No source has brought anything for `progress_timeout_s`.
@@ -120,7 +120,7 @@ class SlicePull:
                 if last.kind == "publisher":
                     self._publisher = await stack.enter_async_context(last.open(self.on_answer))
             for source in self._sources:
-                self._inbox = asyncio.Queue()  # what the one before has sent is not this one's
+                self._inbox = asyncio.Queue()  # without late answers of the source before
                 try:
                     async with source.open(partial(self._on_answer_of, source.kind)) as post:
                         end = await self._pull_from(source, post)
@@ -137,13 +137,13 @@ class SlicePull:
         )
 
     async def _pull_from(self, source: Source, post: Post) -> Moved | _Failed | None:
-        """Ask one source for all that is missing."""
+        """Ask one source for all missing slices."""
         clock = asyncio.get_running_loop().time
         wait_s, pace = FIRST_WAIT_S, Pace(clock)
         while self._todo or self._asked:
             bound_s = self._silence_s(source, pace)
             left_s = pace.brought_at + bound_s - clock()
-            if left_s <= 0:  # however often it has promised meanwhile
+            if left_s <= 0:  # however often it has answered LATER meanwhile
                 return _Failed(f"it has brought nothing for {bound_s:.1f} s")
             self._ask(post)
             self._measure(source, pace)
@@ -151,7 +151,7 @@ class SlicePull:
                 async with asyncio.timeout(min(wait_s, left_s)):
                     kind, answer = await self._inbox.get()
             except TimeoutError:
-                wait_s *= 2  # for as long as it is asked: the link is slow, or it is away
+                wait_s *= 2  # with this source: its link is slow, or it is away
                 if source.kind == "publisher":
                     self._inquire(post)
                 else:
@@ -164,7 +164,7 @@ class SlicePull:
         return None
 
     async def _take(self, answer: Answer, source: Source, pace: Pace) -> Moved | _Failed | None:
-        """Process an answer of the source; returns the end of the pull from it, if it is one."""
+        """Process an answer of the source; return the end of the pull if the answer ends it."""
         match answer:
             case Moved():
                 if self._base is not None or answer.manifest.version > self._version:
@@ -185,7 +185,7 @@ class SlicePull:
         return None
 
     def _measure(self, source: Source, pace: Pace) -> None:
-        """Ask the publisher for a slice that a peer is late with."""
+        """Ask the publisher for a slice if a peer is late, to compare both."""
         if pace.measuring_s > self._progress_timeout_s:
             pace.give_up()
         is_measured = self._publisher is not None and source.kind == "peers" and pace.can_measure
@@ -197,7 +197,7 @@ class SlicePull:
             pace.ask(offset)
 
     async def _compare(self, answer: Answer, _source: Source, pace: Pace) -> Moved | _Failed | None:
-        """Hold a peer against the publisher, whose answer this is; the slice is kept."""
+        """Compare a peer with the publisher by this answer of the publisher; keep the slice."""
         if not isinstance(answer, Chunk):
             if not isinstance(answer, Later) and pace.is_measuring:
                 pace.give_up()  # the publisher has another version when a peer still has this one
@@ -211,7 +211,7 @@ class SlicePull:
         return _Failed("it is less than half as fast as the publisher") if pace.is_behind else None
 
     def _silence_s(self, source: Source, pace: Pace) -> float:
-        if source is self._sources[-1] or pace.is_measuring:  # on one link with what is measured
+        if source is self._sources[-1] or pace.is_measuring:  # both share one link
             return self._progress_timeout_s
         return LATER_S if pace.has_promised else SILENT_S
 
@@ -222,14 +222,14 @@ class SlicePull:
             post(Pull(self._version, offset, self._length(offset), self._base))
 
     def _inquire(self, post: Post) -> None:
-        """Ask the publisher for the beginning of the last slice: does it come before the slice?"""
+        """Ask the publisher for the beginning of the last slice, to see which slices were lost."""
         offset = next(reversed(self._asked))
         self._inquiries = self._inquiries % MOST_INQUIRIES + 1
         self._inquiry = offset, self._inquiries
         post(Pull(self._version, offset, self._inquiries, self._base))
 
     def _answers_inquiry(self, chunk: Chunk) -> bool:
-        """Return whether this is the beginning that was asked for last, and nothing before came."""
+        """Return whether this is the answer to the last inquiry, and its slice has not come."""
         is_ours = (chunk.version, chunk.base) == (self._version, self._base)
         is_last = (chunk.offset, len(chunk.payload)) == self._inquiry
         return is_ours and is_last and chunk.offset in self._asked
@@ -247,7 +247,7 @@ class SlicePull:
         return is_ours and is_asked and len(chunk.payload) == self._length(chunk.offset)
 
     async def _keep(self, chunk: Chunk, kind: Kind) -> bool:
-        """Put a slice into its place. False: its digest is wrong."""
+        """Write a slice to its place. False: its digest is wrong."""
         if kind == "publisher":
             asked = list(self._asked)
             self._ask_again(asked[: asked.index(chunk.offset)])  # lost: it answers in order
@@ -269,23 +269,23 @@ class SlicePull:
 
 
 # --------------------------------------------------------------------------------------------------
-# Pace of a source in one pull; that of a peer is held against the publisher's.
+# Pace of a source in one pull, where a peer is compared with the publisher.
 #
-# A peer of a site passes on what itself gets over a link that may be slow, so that no fixed rate
-# tells a slow link from a peer that holds others up. Where a peer is behind, the publisher is asked
-# for one of the slices: the peer may take twice as long as the publisher for each, and `SLACK_S`
-# for all of them. Pure, with a given clock.
+# A peer of a site passes on slices that it gets over a link that may be slow. So no fixed rate
+# tells a slow link from a slow peer. Where a peer is behind, the publisher is asked for one of the
+# slices: the peer may take twice as long as the publisher for each slice, and `SLACK_S` more for
+# all of them. Pure, with an injected clock.
 
 SLACK_S = 10.0
-"""For which a peer may be behind: it lost its own source, or was not told of the version yet."""
+"""Time that a peer may be behind: it lost its source, or was not told of the version yet."""
 SLICE_S = 1.0
-"""Time for a slice up to which nothing is measured: 4 MB/s."""
+"""Time for a slice up to which a peer is not compared: 4 MB/s."""
 SHARE = 2
-"""Of the publisher's time for a slice: it is measured while others use the link, too."""
+"""Factor of the publisher's time for a slice, which is measured while the link is in use."""
 
 
 class Pace:
-    """Counts what a source has brought, and decides whether a peer may go on.
+    """Counts the slices of a source, and decides whether a peer is too slow.
 
     Example:
         brought() ... is_behind -> ask() -> the publisher's answer -> measure() -> is_behind?
@@ -299,7 +299,7 @@ class Pace:
         self._asked_at: float | None = None
         self._asked_for = 0
         self.can_measure = True
-        """False once the publisher has left a question unanswered, or has no such slice."""
+        """False once the publisher has not answered, or has no such slice."""
         self.has_promised = False
 
     def brought(self) -> None:
@@ -309,18 +309,18 @@ class Pace:
 
     @property
     def is_behind(self) -> bool:
-        """True if it has taken longer than it may for what it has brought."""
+        """Whether the source has taken longer for its slices than it may."""
         may_take_s = SLACK_S + self._slice_s * self._slices
         return self._clock() - self._began_at > may_take_s
 
     @property
     def is_measuring(self) -> bool:
-        """True from `ask` to `measure`."""
+        """Whether a slice of the publisher is under way: from `ask` to `measure`."""
         return self._asked_at is not None
 
     @property
     def measuring_s(self) -> float:
-        """Seconds for which the publisher has been asked."""
+        """Seconds since the publisher was asked."""
         return 0.0 if self._asked_at is None else self._clock() - self._asked_at
 
     def is_asked_for(self, offset: int) -> bool:
@@ -332,11 +332,11 @@ class Pace:
         self._asked_at, self._asked_for = self._clock(), offset
 
     def measure(self) -> None:
-        """Note its answer."""
+        """Note the publisher's answer, and set the time allowed for a slice."""
         assert self._asked_at is not None
         self._slice_s = max(SLICE_S, SHARE * (self._clock() - self._asked_at))
         self._asked_at = None
 
     def give_up(self) -> None:
-        """Measure no more: the peer is waited for as one is that nothing can be held against."""
+        """Compare no more: the peer's pull goes on without a measure."""
         self._asked_at, self.can_measure = None, False

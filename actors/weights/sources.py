@@ -1,7 +1,7 @@
 """Sources of slices in the order of the settings: other actors, the publisher.
 
-Slices from peers are checked one by one. A peer that sent a wrong slice is never asked again, a
-silent one not for a while; the missing slices come from the next source.
+Slices from peers are checked one by one. A peer that sent a wrong slice is never asked again, and a
+silent peer is not asked for a while; the missing slices come from the next source.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from .links import Caller, WeightLink
 log = structlog.get_logger()
 
 REST_S = 30.0
-"""For which a silent peer is not asked: it may be out of reach from here for ever."""
+"""Time in which a silent peer is not asked again: it may be unreachable from here."""
 
 Kind = Literal["memory", "peers", "publisher"]
-"""As in `actors.pull_from`."""
+"""Kind of a source, as in `actors.pull_from`."""
 Answer = Chunk | Moved | Later | Gone
 Post = Callable[[object], bool]
 OnAnswer = Callable[[Answer], None]
 
 
 class NoAddressError(Exception):
-    """What a peer has named as its address is none."""
+    """The address that a peer has sent cannot be connected to."""
 
 
 class Source(Protocol):
@@ -42,21 +42,21 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in logs."""
+        """Name of the source in logs."""
         ...
 
     @property
     def kind(self) -> Kind:
-        """Kind of source; all but the publisher's slices are checked one by one."""
+        """Kind of the source; only the publisher's slices are not checked one by one."""
         ...
 
     def open(self, on_answer: OnAnswer) -> AbstractAsyncContextManager[Post]:
-        """Connect: gives what sends requests; answers go to `on_answer`."""
+        """Connect, and return the function that sends requests; answers go to `on_answer`."""
         ...
 
 
 class PublisherSource:
-    """The publisher. Its answers come over a link that is always there, not to `on_answer`."""
+    """The publisher; its answers come over a permanent link, not to `on_answer`."""
 
     name = "publisher"
     kind: Kind = "publisher"
@@ -66,7 +66,7 @@ class PublisherSource:
 
     @asynccontextmanager
     async def open(self, on_answer: OnAnswer) -> AsyncIterator[Post]:  # noqa: ARG002 - as every source
-        """Give what sends requests."""
+        """Return the function that sends requests."""
         yield self._post
 
 
@@ -83,10 +83,10 @@ class PeerSource:
 
     @asynccontextmanager
     async def open(self, on_answer: OnAnswer) -> AsyncIterator[Post]:
-        """Connect for as long as it lasts."""
+        """Connect for as long as the block runs."""
 
         def on_message(message: object) -> None:
-            if isinstance(message, Chunk | Later | Gone):  # Moved is believed of a publisher alone
+            if isinstance(message, Chunk | Later | Gone):  # only a publisher may send Moved
                 on_answer(message)
 
         try:
@@ -122,7 +122,7 @@ class WeightSources:
 
     @property
     def has_memory(self) -> bool:
-        """True if the settings list the publisher's memory."""
+        """Whether the settings list the publisher's memory."""
         return "memory" in self._order
 
     def of(self, peers: Sequence[Peer] = ()) -> tuple[Source, ...]:
@@ -131,13 +131,13 @@ class WeightSources:
         Args:
             peers: Actors that may have it, nearest first.
         """
-        found: list[Source] = []
+        sources: list[Source] = []
         for kind in self._order:
             if kind == "publisher":
-                found.append(self._publisher)
+                sources.append(self._publisher)
             elif kind == "peers":
-                found += self._peers(peers)
-        return tuple(found)
+                sources += self._peers(peers)
+        return tuple(sources)
 
     def _peers(self, peers: Sequence[Peer]) -> Iterator[PeerSource]:
         if self._context is None:
@@ -149,7 +149,7 @@ class WeightSources:
                 yield PeerSource(peer, self._context, self._caller)
 
     def failed(self, source: Source, reason: str, has_lied: bool) -> None:
-        """Avoid this source, if it is a peer, for a while, or for good if it has lied."""
+        """Avoid this source, if it is a peer: for a while, or for good if it sent wrong bytes."""
         log.warning("source of weights left", source=source.name, reason=reason)
         if isinstance(source, PeerSource):
             rest_s = math.inf if has_lied else REST_S * random.uniform(0.5, 1.5)

@@ -1,11 +1,10 @@
 """Files in shared memory in which arriving weights are assembled; mapped, and used again.
 
-Three or four alternate: one is being applied, one waits for it, one is being filled, and the newest
+Three or four files alternate: one is being applied, one waits, one is being filled, and the newest
 is kept because a sparse update would begin from it. A file whose filling was broken off may still
-be written to by a stuck thread, so it is discarded and never used again. None is cut to another
-size, as a card may have its pages (`actors/engine/weights/`): a new one is made. An actor that
-reads the publisher's memory has none: there, the file is the publisher's, and none of this is done
-to it.
+be written to by a stuck thread, so it is discarded and never used again. No file is cut to another
+size, because a card may have its pages mapped (`actors/engine/weights/`): a new file is made. An
+actor that reads the publisher's memory has no such files: it uses the publisher's file unchanged.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from broker.weights.shared_memory import SharedFolder
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagingFile:
-    """A file and its memory."""
+    """A file of weights and its mapped memory."""
 
     path: Path
     memory: mmap.mmap
     is_whole: Callable[[], bool] | None = None
-    """Of the publisher's own memory: False once others may lie there. None = it is this actor's."""
+    """Returns False once the publisher may have overwritten it; None = the file is the actor's."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedVersion:
-    """A version whose bytes are whole and checked, in their file."""
+    """A version whose bytes are complete and checked, in their file."""
 
     manifest: WeightManifest
     file: StagingFile
 
     @property
     def weights(self) -> StagedWeights:
-        """As an engine takes them."""
+        """The version in the form that an engine takes."""
         if self.file.is_whole is None:
             return StagedWeights(self.file.path, self.manifest)
         return StagedWeights(self.file.path, self.manifest, self.file.is_whole)
@@ -77,7 +76,7 @@ class StagingFiles:
         return self.create(num_bytes)
 
     def create(self, num_bytes: int) -> StagingFile:
-        """Make a file of any size, which its user discards.
+        """Make a file of any size, which the caller discards.
 
         Raises:
             WeightsError: There is no room for it.
@@ -90,11 +89,11 @@ class StagingFiles:
             return StagingFile(path, mmap.mmap(opened.fileno(), num_bytes))
 
     def share(self, file: StagingFile) -> None:
-        """Add a user to a file, who will release it too; none of them writes to it."""
+        """Add a user to a file, who will release it too; no user writes to it."""
         self._shared[file] += 1
 
     def release(self, file: StagingFile) -> None:
-        """Return a file; one of ours may be acquired again when its last user has released it."""
+        """Return a file; the actor's own is free again once its last user has released it."""
         if self._shared[file]:
             self._shared[file] -= 1
         else:
@@ -103,11 +102,11 @@ class StagingFiles:
                 self._free.append(file)
 
     def discard(self, file: StagingFile) -> None:
-        """Remove a file that a stuck thread may still write to; its memory outlives it."""
+        """Remove a file that a stuck thread may still write to; its memory stays mapped."""
         file.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Remove all files."""
+        """Remove all files and their folder."""
         self._free.clear()
         self._shared.clear()
         if self._folder is not None:

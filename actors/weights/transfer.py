@@ -1,14 +1,14 @@
 """From the announcement of a version to its checked bytes in shared memory: one at a time.
 
-Consumes ANNOUNCE and what follows it; waits for a transport; a newer announcement, an ABORT or a
-deadline unblocks it. A version comes by the first of these transports that brings it:
+Consumes ANNOUNCE and the messages that follow it. Waits for a transport; a newer announcement, an
+ABORT or a deadline ends the wait. A version comes by the first of these transports that succeeds:
 
-    group    where the publisher has invited this actor, because the other members wait for it
-    memory   where the publisher is on this machine: nothing is copied
-    pull     in every other case, and where the others fail
+    group    if the publisher has invited this actor, because the other members wait for it
+    memory   if the publisher is on this machine: nothing is copied
+    pull     in every other case, and where group and memory fail
 
-The engine is not touched here: bytes are staged, and the receiver applies them. Those in the
-publisher's memory may be overwritten meanwhile; then the receiver has them fetched again.
+The engine is not touched here: bytes are staged, and the receiver applies them. Bytes in the
+publisher's memory may be overwritten meanwhile; then the receiver calls `fetch_again`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ from .updates import WeightUpdates
 log = structlog.get_logger()
 
 NOTHING = PolicyVersion(-1, -1)
-"""Before the first version; older than all."""
+"""The version before the first one; older than all others."""
 MAX_MISMATCHES = 3
-"""Wrong digests in one transfer before the actor gives up: CURVE has already excluded the network.
-"""
+"""Wrong digests in one transfer before the actor gives up; CURVE excludes errors of the network."""
 
 FromPublisher: TypeAlias = Announce | Epoch | Send | Abort | Chunk | Moved
 
@@ -56,7 +55,7 @@ class Transport(Protocol):
     async def fetch(self, wanted: Announce | Moved, file: StagingFile) -> bool:
         """Fill a file with a version and check it.
 
-        Unless this returns True, a thread may still write to it.
+        Unless this returns True, a thread may still write to the file.
 
         Raises:
             DeadlineError: No progress is made, and no other transport is left to try.
@@ -71,7 +70,7 @@ class WeightTransfer:
         files: Files for the bytes.
         post: Sends a message to the publisher; may lose it.
         sources: Sources of pulls.
-        stage: Receives each whole version with its file.
+        stage: Receives each complete version with its file.
         timeout_s: Time for a broadcast, and for a pull to make progress.
         place: Where groups are joined; None = this process.
     """
@@ -88,7 +87,7 @@ class WeightTransfer:
     ) -> None:
         self.counters = WeightCounters()
         self.shared = HeldWeights()
-        """Versions that other actors can have from here."""
+        """Versions that other actors can pull from here."""
         self._files = files
         self._sources = sources
         self._stage = stage
@@ -118,13 +117,13 @@ class WeightTransfer:
         self.held = NOTHING
         """The newest version that is staged or applied here."""
         self.reads_memory = False
-        """The publisher's memory is this machine's: no version need travel."""
+        """The publisher's memory is on this machine, so versions are not transferred."""
 
     async def run(self) -> None:
-        """Transfer until cancelled.
+        """Transfer versions until cancelled.
 
         Raises:
-            WeightsError: A version cannot be had with its digest, or there is no room for it.
+            WeightsError: A version never comes with its digest, or there is no room for it.
         """
         try:
             async with self._tasks:
@@ -138,9 +137,9 @@ class WeightTransfer:
 
     @property
     def awaited(self) -> tuple[int, int] | None:
-        """Bytes that have come and are to come, while others send them; 0 to come = no news yet.
+        """Bytes received and bytes wanted while a sender is waited for; (0, 0) before any news.
 
-        None = this actor works on what has come, or is in a group, which has its own deadline.
+        None = this actor works on received bytes, or is in a group, which has its own deadline.
         """
         if any(not task.done() for task in self._running):
             return self._pull.bytes_under_way
@@ -165,7 +164,7 @@ class WeightTransfer:
         """Fetch the newest version although it is already here.
 
         Args:
-            may_borrow: Whether it may be used where it lies in the publisher's memory.
+            may_borrow: The version may be used where it lies in the publisher's memory.
         """
         self._may_borrow = may_borrow
         self.held = PolicyVersion(self.held.lineage, -1)  # older than all of this lineage
@@ -191,10 +190,10 @@ class WeightTransfer:
         elif not is_busy or self._group.is_expecting:
             self._group.expect(None)
             self._start()
-        # Else a pull goes on: it ends with a whole version, and then the newest is wanted.
+        # Otherwise a pull goes on: it ends with a complete version, and the newest comes next.
 
     def _start(self) -> None:
-        """Fetch what is wanted now, in place of the transfer under way."""
+        """Fetch the wanted version, in place of the transfer under way."""
         if self._has_ended:
             return  # the link still reads messages until it is cancelled too
         overtaken = tuple(self._running)
@@ -207,7 +206,7 @@ class WeightTransfer:
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            self._has_ended = True  # what runs all transfers hears of it a moment later
+            self._has_ended = True  # `run` gets the error a moment later
 
     async def _transfer(self, overtaken: tuple[asyncio.Task[None], ...]) -> None:
         """Fetch until the newest version is held."""
@@ -234,9 +233,9 @@ class WeightTransfer:
         self.counters.transfer_s += self.counters.last_transfer_s
 
     async def _fetch(self, version: PolicyVersion) -> bool:
-        """Stage a version by the first transport that brings it.
+        """Stage a version by the first transport that succeeds.
 
-        False: none did, or another version became wanted meanwhile.
+        False: no transport succeeded, or another version became wanted meanwhile.
         """
         for transport in self._transports:
             wanted = self._wanted  # announced again meanwhile, it may have other sources

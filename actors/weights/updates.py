@@ -1,8 +1,8 @@
-"""Versions made from updates to what is held here: chains of sparse updates, and adapters.
+"""Versions made from updates to the version here: chains of sparse updates, and adapters.
 
-Owns what an actor can begin from, whichever way updates come: its newest version, and the frozen
-base of adapters, which is kept beside the versions. The digest of what comes out decides: what has
-led to a wrong one is not begun from again.
+Owns the starting points of updates, whichever way these come: the newest version, and the frozen
+base of adapters, which is kept beside the versions. The digest of the result decides: a starting
+point that has led to a wrong digest is not used again.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ log = structlog.get_logger()
 
 
 class WeightUpdates:
-    """What versions can be made from, and the making of them.
+    """Makes versions from updates, and keeps their starting points.
 
     Args:
-        held: Holds the newest version.
+        held: Has the newest version.
         counters: Counts wrong digests.
     """
 
@@ -44,7 +44,7 @@ class WeightUpdates:
         self._held = held
         self._counters = counters
         self._base: tuple[str, memoryview] | None = None
-        """Digest and bytes of what adapters are added to."""
+        """Digest and bytes of the base of adapters."""
         self._bad_base = ""
         """Digest of a base from which adapters led to wrong bytes."""
         self._bad_version: PolicyVersion | None = None
@@ -52,20 +52,20 @@ class WeightUpdates:
 
     @property
     def held(self) -> PolicyVersion | None:
-        """Version that sparse updates can begin from; None = none."""
+        """Version from which sparse updates can begin, or None."""
         whole = self._held.whole
         return whole[0] if whole is not None and whole[0] != self._bad_version else None
 
     @property
     def base(self) -> str:
-        """Digest of the base of adapters that is here, and good; empty = none."""
+        """Digest of the base of adapters, if there is a good one; else empty."""
         digest = self._base[0] if self._base is not None else ""
         return digest if digest != self._bad_base else ""
 
     def chain_to(
         self, manifest: WeightManifest, links: Sequence[SparseLink]
     ) -> tuple[SparseLink, ...]:
-        """Return the updates that lead from what is held to this version; none = take all bytes."""
+        """Return the updates from the version here to this one; empty = take all bytes."""
         whole = self._held.whole
         if whole is None or whole[0] == self._bad_version or len(whole[1]) != manifest.num_bytes:
             return ()
@@ -89,7 +89,7 @@ class WeightUpdates:
     async def add_adapter(
         self, adapter: bytes | bytearray, manifest: WeightManifest, memory: mmap.mmap
     ) -> bool:
-        """Fill `memory` with a version, from its adapter and the base. False: it is not right."""
+        """Fill `memory` from an adapter and the base. False: the digest is wrong."""
         assert self._base is not None
         digest, base = self._base
         try:
@@ -106,7 +106,7 @@ class WeightUpdates:
     async def add_changes(
         self, updates: Sequence[bytes | bytearray], manifest: WeightManifest, memory: mmap.mmap
     ) -> bool:
-        """Fill `memory` with a version, from updates to what is held. False: it is not right."""
+        """Fill `memory` with a version, from updates to the version here. False: it failed."""
         whole = self._held.whole
         if whole is None:  # overwritten meanwhile, in the publisher's memory
             return False
@@ -133,7 +133,7 @@ class WeightUpdates:
 def chain_between(
     base: PolicyVersion, manifest: WeightManifest, links: Sequence[SparseLink]
 ) -> tuple[SparseLink, ...]:
-    """Return the links that lead from `base` to a version; none if all its bytes are no longer."""
+    """Return the links that lead from `base` to a version; empty unless shorter than all bytes."""
     bases = [link.base for link in links]
     if base not in bases or links[-1].version != manifest.version:
         return ()
@@ -142,8 +142,8 @@ def chain_between(
 
 
 def digests_of_link(link: SparseLink, links: Sequence[SparseLink], digests: bytes) -> bytes:
-    """Return the digests of one update's slices, out of those of all `links` in order."""
-    before = sum(_num_slices(each) for each in links[: links.index(link)])
+    """Return the digests of one update's slices, out of the digests of all `links` in order."""
+    before = sum(map(_num_slices, links[: links.index(link)]))
     return digests[before * DIGEST_BYTES :][: _num_slices(link) * DIGEST_BYTES]
 
 

@@ -3,8 +3,8 @@
     actor: listens ◀── connects when the engine has started ── worker
            Enter(epoch), Receive(path), Leave ──▶        ◀── Answer(digest | fault)
 
-Consumes answers; waits for the worker to connect; its end fails what waits for an answer. The
-caller sets deadlines: a worker that is stopped answers nothing.
+Consumes answers. Waits for the worker to connect; its end fails all orders that wait for an answer.
+The caller sets deadlines: a worker that is stopped answers nothing.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class WorkerLine:
     """A `MemberPlace` in another process; listens from the start."""
 
     def __init__(self) -> None:
-        # Only this user may enter the folder. It goes when the worker has connected, or with this.
+        # Only this user may enter the folder, which is removed once the worker has connected.
         self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=folder_of_sockets(NAME_BYTES))
         self.path = str(Path(self._folder.name, SOCKET))
-        """Where the worker connects."""
+        """Path at which the worker connects."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.path)
         self._listener.listen(1)
@@ -55,11 +55,11 @@ class WorkerLine:
 
     @property
     def is_open(self) -> bool:
-        """Whether the worker has connected and has not gone."""
+        """Whether the worker is connected."""
         return self._writer is not None
 
     async def run(self) -> None:
-        """Wait for the worker, and read its answers until it has gone."""
+        """Wait for the worker, and read its answers until it has ended."""
         reason = "this actor ends"
         try:
             reader, self._writer = await self._connected()
@@ -72,24 +72,24 @@ class WorkerLine:
             self._end(reason)
 
     async def enter(self, epoch: Epoch) -> None:
-        """Have the worker prepare to be in this group, in place of any other.
+        """Let the worker prepare to be in this group, in place of any other.
 
         Raises:
-            WeightsError: It cannot, or has gone.
+            WeightsError: The worker cannot join, or has ended.
         """
         await self._ordered(Enter(next(self._numbers), epoch))
 
     async def receive(self, path: Path, memory: mmap.mmap) -> str:
-        """Have the worker fill the file; return its digest.
+        """Let the worker fill the file; return its digest.
 
         Raises:
-            WeightsError: It failed, or the worker has gone: the bytes are a mixture.
+            WeightsError: The worker failed, or has ended: the bytes are a mixture.
         """
         answer = await self._ordered(Receive(next(self._numbers), str(path), len(memory)))
         return answer.digest
 
     def leave(self) -> None:
-        """Have the worker leave the group, without waiting for it."""
+        """Tell the worker to leave the group, without waiting for it."""
         self._send(Leave())
 
     async def _ordered(self, order: Enter | Receive) -> Answer:

@@ -145,10 +145,10 @@ def _check_file(file: Path, digests: dict[tuple[int, int], str]) -> str:
 
     weights = read_weights(file)
     expected = digests.get((weights.version.lineage, weights.version.step))
-    if expected != weights.found:
+    if expected != weights.actual:
         raise WeightsError(
             f"{file} must hold version {tuple(weights.version)} with digest {expected}, got "
-            f"{weights.found}; it is damaged, or of another run"
+            f"{weights.actual}; it is damaged, or of another run"
         )
     return f"{file} is version {weights.version.lineage}.{weights.version.step}"
 
