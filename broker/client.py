@@ -60,8 +60,8 @@ from .connection import Connection, ReadKeys
 #
 # LEASE call --cancelled, or at its deadline--> abandoned --its reply arrives--> released
 #
-# A reply that was lost with its broker never arrives: the next LEASE names the calls that wait for
-# one, and the store takes back what they were granted.
+# A reply that was lost with its broker never arrives: the next LEASE names the calls that still
+# wait, and the store takes back the leases that they were granted.
 
 RELEASE_DEADLINE_S = 5.0  # after that the leases are left to expire
 
@@ -69,16 +69,16 @@ log = structlog.get_logger()
 
 
 class Release(Protocol):
-    """`BrokerClient.release`."""
+    """The call that gives leases back: `BrokerClient.release`."""
 
     async def __call__(self, request: ReleaseRequest, *, deadline_s: float) -> Verdicts: ...
 
 
 class AbandonedLeases:
-    """LEASE calls of one client whose caller is gone."""
+    """LEASE calls of one client whose callers have given up."""
 
     def __init__(self, release: Release, *, max_calls: int) -> None:
-        """Begin with none.
+        """Begin without a call.
 
         Args:
             release: Gives leases back.
@@ -90,22 +90,22 @@ class AbandonedLeases:
 
     @property
     def calls(self) -> tuple[int, ...]:
-        """Their numbers, as long as they have no answer; it may have been lost."""
+        """Numbers of the calls without an answer, which may have been lost."""
         return tuple(self._calls)
 
     def __bool__(self) -> bool:
         return bool(self._calls)
 
     def add(self, seq: int, answer: asyncio.Future[object | None] | None) -> None:
-        """Add a call that ends; its answer may be there already, unread."""
+        """Add a call that ends; its answer may have arrived already, unread."""
         reply = answer.result() if answer and answer.done() and not answer.cancelled() else None
         if isinstance(reply, LeaseReply):
             self._start_release(reply)
-        else:  # a refusal says nothing of the copies before
+        else:  # an earlier copy may have been granted leases, even if this one was refused
             self._calls.append(seq)
 
     def on_reply(self, seq: int, message: object) -> None:
-        """Release what a reply brings to an abandoned call; other replies are ignored."""
+        """Release the leases of a reply to an abandoned call; other replies are ignored."""
         if isinstance(message, LeaseReply) and seq in self._calls:
             self._calls.remove(seq)  # a second copy must not be released as well
             self._start_release(message)
@@ -144,7 +144,7 @@ LAST_WAIT_S = 5.0
 UNSENT_WAIT_S = 0.05  # without a connection a send fails at once and costs nothing to repeat
 DEFAULT_DEADLINE_S = 60.0
 PROMPT = (Hello, BeatRequest, Bye)
-"""Calls that wait for no other call: one of each at a time."""
+"""Calls that wait for no other call, because there is one of each at a time."""
 
 Reply = TypeVar("Reply")
 
@@ -172,8 +172,8 @@ class BrokerClient:
             keys: This actor's own key pair.
             run: Name of the run.
             incarnation: This life of the actor; a new one for every start.
-            other_endpoints: More brokers of the run; it is told of others (`learn`).
-            read_server_keys: Reads what a broker's public key may be now; None = `server_key`.
+            other_endpoints: More brokers of the run; later ones are added by `learn`.
+            read_server_keys: Reads the public keys that a broker may have; None = `server_key`.
             max_message_bytes: Largest message, until the broker's WELCOME names its own limit.
         """
         self._run, self._incarnation = run, incarnation
@@ -233,7 +233,7 @@ class BrokerClient:
     async def release(
         self, request: ReleaseRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
     ) -> Verdicts:
-        """Give leases back."""
+        """Give leases back to the store."""
         return await self._call(request, Verdicts, deadline_s)
 
     async def fail(
@@ -253,13 +253,13 @@ class BrokerClient:
         return await self._call(order, Receipt, deadline_s)
 
     async def bye(self, *, has_failed: bool = False, deadline_s: float = 2.0) -> None:
-        """Give back what was granted late, and report the end of this incarnation.
+        """Give back leases that were granted late, and report the end of this incarnation.
 
-        Without an answer the broker notices it by itself, and one that failed is not reported: who
-        takes no leave has died, to everybody who looks.
+        Without an answer the broker notices the end by itself. A failed incarnation is not
+        reported, so that it counts as dead and not as left.
         """
         try:
-            if self._abandoned:  # the answer comes after whatever was granted to them
+            if self._abandoned:  # the answer comes after all leases that were granted to them
                 await self.release(ReleaseRequest(()), deadline_s=deadline_s)
             await self._abandoned.wait_released(deadline_s)
             if not has_failed:
@@ -301,7 +301,7 @@ class BrokerClient:
             raise DeadlineError(f"{asked} from {self._connection.description}") from None
 
     def _place(self, message: object) -> AbstractAsyncContextManager[None]:
-        """Bound the calls under way, but for those that no other may hold up."""
+        """Bound the calls under way, except for those in `PROMPT`."""
         return nullcontext() if isinstance(message, PROMPT) else self._credit
 
     async def _until_answered(

@@ -3,7 +3,7 @@
 Where a run has several brokers, or the broker's key is being exchanged, there are several targets:
 pairs of endpoint and public key. The connection begins at one that depends on the incarnation, so
 that actors spread, and goes to the next when this one is silent, cut off or has another key.
-Brokers that the run has now (`learn`) come before those that the settings name, which may be gone.
+Brokers that the run has now (`learn`) come before those in the settings, which may be gone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from configs.errors import SettingsError
 CUT_S = 1.0  # without a connection: some tries to reconnect to the same broker
 REACH_S = (CONNECT_MS + HANDSHAKE_MS) / 1000  # on the slowest line that is waited for
 SLOW_S = 0.9 * HANDSHAKE_MS / 1000  # an unfinished handshake this old is ended for its age alone
-SILENT_S = 5.0  # with one, beyond what the broker itself may take: it is stopped, or out of reach
+SILENT_S = 5.0  # with a connection, beyond the broker's own time: it is stopped, or out of reach
 UNANSWERED_S = 10.0  # a broker answers within milliseconds, one that starts within seconds
 STILL_UNANSWERED_S = 60.0
 MONITORED = zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -46,13 +46,13 @@ class Connection:
 
     Args:
         endpoints: `tcp://host:port` of each broker.
-        server_keys: Their public keys, z85; read again before the next target is chosen.
+        server_keys: Reads the brokers' public keys (z85) before each choice of a target.
         keys: The client's own pair.
         incarnation: Decides the first target.
         max_message_bytes: Largest message that is received.
         on_cut: Called when messages on their way are lost.
         on_refused: Called with the reason when a broker refuses the client's key, and with None
-            when one lets it in.
+            when a broker accepts it.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Connection:
         self._switched_at = 0.0
         self._received_at = 0.0
         self._reached_at: float | None = None
-        """When the handshake that is under way began."""
+        """Begin of the handshake that is under way."""
         self._patience_s = CUT_S
         self._is_connected, self._is_cut = asyncio.Event(), asyncio.Event()
         self._is_cut.set()
@@ -98,7 +98,7 @@ class Connection:
 
     @property
     def description(self) -> str:
-        """The broker of the current target, and why it may not answer."""
+        """The broker of the current target, and likely causes of its silence."""
         return (
             f"{self.endpoint} ({self.state}); likely causes: the broker is not running, "
             "broker.endpoint is wrong or unreachable, or broker.pub is another run's"
@@ -106,17 +106,17 @@ class Connection:
 
     @property
     def received_at(self) -> float:
-        """When a message last arrived, `time.monotonic`."""
+        """Time of the last message, `time.monotonic`."""
         return self._received_at
 
     def learn(self, endpoints: Sequence[str]) -> None:
-        """Remember where the run's brokers are now, for when this one is silent; none = no news."""
+        """Remember the present endpoints of the run's brokers; an empty list changes nothing."""
         if endpoints:
-            known = (*self._spread(endpoints), *self._configured)
-            self._endpoints = tuple(dict.fromkeys(known))
+            targets = (*self._spread(endpoints), *self._configured)
+            self._endpoints = tuple(dict.fromkeys(targets))
 
     async def send(self, frame: bytes) -> None:
-        """Hand a message over; `zmq.Again` if there is no connection to take it."""
+        """Send a message; raises `zmq.Again` if there is no connection to take it."""
         await self._socket.send(frame, flags=zmq.NOBLOCK, copy=False)
 
     async def receive(self) -> bytes:
@@ -129,7 +129,7 @@ class Connection:
         """Connect to the next target if a request of `asked_at` has waited too long on this one.
 
         Args:
-            asked_at: When it was made, `time.monotonic`.
+            asked_at: Time of the request, `time.monotonic`.
             broker_wait_s: Time that the broker itself may take to answer.
         """
         if self.state == "connected":
@@ -190,7 +190,7 @@ class Connection:
                     self.state = "reached, but without a handshake"
 
     def _why_no_handshake(self) -> str:
-        """Say why one ended: it was too old, or the broker ended it at once."""
+        """Return why a handshake failed: at its time limit, or because the broker ended it."""
         if self._reached_at is not None and time.monotonic() - self._reached_at >= SLOW_S:
             return (
                 f"no handshake within {HANDSHAKE_MS / 1000:g} s: the line to the broker is slow, "
@@ -199,18 +199,18 @@ class Connection:
         return "the broker ended the handshake: broker.pub may not be its key, or it is stopping"
 
     def close(self) -> None:
-        """Drop the connection."""
+        """Drop the connection at once."""
         self._socket.disable_monitor()
         self._context.destroy(linger=0)
 
     def _spread(self, endpoints: Sequence[str]) -> tuple[str, ...]:
-        """Begin at another place in each actor."""
+        """Rotate endpoints, so that actors begin with different brokers."""
         first = self._place % len(endpoints)
         return (*endpoints[first:], *endpoints[:first])
 
     def _switch(self) -> None:
         self._switched_at = time.monotonic()
-        if self._reached_at is not None:  # none may be sooner on a slow line: more time for each
+        if self._reached_at is not None:  # the line may be slow: more time for each target
             self._patience_s = min(2 * self._patience_s, REACH_S)
         try:
             targets = [

@@ -1,6 +1,6 @@
 """The broker's page of `/metrics`: its actors, and the counts of the store that it serves.
 
-The store is asked every `LOOK_S`, and only where the page is served. Of several brokers each shows
+The store is read every `LOOK_S`, and only where the page is served. Each of several brokers shows
 the store's counts, and its own actors.
 """
 
@@ -139,7 +139,7 @@ class BrokerPage:
             endpoint, METRICS, self.values, self.health, run=run, role="broker", name="broker"
         ):
             work = (self._pulse.keep(), self._look()) if endpoint is not None else ()
-            tasks = [asyncio.create_task(each) for each in work]
+            tasks = [asyncio.create_task(coroutine) for coroutine in work]
             try:
                 yield
             finally:
@@ -166,7 +166,7 @@ class BrokerPage:
         }
 
     async def _look(self) -> None:
-        """Ask the store again and again, until cancelled."""
+        """Read the store at intervals, until cancelled."""
         while True:
             try:
                 self._stats = await self._store.run(operations.stats())
@@ -205,7 +205,7 @@ def _of_store(stats: Stats) -> dict[str, Value]:
         TASKS.name: stats.by_state,
         CREATED.name: stats.created,
         COMMITTED.name: stats.committed,
-        DROPPED.name: {"stale": 0, **stats.dropped},  # from the start on, or no rate sees the first
+        DROPPED.name: {"stale": 0, **stats.dropped},  # 0 at first, so that a rate counts the first
         DEAD.name: stats.dead - stats.purged,
         OPEN.name: stats.open_units,
         COMPLETE.name: stats.buffered_units,

@@ -3,8 +3,8 @@
 Owns the wire form and its limits (`fields.py`). Any input is a message of a wire version that is
 served, or raises `RecordError`, never anything else. The meaning of messages lies elsewhere.
 
-A version can serve the one before: what such a peer sends is read with the defaults of fields that
-it does not have, and a server answers it in its version. So actors of the release before go on
+A version can serve the one before: messages of such a peer are read with the defaults of fields
+that they lack, and a server answers in the peer's version. So actors of the release before go on
 until they leave.
 
 Example:
@@ -33,17 +33,17 @@ from .weight_messages import WeightMessage
 # --------------------------------------------------------------------------------------------------
 # Messages as a peer of the wire version before reads them.
 #
-# What a version adds to a message is a field with a default, and the message has `omit_defaults`:
-# a reader of the version before refuses fields that it does not know, so it must not be sent them.
-# Whoever raises the wire version after a release fills these tables and lowers `OLDEST_VERSION`,
-# after recording frames of the version before (`tests/broker/support/recorded_frames.py`).
+# A version adds to a message only fields with a default, and the message has `omit_defaults`: a
+# reader of the version before refuses unknown fields, so they must not be sent. A change that
+# raises the wire version after a release fills these tables and lowers `OLDEST_VERSION`, after
+# recording frames of the version before (`tests/broker/support/recorded_frames.py`).
 
 WIRE_VERSION = 5
 OLDEST_VERSION = WIRE_VERSION
-"""Still read, and answered in; no release has spoken an earlier one."""
+"""Oldest version that is read and answered; no release has used an earlier one."""
 ADDED_FIELDS: Mapping[type[Message], tuple[str, ...]] = {}
 ADDED_MESSAGES: tuple[type[Message], ...] = ()
-"""What `WIRE_VERSION` has and `OLDEST_VERSION` has not."""
+"""Messages that `WIRE_VERSION` has and `OLDEST_VERSION` has not."""
 
 
 def is_known_to(version: int, message: object) -> bool:
@@ -52,17 +52,17 @@ def is_known_to(version: int, message: object) -> bool:
 
 
 def as_known_to(version: int, message: Message) -> Message:
-    """Return a message without what this earlier wire version does not have.
+    """Return a message without the fields that this earlier wire version lacks.
 
     Raises:
-        RecordError: It has no such message.
+        RecordError: That version has no such message.
     """
     if not is_known_to(version, message):
         raise RecordError(f"wire version {version} must have {type(message).__name__}, but has not")
     added = ADDED_FIELDS.get(type(message), ())
     if not added:
         return message
-    defaults = {each.name: each.default for each in fields(message) if each.name in added}
+    defaults = {field.name: field.default for field in fields(message) if field.name in added}
     return replace(message, **defaults)
 
 
@@ -70,7 +70,7 @@ def as_known_to(version: int, message: Message) -> Message:
 # Codec of messages: one msgpack map {v, run, inc, seq, message} in one frame.
 
 HEADER_FIELDS = 4
-HEADER_BYTES = 1024  # of it, with names as long as they may be
+HEADER_BYTES = 1024  # with names as long as they may be
 
 Frame = bytes | memoryview
 
@@ -88,17 +88,17 @@ class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Header(NamedTuple):
-    """What the first bytes of a frame say; empty or 0 where they are no message's."""
+    """Header of a frame, read from its first bytes; empty or 0 where these are malformed."""
 
     incarnation: str = ""
     seq: int = 0
     op: str = ""
     version: int = WIRE_VERSION
-    """To answer in: the sender's, where it is one that is served."""
+    """Wire version of the answer: the sender's, if it is served."""
 
 
 class _Version(Struct):
-    """The field of every wire version; in a frame of a stranger it may be anything."""
+    """The field that every wire version has; a stranger may send any value."""
 
     v: Raw
 
@@ -115,26 +115,26 @@ def encode(
     """Turn a message into the bytes of its frame.
 
     Args:
-        message: Of the wire.
+        message: Message of the wire.
         run: Name of the run.
-        incarnation: Of the sender.
+        incarnation: Incarnation of the sender.
         seq: Number of the request.
         version: Wire version of the reader.
 
     Raises:
-        RecordError: msgpack has no form for a value in it, or that version has no such message.
+        RecordError: A value cannot be written as msgpack, or that version has no such message.
     """
     if not isinstance(message, Message):
         raise RecordError(f"message must be one of the wire's, got {type(message).__name__}")
-    known = message if version == WIRE_VERSION else as_known_to(version, message)
-    return _encode(Envelope(version, run, incarnation, seq, known))  # type: ignore[arg-type]
+    sent = message if version == WIRE_VERSION else as_known_to(version, message)
+    return _encode(Envelope(version, run, incarnation, seq, sent))  # type: ignore[arg-type]
 
 
 def decode(frame: Frame, *, max_bytes: int) -> Envelope:
     """Turn the bytes of a frame into a checked message.
 
     Raises:
-        RecordError: the bytes are not exactly one well-formed message of a served wire version.
+        RecordError: The bytes are not exactly one well-formed message of a served wire version.
     """
     if len(frame) > max_bytes:
         raise RecordError(f"a message must be at most {max_bytes} bytes, got {len(frame)}")
@@ -148,21 +148,21 @@ def decode(frame: Frame, *, max_bytes: int) -> Envelope:
 def header_of(frame: Frame) -> Header:
     """Return the sender, number and kind of a frame that is not decoded, as far as it has them.
 
-    Reads the first bytes alone: a message that is refused anyway must cost next to nothing.
+    Reads only the first bytes, because a message that is refused anyway must be cheap.
     """
     reader = msgpack.Unpacker(raw=False, max_buffer_size=HEADER_BYTES, max_ext_len=0)
     reader.feed(frame[:HEADER_BYTES])
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     try:
         for _ in range(min(reader.read_map_header(), HEADER_FIELDS)):
             name = reader.unpack()
-            found[name] = reader.unpack()
+            values[name] = reader.unpack()
         if reader.unpack() == "message" and reader.read_map_header() and reader.unpack() == "op":
-            found["op"] = reader.unpack()
+            values["op"] = reader.unpack()
     except (msgpack.UnpackException, *_MALFORMED):
         pass
-    incarnation, seq, op = found.get("inc"), found.get("seq"), found.get("op")
-    version = found.get("v")
+    incarnation, seq, op = values.get("inc"), values.get("seq"), values.get("op")
+    version = values.get("v")
     return Header(
         incarnation if isinstance(incarnation, str) else "",
         seq if type(seq) is int and 0 <= seq < 2**63 else 0,
@@ -185,7 +185,7 @@ def decode_spec(stored: bytes) -> TaskSpec:
     """Turn stored bytes back into a task's spec.
 
     Raises:
-        RecordError: these bytes are not a task's.
+        RecordError: The bytes are no spec of a task.
     """
     try:
         spec = _SPECS.decode(stored)

@@ -2,8 +2,8 @@
 
 A `Message` travels as a map of its fields with its `op`; a `Part` within it is an array of its
 fields in order, because heartbeats carry many of them. Reading refuses a value of another type (but
-whole numbers are floats too), an unknown field, a missing one without a default, a float that is
-not finite, a list or text beyond its limit. Writing checks none of this: the type checker does.
+whole numbers are floats too), an unknown field, a missing field without a default, a float that is
+not finite, and a list or text beyond its limit. Writing checks nothing, as the type checker does.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ MAX_ITEMS = 65_536
 bytes on the wire can be a hundred in memory as a struct, so the entries are bounded too."""
 
 MAX_BROKERS = 32
-"""Brokers that are named to actors; a fleet of thousands needs a few."""
+"""Brokers whose addresses are sent to actors; a fleet of thousands needs a few."""
 
 Item = TypeVar("Item")
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Real = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-"""Finite; a NaN is not at most anything."""
+"""A finite float: the bounds also exclude NaN."""
 Many = Annotated[tuple[Item, ...], Meta(max_length=MAX_ITEMS)]
 Endpoints = Annotated[tuple[Text, ...], Meta(max_length=MAX_BROKERS)]
 Named = Annotated[dict[Text, Item], Meta(max_length=MAX_ITEMS)]
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op"):
-    """One ZeroMQ frame is one of these, and a header (`codec.py`)."""
+    """The content of one ZeroMQ frame, beside its header (`codec.py`)."""
 
 
 class Part(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

@@ -22,7 +22,7 @@ from .fields import Many, Message, Part, Real, Text, Whole
 
 DIGEST_BYTES = 32
 BASE = PolicyVersion(0, 0)
-"""Stands for the frozen model that adapters are added to; no learner has this lineage."""
+"""Version of the frozen model that adapters are added to; no learner has this lineage."""
 MAX_DIMENSIONS = 16
 
 
@@ -74,9 +74,9 @@ class Probe(Part, frozen=True):
     logprobs: Many[Real]
     """len(token_ids) - 1 values, nats."""
     rounding_mean: Real = 0.0
-    """By how much they move where all that modules return is rounded once more, on average."""
+    """Mean change of the log-probs when all outputs of modules are rounded once more, nats."""
     rounding_max: Real = 0.0
-    """And at most."""
+    """Largest change of a log-prob by that rounding, nats."""
 
 
 class SparseLink(Part, frozen=True):
@@ -109,9 +109,9 @@ class WeightManifest(Message, frozen=True, tag="manifest"):
     version: PolicyVersion
     digest: Text
     checksum: Text
-    """For readers of the publisher's memory."""
+    """XXH3 of the bytes, for readers of the publisher's memory."""
     num_bytes: Whole
     tensors: Many[TensorSpec]
     probe: Probe
     adapter: AdapterSpec | None = None
-    """The same version in a shorter form; None = all of it is trained."""
+    """The same version in a shorter form; None = all weights are trained."""

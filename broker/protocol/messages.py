@@ -35,11 +35,11 @@ class Verdict(StrEnum):
     DUP = "DUP"
     """Already done under this fence: as good as OK."""
     STALE = "STALE"
-    """Another fence owns the task: abort the request at once."""
+    """Another fence owns the task; the actor aborts the request at once."""
     GONE = "GONE"
     """The store has no such task."""
     GAP = "GAP"
-    """A chunk went missing: send again from `length`."""
+    """A chunk is missing; the actor sends again from `length`."""
 
 
 class TaskSpec(Part, frozen=True):
@@ -47,7 +47,7 @@ class TaskSpec(Part, frozen=True):
 
     group_id: Whole
     index: Whole
-    """Which item of the environment."""
+    """Number of the item of the environment."""
     seed: Whole
     purpose: Text
     """`train` or `eval`."""
@@ -101,7 +101,7 @@ class Welcome(Message, frozen=True, tag="welcome", omit_defaults=True):
     max_message_bytes: Whole = 32 * 2**20
     """Largest message the broker takes; a longer one would cut the connection without a reply."""
     brokers: Endpoints = ()
-    """Where brokers of the run answer; empty = not known."""
+    """Addresses of the run's brokers; empty = not known."""
 
 
 class LeaseRequest(Message, frozen=True, tag="lease"):
@@ -110,11 +110,11 @@ class LeaseRequest(Message, frozen=True, tag="lease"):
     n: Whole
     version: PolicyVersion
     abandoned: Annotated[tuple[Id, ...], Meta(max_length=MAX_ABANDONED)] = ()
-    """Earlier requests that nobody waits for and that had no answer: what one was granted, and is
-    not renewed, goes back uncharged."""
+    """Earlier requests that had no answer and are no longer waited for: leases that one of them was
+    granted, and that are not renewed, are released without charging an attempt."""
     takes_over: bool = True
-    """Whether it may be given what others hold and do not work on. False where a reward judges
-    whole groups: a finished member that waits for its group would be taken from it."""
+    """Whether it may get leases of other actors that do not work on them. False where a reward
+    judges whole groups: a finished member that waits for its group would be taken from it."""
 
 
 class LeaseReply(Message, frozen=True, tag="leases"):
@@ -151,10 +151,10 @@ class Figures(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     """Mean and largest difference between engine and learner at the last swap of weights, nats."""
     weight_transfer_s: Real = 0.0
     weight_pause_s: Real = 0.0
-    """Of the last version: from its announcement to checked bytes, and paused for its swap."""
+    """Time from the last announcement to checked bytes, and pause of generation for its swap."""
     memory_bytes: Real = 0.0
     cores: Real = 0.0
-    """Resident memory of it and all that it started, and their processor seconds in a second."""
+    """Resident memory of the actor and its child processes, and the processor cores they use."""
 
 
 class BeatRequest(Message, frozen=True, tag="beat"):
@@ -205,7 +205,7 @@ class ReleaseRequest(Message, frozen=True, tag="release"):
 
 
 FailureKind = Literal["data", "infrastructure"]
-"""`data`: the reward or the environment."""
+"""`data` = a failure of the reward or the environment."""
 
 
 class Failure(Part, frozen=True):
@@ -218,7 +218,7 @@ class Failure(Part, frozen=True):
 
 
 class FailRequest(Message, frozen=True, tag="fail"):
-    """Actor -> broker."""
+    """Actor -> broker: episodes that could not be made."""
 
     failures: Lines[Failure]
 
@@ -257,15 +257,15 @@ class StatusReply(Message, frozen=True, tag="state"):
     seen: Annotated[tuple[ActorState, ...], Meta(max_length=MAX_SEEN)] = ()
     """The actors heard of last, the newest first."""
     silent_after_s: Real = 0.0
-    """An actor that was not heard for longer counts as gone."""
+    """Silence after which an actor counts as gone."""
     groups: Named[Whole] = field(default_factory=dict)
-    """`sampling`, `waiting` and `claimed` ones, and as many as are `admitted`."""
+    """Groups that are `sampling`, `waiting` or `claimed`, and the number that is `admitted`."""
     memory: Real = 0.0
     """Used share of the store's memory; 0 without a limit."""
     closed: Many[Text] = ()
-    """To whom nothing is leased, and why."""
+    """Keys that get no leases, with reasons."""
     idle: Text = ""
-    """Why nobody samples although the learner waits; empty while somebody does."""
+    """Reason why no actor samples although the learner waits; empty while one does."""
     bulletin: Annotated[bytes, Meta(max_length=MAX_BULLETIN)] = b""
     """The learner's newest figures (`learner/reporting/bulletin.py`); empty before the first."""
 
@@ -289,7 +289,7 @@ class Enrol(Message, frozen=True, tag="enrol"):
 
 
 class Receipt(Message, frozen=True, tag="receipt"):
-    """Broker -> operator, or who enrols: the request was carried out; `text` is for people."""
+    """Broker -> operator or enrolling actor: the request was carried out; `text` is for people."""
 
     text: Text
 
@@ -300,7 +300,7 @@ class Refusal(Message, frozen=True, tag="refusal"):
     code: Text
     text: Text
     retry_after_s: Real = 0.0
-    """Of `busy` and `store`: the same sent again any sooner is refused again."""
+    """Pause after `busy` and `store`, before which a repeated request is refused again."""
 
 
 BrokerMessage: TypeAlias = (

@@ -40,7 +40,7 @@ CHUNK_BYTES = 4 * 2**20
 PULL_CREDIT = 4
 """Chunks a puller may have outstanding: hides the round trip, bounds what one actor can queue."""
 BUCKETS_IN_FLIGHT = 4
-"""Of a broadcast: one travels, and one is digested, while the next ones are agreed on."""
+"""Buckets of a broadcast at a time: one travels, one is digested, and the next are prepared."""
 MAX_WEIGHTS_FRAME = 2 * CHUNK_BYTES
 """A chunk and its header; also a manifest of 20 000 tensors."""
 
@@ -59,8 +59,8 @@ class Sources(Part, frozen=True):
     peers: Many[Peer]
     """Nearest first: each but the last pulls from the next one."""
     digests: bytes
-    """Of the version's slices of `CHUNK_BYTES`, in order (`manifest.chunk_digests`): each slice of
-    another source is checked before it is kept or passed on."""
+    """Digests of the version's slices of `CHUNK_BYTES`, in order (`manifest.chunk_digests`), by
+    which each slice of another source is checked before it is kept or passed on."""
 
 
 class Join(Message, frozen=True, tag="weights.join", omit_defaults=True):
@@ -68,19 +68,20 @@ class Join(Message, frozen=True, tag="weights.join", omit_defaults=True):
 
     version: PolicyVersion
     can_group: bool
-    """False: never invite it; it pulls (another network), or reads the publisher's memory."""
+    """False: the actor is not invited; it pulls (another network), or reads the publisher's memory.
+    """
     device: Text
-    """`cpu` or `cuda`: a group uses NCCL only if all of it can."""
+    """`cpu` or `cuda`: a group uses NCCL only if all its members can."""
     paused_s: Real = 0.0
     """Time for which generation has paused for swaps, in this incarnation."""
     served_s: Real = 0.0
     """Time since its first version was served."""
     share: Peer | None = None
-    """Port at which it shares its weights; None = it does not."""
+    """Port at which the actor shares its weights; None = it does not share."""
     reads_memory: bool = False
-    """It needs the announcement alone: it reads the bytes from the publisher's memory."""
+    """The actor needs only the announcement: it reads the bytes from the publisher's memory."""
     site: Text = ""
-    """Place whose actors fetch each version once between them; empty = none."""
+    """Site whose actors fetch each version once between them; empty = no site."""
 
 
 class Announce(Message, frozen=True, tag="weights.announce", omit_defaults=True):
@@ -88,16 +89,16 @@ class Announce(Message, frozen=True, tag="weights.announce", omit_defaults=True)
 
     manifest: WeightManifest
     epoch: Whole
-    """Weight epoch that will bring them; 0 = pull."""
+    """Weight epoch that will bring the version; 0 = pull."""
     links: Many[SparseLink] = ()
-    """Updates that lead to them from older versions, in order."""
+    """Updates that lead to the version from older ones, in order."""
     sources: Sources | None = None
     """None = the publisher alone."""
     memory: Text = ""
     """File in shared memory with the version's bytes, for actors of the publisher's machine."""
     update_digests: bytes = b""
-    """For actors of a site: of the slices of all `links`, in order, by which updates from peers
-    are checked; empty = updates come from the publisher alone."""
+    """Digests of the slices of all `links`, in order, by which actors of a site check updates from
+    peers; empty = updates come from the publisher alone."""
 
 
 class Epoch(Message, frozen=True, tag="weights.epoch"):
@@ -107,7 +108,7 @@ class Epoch(Message, frozen=True, tag="weights.epoch"):
     """Increases with each new membership. The same number again = the group is reused."""
     version: PolicyVersion
     fresh: bool
-    """True: build the group. False: use the one of this number, or answer FAULT."""
+    """True: build the group. False: use the group of this number, or answer FAULT."""
     backend: Text
     """`gloo` or `nccl`."""
     host: Text
@@ -127,9 +128,9 @@ class Ready(Message, frozen=True, tag="weights.ready"):
     epoch: Whole
     version: PolicyVersion
     held: PolicyVersion | None = None
-    """Version whose bytes are here, so that sparse updates can begin from it; None = none."""
+    """Version that the member has, from which sparse updates can begin; None = no version."""
     base: Text = ""
-    """Digest of the base of adapters that is here; empty = none."""
+    """Digest of the member's base of adapters; empty = it has none."""
 
 
 class Send(Message, frozen=True, tag="weights.send"):
@@ -205,20 +206,20 @@ class Moved(Message, frozen=True, tag="weights.moved", omit_defaults=True):
     offset: Whole
     """Offset of the pull that it answers."""
     links: Many[SparseLink] = ()
-    """Updates that lead to it from older versions, in order."""
+    """Updates that lead to the newest version from older ones, in order."""
     sources: Sources | None = None
     """None = the publisher alone."""
     memory: Text = ""
     """File in shared memory with its bytes, for actors of the publisher's machine."""
     update_digests: bytes = b""
-    """As in ANNOUNCE."""
+    """Digests of slices of updates, as in ANNOUNCE."""
 
 
 class Brokers(Message, frozen=True, tag="weights.brokers"):
     """Publisher -> actor: brokers of the run answer here now.
 
-    An actor whose only broker ended learns in this way where the next one is, as it learns of
-    another publisher from its broker.
+    An actor whose only broker ended learns the address of the next one in this way, as it learns
+    the address of another publisher from its broker.
     """
 
     endpoints: Endpoints

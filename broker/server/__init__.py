@@ -1,6 +1,6 @@
 """The stateless broker process.
 
-admin         Requests that are no actor's: status of the run, revocation and enrolment of keys,
+admin         Requests that no actor sends: status of the run, revocation and enrolment of keys,
               drains
 audit         Audit of joins, refusals and revocations: counted, logged, and kept in a bounded file
 dispatch      Dispatch: reads messages of a socket, has each answered in a task of its own, sends
@@ -16,9 +16,9 @@ liveness      Liveness of actors: the incarnations that the broker serves, and w
               heard
 server        The broker's process: a ROUTER between actors and the store, and periodic chores
               beside it
-service       Answers to actors: each message is checked, costs at most one call of the store, is
-              replied to
+service       Answers to actors: each message is checked, costs at most one call of the store, and
+              is answered
 store_cache   Facts of the store that every request needs, read at intervals by one call each
-validation    Validation of messages: ranges, and records that are what they claim and possible in
-              this run
+validation    Validation of messages: ranges, and records that match their claims and are possible
+              in this run
 """

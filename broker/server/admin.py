@@ -1,7 +1,7 @@
-"""Requests that are no actor's: status of the run, revocation and enrolment of keys, drains.
+"""Requests that no actor sends: status of the run, revocation and enrolment of keys, drains.
 
 Has no socket, like the service. A revocation or an enrolment changes the keys folder of this
-broker; brokers with a folder of their own need a request each.
+broker; each broker with a folder of its own needs a request of its own.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from .liveness import Liveness
 BURST = 32  # actors that start together
 STATUS_S = 0.5  # observers cost the store five short calls this often, however many they are
 MAX_CLOSED = 8
-PER_S = 2.0  # beyond that: an actor loads its model for longer than it waits here
+PER_S = 2.0  # after such a burst; loading a model takes longer than the wait
 
 BUSY = Refusal("busy", "keys are registered one after the other; send the same again")
 
 
 class AdminService:
-    """Answers observers, operators and who enrols; their permissions have been checked.
+    """Answers observers, operators and enrolling actors; their permissions have been checked.
 
     Args:
-        store: Of the run.
-        settings: Of the run.
+        store: Store of the run.
+        settings: Settings of the run.
         keys: Folder of the broker's keys.
         peers: Table of actors.
         audit: Records the requests that change something.
@@ -104,7 +104,7 @@ class AdminService:
             return Refusal("store", f"the store does not answer; send again later: {error}")
 
     async def _status(self) -> StatusReply:
-        """Describe the run; what was read of the store is given out again for a moment."""
+        """Describe the run, from a reading of the store that is reused for `STATUS_S`."""
         async with self._status_lock:
             now = time.monotonic()
             if self._state is None or now - self._state_at >= STATUS_S:
@@ -179,11 +179,11 @@ class Enrolment:
     its actor is served here; unused ones are removed.
 
     Args:
-        keys: Where registered keys are kept.
-        limit: What bounds their number, as errors name it.
-        peers: Table of actors: their keys are in use.
+        keys: Registered keys.
+        limit: The setting that bounds their number, for errors.
+        peers: Table of actors, whose keys are in use.
         audit: Records keys that are removed.
-        clock: Seconds.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class Enrolment:
         return Receipt(name)
 
     def keep_house(self) -> None:
-        """Note which registered keys are in use, and remove those that are not."""
+        """Note the registered keys that are in use, and remove unused ones."""
         self._keys.mark_seen(peer.key for peer in self._peers if not self._peers.is_suspect(peer))
         for name in self._keys.forget_unused():
             self._audit.record("unused key removed", key=name)

@@ -21,12 +21,10 @@ import structlog
 
 MAX_FILE_BYTES = 4 * 2**20  # about 20 000 events; with the file before it, at most twice that
 QUIET_S = 10.0
-MAX_EVENTS = (
-    500  # other events written in the same time: a fleet that joins, not a peer that floods
-)
+MAX_EVENTS = 500  # other events written in that time: enough for a fleet that joins
 MAX_BURSTS = 1024  # peers and addresses whose refusals are counted apart
 ROUTINE = frozenset({"store", "hello"})
-"""Refusals that belong to every restart: counted, not written down."""
+"""Codes of refusals that belong to every restart, and are only counted."""
 
 log = structlog.get_logger()
 
@@ -43,8 +41,8 @@ class Audit:
     """Records events; may be called from any thread.
 
     Args:
-        file: Where to append; None = logs and counts alone.
-        clock: Seconds.
+        file: File of events; None = logs and counts alone.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, file: Path | None, *, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,9 +1,10 @@
 """Dispatch: reads messages of a socket, has each answered in a task of its own, sends replies.
 
-Consumes frames of [routing id, message]; waits for the next. What arrives counts as a sign of life
-at once, whatever becomes of it, and takes its lane: heartbeats pass by work. Work that would wait
-too long, a peer over its share and one whose key was revoked are refused before the message is
-decoded, one without permission after that. Whatever a peer sends, the next message is read.
+Consumes frames of [routing id, message]; waits for the next. Every message counts at once as a sign
+of life, even if it is refused later, and goes into its lane: heartbeats overtake work. A message is
+refused before it is decoded if it would wait too long, its peer is over its share, or its key was
+revoked; a message without permission is refused after that. Whatever a peer sends, the next message
+is read.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ from .validation import ADMIN_REQUESTS, check_permission
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """One of each per broker, shared by its loops."""
+    """The parts of a broker, one of each, shared by its loops."""
 
     audit: Audit
     peers: Liveness
     reading: ReadingClock
-    """Of the peers' silence."""
+    """Clock by which the silence of peers is measured."""
     cache: StoreCache
     leasing: Leasing
     service: Service
@@ -62,9 +63,9 @@ def assemble(settings: Settings, store: AsyncStore, *, audit_file: Path | None) 
     """Build the parts of a broker.
 
     Args:
-        settings: Of the run.
-        store: Connected to the run's Redis.
-        audit_file: Where joins, refusals and revocations are written; None = the log alone.
+        settings: Settings of the run.
+        store: Store of the run's Redis.
+        audit_file: File of joins, refusals and revocations; None = the log alone.
     """
     audit = Audit(audit_file)
     reading = ReadingClock(time.monotonic)
@@ -96,11 +97,11 @@ def assemble(settings: Settings, store: AsyncStore, *, audit_file: Path | None) 
 # Dispatch: reads messages of a socket, has each answered in a task of its own, sends replies.
 
 DRAIN_S = 2.0  # for requests that are at the store when the broker is asked to stop
-READ_AT_ONCE = 32  # messages; then what was read before gets its turn
+READ_AT_ONCE = 32  # messages; then requests that were read before get their turn
 REVOKED = Refusal("revoked", "this key has been taken off the allow-list; use another")
 BUSY = "the broker, or this peer's share of it, is full; send the same again later"
 PROBE = Refusal("probe", "another asks for the place of this actor")  # no request has seq 0
-"""Sent in the oldest version: every peer that is served reads it."""
+"""Refusal in the oldest version, which every peer can read."""
 
 log = structlog.get_logger()
 
@@ -109,9 +110,9 @@ class Dispatcher:
     """Answers the peers of one socket.
 
     Args:
-        router: Bound, behind a `ZapAuthenticator`.
+        router: Bound socket, behind a `ZapAuthenticator`.
         allowed: The allow-list, checked for every message.
-        parts: Of this broker.
+        parts: Parts of this broker.
         admin: Answers observers and operators.
         run: Name of the run.
         settings: Limits.
@@ -169,7 +170,7 @@ class Dispatcher:
                 await asyncio.sleep(0)
 
     def tick(self) -> None:
-        """Refuse what has waited too long; called some times a second."""
+        """Refuse requests that have waited too long; called several times a second."""
         if self._router.is_idle:
             self._reading.tick()
         elif self._reading.late_s() > self._most_late_s:  # heartbeats wait unread
@@ -178,7 +179,7 @@ class Dispatcher:
         self._work.advance()
 
     async def drain(self) -> None:
-        """Finish the requests that are at the store."""
+        """Finish the requests that wait for the store."""
         log.info("stopping", requests=len(self._requests))
         self._leasing.close()
         if self._requests:
@@ -191,7 +192,7 @@ class Dispatcher:
         self._reading.hear(route)
         key, frame = str(part.get("User-Id")), part.buffer
         header = header_of(frame)
-        # Its key may have been removed while its holder is connected.
+        # The key may have been removed while its holder is connected.
         member = self._allowed.member(key.encode())
         if member is None:
             self._refuse(route, header, REVOKED, key)
@@ -271,7 +272,7 @@ class Dispatcher:
             await self._leasing.release_unsent(peer, reply)
 
     def _has_route(self, route: bytes) -> bool:
-        """Return whether a connection stands: ZeroMQ says so only when something is sent."""
+        """Return whether a connection is open, which ZeroMQ tells only when a message is sent."""
         try:
             self._router.send(route, self._probe)
         except zmq.ZMQError as error:

@@ -1,18 +1,18 @@
 """Flow control: bounds on requests, on replies that wait for a peer, on HELLOs and failures.
 
 Requests: a key has a bound, over all its connections, and a holder may have no more than it leaves
-to others. What is over that is refused and comes again later, while all others go on; heartbeats
-have room of their own. A LEASE that waits for work does not count: it is a few hundred bytes, and
-each actor has one.
+to others. A request over that bound is refused and comes again later, while all others go on;
+heartbeats have room of their own. A LEASE that waits for work does not count: it is a few hundred
+bytes, and each actor has one.
 
 Replies: ZeroMQ bounds the queue of a peer by messages, not by bytes, and a lease that continues an
 episode may be as large as a message can be. ZeroMQ does not report when a reply has left the queue,
-but the system cuts a peer that takes nothing for `sockets.STALLED_MS`; so a bound on what a peer is
-sent within that time bounds what can wait for it.
+but the system cuts a peer that takes nothing for `sockets.STALLED_MS`. So a bound on the bytes sent
+to a peer within that time bounds the bytes that can wait for it.
 
 Failures: judged beside those of other keys, because a broken environment fails everywhere and one
-broken actor does not. They are counted in each broker alone: a key that spreads its failures over
-several has as many budgets.
+broken actor does not. Each broker counts alone: a key that spreads its failures over several
+brokers has as many budgets.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from configs.settings import BrokerSettings
 
 MAX_REQUESTS_PER_PEER = 64  # a client keeps half of that in flight, and a copy of each may follow
 MAX_REQUESTS = 4096  # of a kind: some seconds of work
-WORK_FRAMES = 3  # largest messages held at once, so memory <= these two * max_message_bytes
-PROMPT_FRAMES = 1  # beside them, those of heartbeats
+WORK_FRAMES = 3  # largest messages held at once: memory <= (3 + 1) * max_message_bytes
+PROMPT_FRAMES = 1  # beside them, the largest of heartbeats
 SMALL_BYTES = 16 * 1024  # verdicts and refusals: ZeroMQ's own limit holds 64 of them to 1 MiB
 WINDOW_S = STALLED_MS / 1000
-HOLDER_PEERS = 8  # that may all be sent most; what a fleet is sent in a burst, spread over seconds
+HOLDER_PEERS = 8  # peers of a holder that may all get the most; a fleet's burst takes some seconds
 HELLOS = 20  # of one key at once, and again in ten seconds, beside two for each of its actors
-FORGET_S = 300.0  # half of a key's failures and successes, each time
-MOST_FAILURES = 20  # of a key before it is judged at all, and results of others to judge it by
-FAILING_SHARE = 0.5  # of what a key's leases came to
-TIMES_OTHERS = 3.0  # by which that exceeds the share of the median other
-LEAST_OTHERS = 2  # with enough results, to be certain
+FORGET_S = 300.0  # after each, half of a key's failures and successes are forgotten
+MOST_FAILURES = 20  # of a key before it is judged, and results of another key to compare it with
+FAILING_SHARE = 0.5  # of a key's leases
+TIMES_OTHERS = 3.0  # factor by which its share of failures exceeds that of the median other
+LEAST_OTHERS = 2  # other keys with enough results, for a certain judgement
 
 
 def peer_share_bytes(settings: BrokerSettings) -> int:
-    """Return how much of requests, and of large replies, one peer may have at the broker."""
+    """Return the bytes of requests, and of large replies, that a peer may have at the broker."""
     return settings.max_inflight_mb_per_actor * 2**20
 
 
@@ -53,14 +53,14 @@ def receive_hwm(settings: BrokerSettings) -> int:
 
 
 def hello_buckets(actors: int) -> TokenBuckets:
-    """Bound HELLOs of so many actors: they may all begin at once, and again after an outage."""
+    """Bound HELLOs of so many actors, which may all begin at once, and again after an outage."""
     at_once = HELLOS + 2 * actors
     return TokenBuckets(at_once=at_once, per_s=at_once / WINDOW_S, clock=time.monotonic)
 
 
 @dataclass(slots=True)
 class _Held:
-    """Requests that the broker holds: all of one kind, of a key, or of a holder."""
+    """Requests that the broker has: all of one kind, of a key, or of a holder."""
 
     requests: int = 0
     num_bytes: int = 0
@@ -73,14 +73,14 @@ class _Held:
 class RequestLimiter:
     """Counts requests between `admit` and the release of their slot.
 
-    A holder may have as much as it leaves to others: alone half of the room, beside one that has
-    its half a quarter, and so on. So there is always room for the next, and none has to be known
-    beforehand. Work and heartbeats have rooms of their own.
+    A holder may have as much as it leaves to others: half of the room if it is alone, a quarter
+    beside another holder with its half, and so on. So there is always room for the next holder,
+    and holders need not be known beforehand. Work and heartbeats have rooms of their own.
 
     Args:
         max_message_bytes: Largest message.
-        max_key_bytes: Most of one key. A single message of any size always fits.
-        max_key_requests: The same in requests.
+        max_key_bytes: Most bytes of one key. A single message of any size always fits.
+        max_key_requests: Most requests of one key.
     """
 
     def __init__(
@@ -93,18 +93,18 @@ class RequestLimiter:
         self._max_key_bytes = max_key_bytes
         self._max_key_requests = max_key_requests
         self._held: dict[bool | str | tuple[str, bool], _Held] = {}
-        """By kind, by key, and by holder and kind."""
+        """Requests by kind, by key, and by holder and kind."""
 
     def admit(self, num_bytes: int, tag: str, *, is_prompt: bool) -> Slot | None:
         """Count a request that was just read, before anything else may run.
 
         Args:
-            num_bytes: Of its frame.
-            tag: Of its sender's key.
-            is_prompt: It is no work.
+            num_bytes: Bytes of its frame.
+            tag: Tag of its sender's key.
+            is_prompt: The request is no work.
 
         Returns:
-            Its slot; None if its key or its holder has as much as it may.
+            Slot of the request; None if its key or its holder has as much as it may.
         """
         names = is_prompt, tag, (holder_of(tag), is_prompt)
         total, key, holder = (self._held.setdefault(name, _Held()) for name in names)
@@ -133,7 +133,7 @@ class RequestLimiter:
 
 
 class Slot:
-    """One admitted request."""
+    """The place of one admitted request."""
 
     def __init__(self, release: Callable[[], None]) -> None:
         self._release: Callable[[], None] | None = release
@@ -149,8 +149,8 @@ class ReplyLimiter:
     """Counts bytes of large replies by connection and by holder, in windows of time.
 
     Args:
-        max_peer_bytes: To one connection in one window. One reply of any size always fits.
-        clock: Seconds.
+        max_peer_bytes: Most bytes to one connection in a window. A single reply always fits.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, *, max_peer_bytes: int, clock: Callable[[], float]) -> None:
@@ -160,7 +160,7 @@ class ReplyLimiter:
         self._sent: dict[bytes | str, int] = {}
 
     def allows(self, route: bytes, holder: str, num_bytes: int) -> bool:
-        """Count a reply; False if this peer, or others of its holder, have to read first."""
+        """Count a reply; False if this peer, or peers of its holder, have to read first."""
         if num_bytes <= SMALL_BYTES:
             return True
         now = self._clock()
@@ -181,12 +181,12 @@ class ReplyLimiter:
 
 
 class TokenBuckets:
-    """Uses of one thing by each key or holder: some at once, and so many a second after that.
+    """Limits uses by each key or holder: a number at once, and a number a second after that.
 
     Args:
-        at_once: Of one that has used nothing for long.
-        per_s: Uses that come back.
-        clock: Seconds.
+        at_once: Uses at once, after a long time without one.
+        per_s: Uses that are added each second.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, *, at_once: float, per_s: float, clock: Callable[[], float]) -> None:
@@ -194,11 +194,11 @@ class TokenBuckets:
         self._per_s = per_s
         self._clock = clock
         self._used: dict[str, tuple[float, float]] = {}
-        """How much, and when that was."""
+        """Number of uses, and the time of that number."""
         self._swept_at = clock()
 
     def take(self, name: str) -> bool:
-        """Count a use; False if this one has to wait."""
+        """Count a use; False if this use has to wait."""
         now = self._clock()
         if now - self._swept_at > self._at_once / self._per_s:  # all that were used before are back
             self._used = {
@@ -227,17 +227,18 @@ class Excess(NamedTuple):
 
     text: str
     is_certain: bool
-    """Others have enough results to say that it is the key's own fault, not the run's."""
+    """Other keys have enough results to tell a fault of this key from a fault of the run."""
 
 
 class FailureBudgets:
-    """Failures and successes of each key, lately.
+    """Recent failures and successes of each key.
 
-    Nobody confirms a success: one that makes up many must not make all others look bad. So a key is
-    compared with the median of the others, and its suspension is certain beside two of them.
+    A success is not verified, so a key that invents many must not make all other keys look bad.
+    Therefore a key is compared with the median of the others, and two of them make a suspension
+    certain.
 
     Args:
-        clock: Seconds.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -247,7 +248,7 @@ class FailureBudgets:
         self._bad: Counter[str] = Counter()
 
     def count(self, key: str, *, good: int = 0, bad: int = 0) -> None:
-        """Note how leases of a key ended."""
+        """Count leases of a key that ended well or badly."""
         if self._clock() >= self._forgets_at:
             self._forgets_at = self._clock() + FORGET_S
             for counts in (self._good, self._bad):
@@ -259,40 +260,40 @@ class FailureBudgets:
         self._bad[key] += bad
 
     def excess(self, name: str) -> Excess | None:
-        """Describe failures far beyond those of others; None if they are not.
+        """Describe failures far beyond those of others; None if there are no more than theirs.
 
         Args:
-            name: Of a key, or of a holder, which is judged without the key that fails most: that
-                one is judged alone, and the holder by what it is not the cause of.
+            name: Name of a key, or of a holder. A holder is judged without the key that fails most,
+                because that key is judged by itself.
         """
-        own = self._keys_of(name)
-        judged = own if name in own else sorted(own, key=self._bad.__getitem__)[:-1]
+        keys = self._keys_of(name)
+        judged = keys if name in keys else sorted(keys, key=self._bad.__getitem__)[:-1]
         bad = sum(self._bad[key] for key in judged)
         of = bad + sum(self._good[key] for key in judged)
         if bad < MOST_FAILURES or bad < FAILING_SHARE * of:
             return None
-        others = self._others(name, own)
-        known = [other for other in others if other[1] >= MOST_FAILURES]
-        others_bad, others_of = _median_high(known) if known else _sum(others)
+        others = self._others(name, keys)
+        comparable = [other for other in others if other[1] >= MOST_FAILURES]
+        others_bad, others_of = _median_high(comparable) if comparable else _sum(others)
         if bad * others_of < TIMES_OTHERS * others_bad * of:
             return None
         text = f"{bad} of its last {of} leases failed, of the median other's {others_bad} of"
-        return Excess(f"{text} {others_of}", is_certain=len(known) >= LEAST_OTHERS)
+        return Excess(f"{text} {others_of}", is_certain=len(comparable) >= LEAST_OTHERS)
 
     def forget(self, name: str) -> None:
-        """Begin anew with a key, or with all of a holder."""
+        """Forget the results of a key, or of all keys of a holder."""
         for key in self._keys_of(name):
             del self._bad[key], self._good[key]
 
-    def _others(self, name: str, own: set[str]) -> list[tuple[int, int]]:
-        """Count failures and results of each other holder, and of the other keys of a key's own."""
-        found: Counter[str] = Counter()
+    def _others(self, name: str, judged: set[str]) -> list[tuple[int, int]]:
+        """Count failures and results of each other holder, and of other keys of the same holder."""
+        results: Counter[str] = Counter()
         bad: Counter[str] = Counter()
-        for key in (self._bad | self._good).keys() - own:
+        for key in (self._bad | self._good).keys() - judged:
             other = key if holder_of(key) == holder_of(name) else holder_of(key)
-            found[other] += self._bad[key] + self._good[key]
+            results[other] += self._bad[key] + self._good[key]
             bad[other] += self._bad[key]
-        return [(bad[other], of) for other, of in found.items()]
+        return [(bad[other], of) for other, of in results.items()]
 
     def _keys_of(self, name: str) -> set[str]:
         return {key for key in self._bad | self._good if name in (key, holder_of(key))}

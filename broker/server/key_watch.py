@@ -1,12 +1,12 @@
 """Watch over the keys folder while the broker serves: revoked peers, and the broker's own new key.
 
-A key that is taken off the allow-list: the dispatcher refuses each message of it from then on, and
-here its incarnations are removed, so that a LEASE of theirs that waits gets nothing. No heartbeat
+When a key is taken off the allow-list, the dispatcher refuses all its messages from then on. Here
+its incarnations are removed, so that their waiting LEASE requests get nothing. No heartbeat
 prolongs their leases, which go to others when `broker.lease_timeout_s` is over.
 
-A new `broker.key`: the listening end of the socket is closed and opened again, which cuts its
+For a new `broker.key` the listening end of the socket is closed and opened again, which cuts its
 connections. Actors come back within seconds, with the public key that was announced to them, and
-send again what was not answered; leases outlast it, and no process ends.
+repeat unanswered requests. Leases outlast the exchange, and no process ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class KeyWatch:
     """Applies changes of one broker's keys folder.
 
     Args:
-        router: Bound, with `pair`.
+        router: Bound socket, with `pair`.
         allowed: The allow-list that messages are judged by.
         keys: Folder with `broker.key`.
         pair: The broker's key now.
@@ -65,7 +65,7 @@ class KeyWatch:
         self._members = allowed.members()
 
     async def check(self) -> None:
-        """Apply whatever has changed."""
+        """Apply all changes of the folder."""
         self.check_allow_list()
         await self._check_broker_key()
 
@@ -86,7 +86,7 @@ class KeyWatch:
                 self._audit.record("allowed", key=member.name, role=member.role)
 
     async def _check_broker_key(self) -> None:
-        """Adopt another key if there is one; report one that cannot be used, and keep the old."""
+        """Adopt a new key; report a key that cannot be used, and keep the old one."""
         try:
             pair = load_pair(self._keys, "broker")
         except SettingsError as error:

@@ -3,11 +3,11 @@
     arrives -> (waits, a queue for each holder, which have their turns) -> runs -> done
                   └── waited for `most_wait_s`, or would: refused as `busy`, to be sent again later
 
-A broker that falls behind must say so while its actors are still heard: a queue of the length of a
-heartbeat timeout would turn a live fleet SUSPECT, and leasing its work again would lengthen the
+A broker that falls behind must refuse work while heartbeats still arrive: a queue of the length of
+a heartbeat timeout would turn a live fleet SUSPECT, and leasing its work again would lengthen the
 queue. Signs of life, registrations and operators have a lane of their own, so they wait neither for
-a place nor behind records. And nobody waits behind the queue of another: one holder of many keys
-has one turn among the holders that wait. No I/O; the clock is injected.
+a place nor behind records. No holder waits behind the queue of another: a holder of many keys has
+one turn among the holders that wait. No I/O; the clock is injected.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .flow_control import Slot
 from .validation import ADMIN_REQUESTS
 
 MAX_RUNNING = 256  # hides a store round trip of 10 ms at 25 000 requests a second
-MAX_WAITING = 4096  # some seconds of work; with their frames they are bounded in bytes, too
+MAX_WAITING = 4096  # some seconds of work; frames are bounded in bytes, too
 PROMPT = frozenset(
     kind.__struct_config__.tag for kind in (Hello, BeatRequest, Bye, *ADMIN_REQUESTS)
 )
 """Requests that work must not hold up."""
 SHARE_OF_TIMEOUT = 0.25
-"""Of `broker.heartbeat_timeout_s`, that a request may wait: a refused one comes again within it."""
+"""Share of `broker.heartbeat_timeout_s` that a request may wait, so that it can be repeated."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,10 +46,10 @@ class Request:
     member: Member
     slot: Slot
     lane: Lane | None = None
-    """While it runs."""
+    """The lane in which it runs; None = it does not run."""
 
     def release(self) -> None:
-        """Make room for another; the second time does nothing."""
+        """Make room for another request; the second time does nothing."""
         self.slot.release()
         if self.lane is not None:
             lane, self.lane = self.lane, None
@@ -57,7 +57,7 @@ class Request:
 
 
 _Queue = OrderedDict[tuple[bytes, int], tuple[float, Request]]
-"""By connection and number: when each arrived, the oldest first."""
+"""Requests and their times of arrival by connection and number, the oldest first."""
 
 
 class Lane:
@@ -75,9 +75,9 @@ class Lane:
 
         Args:
             start: Begins to answer a request, which calls `Request.release` in the end.
-            shed: Refuses one.
+            shed: Refuses a request.
             most_wait_s: Longest wait.
-            clock: Seconds.
+            clock: Returns monotonic seconds.
         """
         self._start = start
         self._shed = shed
@@ -85,7 +85,7 @@ class Lane:
         self._clock = clock
         self._running = 0
         self._queues: OrderedDict[str, _Queue] = OrderedDict()
-        """Of holders that wait, the one whose turn it is first; none is empty."""
+        """Queues of the holders that wait, the next in turn first; no queue is empty."""
         self._num_waiting = 0
 
     def offer(self, request: Request) -> None:
@@ -95,7 +95,7 @@ class Lane:
         if self._running < MAX_RUNNING and not self._queues:
             self._run(request)
         elif queue is not None and place in queue:
-            request.release()  # a copy of one that waits: that one's answer is its answer
+            request.release()  # a copy of a waiting request, which will be answered
         elif self._num_waiting >= MAX_WAITING or (queue is not None and self._has_late(queue)):
             self._shed(request)
         else:
@@ -104,12 +104,12 @@ class Lane:
             self._num_waiting += 1
 
     def finished(self) -> None:
-        """Let the next one run."""
+        """Let the next request run."""
         self._running -= 1
         self.advance()
 
     def advance(self) -> None:
-        """Shed what has waited too long, and start what there is room for."""
+        """Refuse requests that have waited too long, and start others while there is room."""
         for holder, queue in list(self._queues.items()):
             while queue and self._has_late(queue):
                 self._shed(self._pop(holder))
@@ -143,23 +143,23 @@ class Lane:
 class ReadingClock:
     """The time in which the broker read what arrived; it stands still while messages wait unread.
 
-    Silence is measured on it: that an actor was not heard must not count against it while the
-    process was stopped, or had so much to read that a heartbeat waited in its own socket. It ticks
-    when nothing is left to read and, as ZeroMQ reads connections in turn, when one of them has its
-    next turn: all others that had sent something then have had theirs.
+    The silence of actors is measured on it. An actor must not count as silent while the broker was
+    stopped, or had so much to read that a heartbeat waited in the broker's own socket. The clock
+    ticks when nothing is left to read. It also ticks when a connection has its next turn, because
+    ZeroMQ reads connections in turn, so all others have had theirs.
 
     Args:
-        clock: Seconds.
+        clock: Returns monotonic seconds.
     """
 
-    MOST_S = 0.5  # between two ticks; of what is longer the rest was no reading
+    MOST_S = 0.5  # counted between two ticks; in the rest of a longer pause nothing was read
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._ticked_at = clock()
         self._read_s = 0.0
         self._heard: set[bytes] = set()
-        """Connections since the last tick."""
+        """Connections that were read since the last tick."""
 
     def __call__(self) -> float:
         """Return the seconds of reading so far, as of the last tick."""
@@ -172,12 +172,12 @@ class ReadingClock:
         self._heard.add(route)
 
     def tick(self) -> None:
-        """Count the time since the last tick: all that had arrived then is read."""
+        """Count the time since the last tick: all messages of that time are read."""
         now = self._clock()
         self._read_s += min(now - self._ticked_at, self.MOST_S)
         self._ticked_at = now
         self._heard.clear()
 
     def late_s(self) -> float:
-        """Return for how long messages may have waited unread."""
+        """Return the time for which messages may have waited unread."""
         return self._clock() - self._ticked_at

@@ -4,10 +4,9 @@ A request is granted at most once: the grant is kept with the request's `seq`, a
 gets the same leases; if its broker has died, the next one has them from the store. An actor that is
 silent, gone, or has sent a newer request gets nothing from an older one.
 
-Every broker reaps, without a leader: the store's REAP is idempotent. The time in which heartbeats
-could not arrive must not count against the actors: a broker that was down, a store that was
-unreachable, or a process that was stopped would expire every lease at once. So each of these is
-followed by a grace period of one lease timeout.
+Every broker reaps, without a leader: the store's REAP is idempotent. Time in which heartbeats could
+not arrive must not expire leases: after an outage of the broker or the store, or a stopped process,
+every lease would expire at once. So each outage is followed by a grace period of one lease timeout.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ HEADER_BYTES = 4096  # room for the rest of a reply beside chunks and specs
 LEASE_BYTES = 64  # of one lease beside them
 TICK_S = 0.1  # new work is noticed this soon
 TRIES_PER_TICK = 16  # at most 160 calls a second, two per cent of what Redis does on one core
-REAPS_PER_LEASE = 6  # at least: a third of the pause that counts as an outage, or all would
+REAPS_PER_LEASE = 6  # at least: a pause between two is a third of one that counts as an outage
 REAP_BATCH = 256  # leases returned in one call: a few milliseconds of Redis
-SHARE_AFTER_S = 0.4  # without work, before others have to share theirs: it has some within a second
-SHARE_EVERY_S = 0.4  # if the last time brought nothing
-SHARE_PAUSES = 20  # times what the last one took, if it brought something: others wait as well
-SHARE_STILL_MS = 5000  # without a token, or at a slower pace than the slowest: what grows stays
+SHARE_AFTER_S = 0.4  # without work, before others have to share theirs
+SHARE_EVERY_S = 0.4  # if the last share brought nothing
+SHARE_PAUSES = 20  # times the duration of the last share, if it brought leases: others wait as well
+SHARE_STILL_MS = 5000  # without a token: a lease that grows is not shared
 SLOWEST_TOKENS = 64  # in one progress_timeout_s, on average: half a token a second by default
 
 READ_TOKENS_PER_S = 256  # of one episode: an engine may have to read a hundred before it makes any
@@ -52,16 +51,16 @@ log = structlog.get_logger()
 def still_ms(settings: BrokerSettings, run: RunSettings) -> int:
     """Return how long a lease may bring no token.
 
-    An engine reads the prompt, and what came with the lease, before it makes the first.
+    An engine reads the prompt, and tokens that came with the lease, before it samples the first.
     """
     read_s = (run.max_prompt_tokens + run.max_completion_tokens) / READ_TOKENS_PER_S
     return int(1000 * max(settings.progress_timeout_s, read_s))
 
 
 def longest_lease_ms(settings: BrokerSettings, max_completion_tokens: int) -> int:
-    """Return how long a lease may last: a token now and then must not hold a task for days.
+    """Return how long a lease may last, so that rare tokens cannot keep a task for days.
 
-    Each token may take a share of the progress timeout, and the environment's work one more of it.
+    Each token may take a share of the progress timeout, and the environment one whole timeout.
     """
     timeouts = 1 + max_completion_tokens / SLOWEST_TOKENS
     return int(1000 * timeouts * settings.progress_timeout_s)
@@ -71,10 +70,10 @@ class WaitQueue:
     """Waiting LEASE requests: first come, first served, a few at a time.
 
     The store cannot wake a broker when work becomes admissible, because that depends on the actor's
-    policy version and on what other brokers grant. So the first few requests try again at every
+    policy version and on the grants of other brokers. So the first few requests try again at every
     tick, and each that is served lets the next one try at once. A request that tried goes to the
-    end, so one that cannot be served holds up no other. A try costs one Lua call, and none is made
-    while the queue is empty.
+    end, so a request that cannot be served delays no other. A try costs one Lua call, and no call
+    is made while the queue is empty.
     """
 
     def __init__(self) -> None:
@@ -94,7 +93,7 @@ class WaitQueue:
                 self._turns.remove(turn)
 
     def wake(self, count: int = TRIES_PER_TICK) -> None:
-        """Let the first ones try again."""
+        """Let the first requests try again."""
         for _ in range(min(count, len(self._turns))):
             turn = self._turns.popleft()
             if not turn.done():
@@ -115,7 +114,7 @@ class GracePeriod:
         self._ends_at = self._clock() + self._grace_s
 
     def is_over(self) -> bool:
-        """Return whether leases that have expired did so although heartbeats could arrive."""
+        """Return whether heartbeats could arrive for long enough that expired leases count."""
         now = self._clock()
         if now - self._checked_at > self._grace_s / 2:  # this process was stopped meanwhile
             self.start()
@@ -167,9 +166,9 @@ class Leasing:
                 return reply
 
     async def stop_granting(self, peer: Peer) -> None:
-        """Grant a peer nothing more; returns when the reply to its last grant is on its way.
+        """Grant a peer nothing more; return when the reply to its last grant is on its way.
 
-        Else a request that it has given up may be granted what it releases as it leaves.
+        Otherwise a request that it has given up may be granted tasks that it releases as it leaves.
         """
         peer.is_draining = True
         async with peer.lease_lock:
@@ -251,9 +250,9 @@ class Leasing:
         return self._cache.is_full or self._cache.closed.has(peer.tag)
 
     async def _share(self, peer: Peer, seq: int, request: LeaseRequest) -> None:
-        """Let an actor without work have some of what one holder has beyond an even share.
+        """Give an actor without work some leases of a holder that has more than an even share.
 
-        It looks at every lease, so it has a twentieth of the time for all of them together.
+        The call looks at every lease, so calls may take a twentieth of the time together.
         """
         now = time.monotonic()
         if self._is_overtaken(peer, seq) or peer.is_draining or self._is_closed(peer):
@@ -275,9 +274,9 @@ class Leasing:
             log.info("leases shared with a key that had none", key=peer.tag, count=len(tasks))
 
     async def _fit(self, tasks: list[LeasedTask], key: str) -> tuple[Lease, ...]:
-        """Keep what fits into one reply, release the rest: resumed episodes bring chunks.
+        """Keep the leases that fit into one reply, with their chunks, and release the rest.
 
-        A task that would fit into no reply loses them, and is charged an attempt.
+        A task that would fit into no reply loses its chunks, and is charged an attempt.
         """
         left = most = self._settings.max_message_bytes - HEADER_BYTES
         kept: list[Lease] = []

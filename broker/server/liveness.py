@@ -4,10 +4,10 @@
                           ▲ └──BYE──▶ (unknown)        │
                           └──────any message───────────┘
 
-Invariant: a SUSPECT actor gets no lease; its leases stay its own until the store reaps it.
-Invariant: a session is that of an incarnation and a key, so that whoever uses another's name only
-speaks for itself. It belongs to the connection of its last HELLO; as long as that stands, no other
-takes its place.
+Invariant: a SUSPECT actor gets no lease; its leases stay its own until the store reaps them.
+Invariant: a session belongs to an incarnation and a key, so a peer that uses another's name speaks
+only for itself. It belongs to the connection of its last HELLO; while that connection is open, no
+other connection takes its place.
 Soft state: a restarted broker begins with an empty table and asks for HELLO; nothing else is lost.
 No I/O; the clock is injected.
 """
@@ -27,8 +27,8 @@ from buffer.operations.values import actor_name, holder_of
 from buffer.record.episode import PolicyVersion
 from configs.metrics import SECONDS, Histogram
 
-FORGET_AFTER = 10  # heartbeat timeouts: long past any lease, so that only memory is given back
-MAX_TASKS = 65536  # whose holders are remembered: what a thousand actors have at a time
+FORGET_AFTER = 10  # heartbeat timeouts: long past any lease, so that only memory is freed
+MAX_TASKS = 65536  # tasks whose holders are remembered: those of a thousand actors
 
 
 @dataclass(slots=True, eq=False)
@@ -37,30 +37,30 @@ class Peer:
 
     hello: Hello
     key: str
-    """Public key it proved to hold."""
+    """Public key that the connection proved to hold."""
     tag: str
-    """Of the key, in the store."""
+    """Tag of the key in the store."""
     route: bytes
-    """Connection of its HELLO; messages on another are answered with `hello`."""
+    """Connection of its HELLO; messages on another connection are answered with `hello`."""
     seen_at: float
-    """Clock of the table, seconds."""
+    """Time of its last message by the clock of the table, seconds."""
     version: PolicyVersion | None = None
     stats: Figures = field(default_factory=Figures)
     is_unreported: bool = True
-    """Heard since its figures were last written to the store."""
+    """It was heard since its figures were last written to the store."""
     granted: tuple[int, LeaseReply] | None = None
-    """The last grant and the `seq` of its request: when resent, it gets this and no more."""
+    """The last grant and the `seq` of its request, which gets the same grant when it is resent."""
     lease_seq: int = -1
-    """The newest LEASE request; an older one that still waits gets nothing."""
+    """The `seq` of the newest LEASE request; an older one that still waits gets nothing."""
     has_left: bool = False
-    """It has said BYE, with nothing left in its hands."""
+    """It has said BYE, and has no leases."""
     is_draining: bool = False
     """It gets no more work: an operator drains it, or it is about to leave."""
     lease_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held around a grant, so that a request and its copy are not both granted."""
 
     def figures(self) -> dict[str, str]:
-        """Return what `nyala status` shows of it."""
+        """Return the figures that `nyala status` shows."""
         hello = self.hello
         fields = {"host": hello.host, "pid": str(hello.pid), "capacity": str(hello.capacity)}
         fields["key"] = self.tag
@@ -86,9 +86,9 @@ class Liveness:
         self.clock = clock
         self._peers: dict[tuple[str, str], Peer] = {}
         self.in_store: frozenset[str] = frozenset()
-        """Actors of the run that were heard of late, where other brokers serve some of them."""
+        """Actors of the run that were heard recently, where other brokers serve some of them."""
         self.has_route: Callable[[bytes], bool] = lambda _route: True
-        """Whether a connection stands; set by whoever has the socket."""
+        """Returns whether a connection is open; set by the owner of the socket."""
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -120,18 +120,18 @@ class Liveness:
         return None
 
     def is_alone(self, tag: str) -> bool:
-        """Return whether no actor of another key, or other holder, is heard of."""
+        """Return whether no actor of another key, or of another holder, is alive."""
         return all(
             tag in (peer.tag, holder_of(peer.tag)) or self.is_suspect(peer)
             for peer in self._peers.values()
         )
 
     def gone_of(self, key: str) -> list[Peer]:
-        """List the sessions of a key whose process has ended: they leave it their place."""
+        """List the sessions of a key whose actor has ended, and which can be replaced."""
         return [peer for peer in self if peer.key == key and self._has_left(peer)]
 
     def is_elsewhere(self, incarnation: str, key: str, route: bytes) -> bool:
-        """Return whether another connection of this key speaks for it, and still stands."""
+        """Return whether another open connection of this key speaks for the incarnation."""
         peer = self.get(incarnation, key)
         return peer is not None and peer.route != route and not self._has_left(peer)
 
@@ -147,7 +147,7 @@ class Liveness:
         return peer
 
     def observe(self, incarnation: str, key: str, route: bytes) -> Peer | None:
-        """Note a message; None if HELLO has to come first, or on this connection."""
+        """Note a message of a peer; None if it has not said HELLO on this connection."""
         peer = self.get(incarnation, key)
         if peer is None or peer.route != route:
             return None
@@ -168,7 +168,7 @@ class Liveness:
     def forget(self, incarnation: str, key: str) -> None:
         """Remove a session that has ended."""
         if (peer := self._peers.pop((incarnation, key), None)) is not None:
-            peer.granted = None  # its tasks may be remembered as its own for long
+            peer.granted = None  # `Recoveries` may keep the peer for long
 
     def forget_key(self, key: str) -> list[str]:
         """Remove all incarnations of a key; return them."""
@@ -194,38 +194,39 @@ class Liveness:
 
 
 class Move(NamedTuple):
-    """A task that has gone to another actor before its former one was missed."""
+    """A task that has gone to another actor before its former actor counted as silent."""
 
     former: Peer
     moved_at: float
-    """Clock of the table, seconds."""
+    """Time of the move by the clock of the table, seconds."""
 
 
 class Recoveries:
-    """Times from the last sign of life of an actor that fell silent to its work in other hands.
+    """Times from the last sign of life of a silent actor until another actor has its work.
 
-    Of leases that this broker granted, whatever took them back: their expiry, a share for an actor
-    that had none, or `nyala up`, which sees an actor of its machine die. What goes to another
-    within `heartbeat_timeout_s` is counted when that is over, unless its former actor was heard.
+    They are measured for the leases that this broker granted, however these ended: at expiry, by a
+    share for an actor without work, or by `nyala up`, which sees an actor of its machine die. A
+    task that goes to another actor within `heartbeat_timeout_s` is counted after that time, unless
+    its former actor was heard.
 
     Args:
-        peers: The table.
+        peers: The table of peers.
     """
 
     def __init__(self, peers: Liveness) -> None:
         self._peers = peers
         self._holders: dict[int, Peer] = {}
-        """Task -> who leased it last."""
+        """The last actor of each task."""
         self._expired: dict[int, float] = {}
-        """Task -> last sign of life of the holder that lost it; until it is leased again."""
+        """Last sign of life of the actor that lost a task, until the task is leased again."""
         self._moves: deque[Move] = deque(maxlen=MAX_TASKS)
         self.requeues = Histogram(SECONDS)
-        """Until the lease expired."""
+        """Times until the lease expired."""
         self.recoveries = Histogram(SECONDS)
-        """Until another actor leased the task."""
+        """Times until another actor leased the task."""
 
     def granted(self, peer: Peer, tasks: Iterable[int]) -> None:
-        """Count tasks that this actor has from now on."""
+        """Count tasks that were leased to this actor."""
         now = self._peers.clock()
         for task_id in tasks:
             former = self._holders.pop(task_id, None)
@@ -251,7 +252,7 @@ class Recoveries:
                 self._expired[task_id] = former.seen_at
 
     def judge_moves(self) -> None:
-        """Count moves from actors that have been silent for too long since; drop the others."""
+        """Count moves from actors that have been silent since; drop those of actors that spoke."""
         open_moves = deque[Move](maxlen=MAX_TASKS)
         for move in self._moves:
             if move.former.has_left or move.former.seen_at > move.moved_at:

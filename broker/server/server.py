@@ -52,13 +52,13 @@ class Broker:
         """Build the parts; nothing listens yet.
 
         Args:
-            settings: Of the run.
-            store: Connected to the run's Redis.
+            settings: Settings of the run.
+            store: Store of the run's Redis.
             keys: Folder of the run's keys.
-            audit_file: Where joins, refusals and revocations are written; None = the log alone.
+            audit_file: File of joins, refusals and revocations; None = the log alone.
 
         Raises:
-            SettingsError: the limits contradict each other, or the broker's key cannot be used.
+            SettingsError: The limits contradict each other, or the broker's key cannot be used.
         """
         self._of_run = settings
         self._run = settings.run.name
@@ -74,14 +74,14 @@ class Broker:
     async def serve(
         self, stop: asyncio.Event, *, on_ready: Callable[[str], None] | None = None
     ) -> None:
-        """Serve until `stop` is set, then finish the requests that are at the store.
+        """Serve until `stop` is set, then finish the requests that wait for the store.
 
         Args:
             stop: Ends the service.
-            on_ready: Called with the address it listens on.
+            on_ready: Called with the address that the broker listens on.
 
         Raises:
-            SettingsError: the address cannot be listened on, or the Redis cannot hold a run.
+            SettingsError: The address cannot be listened on, or the Redis cannot hold a run.
         """
         context = zmq.Context()
         audit = self.parts.audit
@@ -148,11 +148,11 @@ class Broker:
             for loop in loops:
                 loop.cancel()
         await dispatcher.drain()
-        with suppress(StoreError):  # the others find it silent instead
+        with suppress(StoreError):  # other brokers will see its silence instead
             await self._store.run(broker_seen(self._endpoint, STOPPED))
 
     def _as_reached(self, bound: str) -> str:
-        """Return the address that actors are told, of this broker and by the others."""
+        """Return the address of this broker that actors are told, also by other brokers."""
         address = self._settings.advertise
         return reachable(bound) if address is None else advertised(bound, address)
 
@@ -202,7 +202,7 @@ class Broker:
         )
 
     def _on_new_server(self, run_id: str, state: str) -> bool:
-        """Accept a Redis that this broker has not met; the store itself closes what must wait."""
+        """Accept a Redis that is new to this broker; the store itself delays requests if needed."""
         log.info("Redis is new to this broker", run_id=run_id, state=state)
         self.parts.leasing.pause_reaping()
         return True
@@ -220,7 +220,7 @@ class Broker:
         peers.in_store = await self._in_store()
 
     async def _in_store(self) -> frozenset[str]:
-        """Return which actors of the run were heard of late, where there are other brokers."""
+        """Return the actors of the run that were heard recently, where there are other brokers."""
         if len(self.parts.cache.brokers) < 2:
             return frozenset()
         limit_s = self._settings.heartbeat_timeout_s
@@ -231,10 +231,10 @@ class Broker:
 async def _every(
     period_s: float, chore: Callable[[], Awaitable[None]], stop: asyncio.Event
 ) -> None:
-    """Repeat a chore with jitter; what cannot be reached is reported once and tried again.
+    """Repeat a chore with jitter; a failure is reported once and tried again.
 
-    The store, or files while connections have taken all that this process may open: the broker goes
-    on with what it read last.
+    A chore fails while the store cannot be reached, or while connections have taken all files that
+    this process may open. The broker goes on with its last readings.
     """
     is_failing = False
     # Not by cancellation alone: `asyncio.wait_for` of Python 3.11, which the Redis client uses,

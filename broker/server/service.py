@@ -1,4 +1,4 @@
-"""Answers to actors: each message is checked, costs at most one call of the store, is replied to.
+"""Answers to actors: each message is checked, costs at most one call of the store, and is answered.
 
 Nothing is acknowledged before the store has it. A message that is malformed, out of range or of
 an unknown incarnation gets a Refusal and changes nothing; while the store cannot be reached, the
@@ -68,10 +68,10 @@ from .validation import check_beats, check_hello, check_lease, check_submissions
 # --------------------------------------------------------------------------------------------------
 # Batching of store calls: rows that arrive while a call is under way are written together next.
 #
-# When the broker is idle a request goes out at once and alone; under load the batch grows by
-# itself, and the cost of a call (the client's bookkeeping, a round trip, Redis' own) is shared;
-# measured, it was half of the broker's time for each episode. A request still gets its answers
-# only after its rows are written.
+# When the broker is idle, a request goes out at once and alone. Under load the batch grows by
+# itself, and the cost of a call (the client's bookkeeping, a round trip, Redis' own) is shared:
+# this cost was half of the broker's time for each episode. A request still gets its answers only
+# after its rows are written.
 
 Row = TypeVar("Row")
 Answer = TypeVar("Answer")
@@ -138,7 +138,7 @@ class Batch(Generic[Row, Answer]):
 
 
 # --------------------------------------------------------------------------------------------------
-# Answers to actors: each message is checked, costs at most one call of the store, is replied to.
+# Answers to actors: each message is checked, costs at most one call of the store, and is answered.
 
 _VERDICTS = {verdict.value: verdict for verdict in Verdict} | {"TAKEN": Verdict.STALE}
 REPORTED_AT_ONCE = 64  # actors: the store is busy for a millisecond, not for a whole fleet
@@ -201,7 +201,7 @@ class Service:
         Args:
             envelope: The decoded message.
             key: Public key that the connection has proved to hold.
-            tag: Of that key.
+            tag: Tag of that key in the store.
             route: The connection.
 
         Returns:
@@ -216,7 +216,7 @@ class Service:
             return Refusal("store", f"the store does not answer; send again later: {error}")
 
     async def report(self) -> None:
-        """Write which actors were heard since the last report to the store."""
+        """Write to the store the actors that were heard since the last report."""
         heard = [peer for peer in self._peers if peer.is_unreported]
         for start in range(0, len(heard), REPORTED_AT_ONCE):
             portion = heard[start : start + REPORTED_AT_ONCE]
@@ -255,11 +255,11 @@ class Service:
         if stats.state == "NONE":
             return Refusal("store", "the run has not begun: its learner is still starting")
         for name in sorted(stats.hashes.keys() | hello.hashes.keys()):
-            known, got = stats.hashes.get(name, "none"), hello.hashes.get(name, "none")
-            if known != got:
+            wanted, got = stats.hashes.get(name, "none"), hello.hashes.get(name, "none")
+            if wanted != got:
                 return Refusal(
                     "mismatch",
-                    f"{name} must be the run's ({known:.12}), got {got:.12}; "
+                    f"{name} must be the run's ({wanted:.12}), got {got:.12}; "
                     "start this actor with the run's config.yaml, environment and reward",
                 )
         if self._peers.is_elsewhere(hello.incarnation, key, route):
@@ -286,7 +286,7 @@ class Service:
         )
 
     async def _replace(self, gone: list[Peer]) -> None:
-        """Forget actors that have ended; their leases go to others now, not when they expire."""
+        """Forget actors that have ended, and release their leases before these expire."""
         most = self._settings.max_attempts
         for peer in gone:
             name = peer.hello.incarnation
@@ -321,7 +321,7 @@ class Service:
                 if not message.tasks:  # precedes BYE
                     await self._leasing.stop_granting(peer)
                 verdicts = await self._store.run(operations.release(message.tasks, tag))
-                self._leasing.queue.wake()  # a request may wait for just that
+                self._leasing.queue.wake()  # a request may wait for these tasks
                 return self._verdicts([task_id for task_id, _ in message.tasks], verdicts)
             case FailRequest():
                 failures = [
@@ -341,7 +341,7 @@ class Service:
                 raise RecordError(f"message must be a request, got {type(message).__name__}")
 
     async def _to_object_store(self, row: SubmitLine) -> SubmitLine:
-        """Put a large record into the object store first; returns what Redis is to keep.
+        """Put a large record into the object store first; return the row for Redis.
 
         Raises:
             StoreUnreachable: The object store refused, or did not answer in time.
@@ -374,7 +374,7 @@ class Service:
         return Verdicts(verdicts, self._cache.publication, self._cache.brokers)
 
     async def _count_failures(self, peer: Peer, count: int, last: str) -> None:
-        """Suspend a key or holder that fails where others do not; briefly, if that is uncertain."""
+        """Suspend a key or holder that fails where others do not; briefly, if it is uncertain."""
         if not count:
             return
         for _, budgets in self._budgets_of(peer):
@@ -394,7 +394,7 @@ class Service:
                 return
 
     def _budgets_of(self, peer: Peer) -> tuple[tuple[str, FailureBudgets], ...]:
-        """Return what a peer's failures are judged by: its key first, then all of its holder."""
+        """Return the budgets of a peer's failures: that of its key, then that of its holder."""
         return (peer.tag, self._key_budgets), (holder_of(peer.tag), self._holder_budgets)
 
     def _verdicts(self, task_ids: list[int], verdicts: list[str]) -> Verdicts:

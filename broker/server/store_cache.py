@@ -1,8 +1,8 @@
 """Facts of the store that every request needs, read at intervals by one call each.
 
-The publication goes out with every reply, at most `PUBLICATION_S` old, and the addresses of the
-run's brokers with those to HELLO and heartbeats. Memory pressure closes leasing, as do a pause of
-the run and the suspension of a key.
+The publication goes out with every reply, at most `PUBLICATION_S` old. The addresses of the run's
+brokers go out with replies to HELLO and heartbeats. Memory pressure closes leasing, as do a pause
+of the run and the suspension of a key.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from buffer.store import AsyncStore
 
 PUBLICATION_S = 0.2  # actors learn of new weights this late; a swap takes longer
 MEMORY_S = 1.0
-BROKERS_S = 1.0  # an actor is told of a new one with its next heartbeat
-SHRINK_AFTER = 10  # readings above the limit: by then what frees memory by itself has begun to
-SHRINK_SHARE = 0.05  # of maxmemory in one go
+BROKERS_S = 1.0  # an actor gets a new address with its next heartbeat
+SHRINK_AFTER = 10  # readings above the limit: by then trained episodes have begun to free memory
+SHRINK_SHARE = 0.05  # of maxmemory in one call
 
 log = structlog.get_logger()
 
@@ -44,35 +44,35 @@ class StoreCache:
         """No new work may begin, as Redis or the run's share of it is full; finishing and releasing
         go on."""
         self.closed = Closed("", {})
-        """To whom nothing is leased; the store itself keeps to a pause at once."""
+        """Keys that get no leases, and a pause of the run, which the store obeys at once."""
         self._full_readings = 0
         self.brokers: tuple[str, ...] = ()
-        """Where the brokers of the run answer."""
+        """Addresses of the run's brokers."""
         self._live = LiveBrokers(at_most=MAX_BROKERS, clock=time.monotonic)
 
     async def refresh_brokers(self) -> None:
-        """Read which brokers serve the run."""
+        """Read the addresses of the run's live brokers."""
         self.brokers = self._live.observe(await self._store.run(brokers()))
 
     async def refresh_publication(self) -> None:
-        """Read which weights are published, and at which address."""
-        found = await self._store.run(operations.publication())
-        if found is None:
+        """Read the published version and the publisher's address."""
+        stored = await self._store.run(operations.publication())
+        if stored is None:
             return
         self.publication = Publication(
-            version=found.version,
-            digest=found.fields["digest"],
-            endpoint=found.fields["endpoint"],
-            public_key=found.fields["public_key"],
+            version=stored.version,
+            digest=stored.fields["digest"],
+            endpoint=stored.fields["endpoint"],
+            public_key=stored.fields["public_key"],
         )
-        self._newest = max(found.version, self._newest or found.version)
+        self._newest = max(stored.version, self._newest or stored.version)
 
     async def refuse_unpublished(self, newest: PolicyVersion | None) -> Refusal | None:
-        """Put off tokens of a version that the store does not know, after another look.
+        """Put off tokens of a version that the store does not know, after another reading.
 
-        An actor may have got a publication from another broker. The newest that was ever read
-        counts: a store that was rewound forgets what actors have sampled from, until the learner
-        publishes again, and their work is honest. Before the first, nothing is known or refused.
+        An actor may have got a publication from another broker. The newest version that was ever
+        read counts: a rewound store forgets versions that actors have sampled from, until the
+        learner publishes again. Before the first publication nothing is refused.
         """
         if newest is None or self._newest is None:
             return None
@@ -84,15 +84,16 @@ class StoreCache:
         return Refusal("store", f"{text}, which the store does not know; send again later")
 
     async def refresh_closed(self) -> None:
-        """Read whether leasing is paused, and which keys are suspended."""
+        """Read whether leasing is paused, and the suspended keys."""
         before, self.closed = self.closed, await self._store.run(operations.closed())
         if self.closed.paused and not before.paused:
             log.error("LEASING IS PAUSED", why=self.closed.paused, next="nyala buffer resume RUN")
 
     async def refresh_memory(self) -> None:
-        """Read how full Redis is; if nothing else frees it, drop chunks of tasks that wait.
+        """Read the memory of Redis; if it stays full, drop chunks of tasks that wait.
 
-        Above the limit nothing is leased, so nobody would finish those tasks and free their chunks.
+        Above the limit nothing is leased, so no actor would finish those tasks and free their
+        chunks.
         """
         most = self._max_run_bytes
         memory = await self._store.run(operations.memory(of_run=most is not None))

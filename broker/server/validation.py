@@ -1,4 +1,4 @@
-"""Validation of messages: ranges, and records that are what they claim and possible in this run.
+"""Validation of messages: ranges, and records that match their claims and are possible in this run.
 
 Runs before the store is touched, so a message that fails here has changed nothing.
 """
@@ -73,18 +73,18 @@ def check_permission(member: Member, message: object) -> Refusal | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Validation of messages: ranges, and records that are what they claim and possible in this run.
+# Validation of messages: ranges, and records that match their claims and are possible in this run.
 
 
 class Versions(NamedTuple):
-    """The versions that sampled the tokens of a request, and the fences that they have."""
+    """The versions and fences of the tokens of a request."""
 
     newest: PolicyVersion | None
-    """Of all tokens; None without any."""
+    """Newest version of all tokens; None without tokens."""
     oldest: list[int]
-    """Number of the oldest, for each part in order."""
+    """Number of the oldest version of each part, in order."""
     fences: Sequence[tuple[int, int]] = ()
-    """Of each beat, the first and the last under which its tokens were made."""
+    """First and last fence of each beat's tokens."""
 
 
 def check_hello(hello: Hello, *, incarnation: str) -> None:
@@ -104,7 +104,7 @@ def check_lease(request: LeaseRequest, *, capacity: int) -> None:
 
 
 def check_beats(request: BeatRequest, *, max_bytes: int, limits: EpisodeLimits) -> Versions:
-    """Refuse chunks that are not of the length they claim, or that no actor of this run can have.
+    """Refuse chunks of another length than they claim, or impossible in this run.
 
     Returns:
         The versions that sampled the tokens of each beat.
@@ -120,8 +120,8 @@ def check_beats(request: BeatRequest, *, max_bytes: int, limits: EpisodeLimits) 
             )
         limits.check_completion(beat.offset + beat.num_tokens)
         _check_fence(beat.task_id, summary, beat.fence)
-    found = iter(summaries)
-    parts = [next(found) if b.chunk or b.num_tokens else None for b in request.beats]
+    remaining = iter(summaries)
+    parts = [next(remaining) if b.chunk or b.num_tokens else None for b in request.beats]
     oldest = [0 if part is None else version_number(part.oldest) for part in parts]
     fences = [
         (0, 0) if part is None else (max(0, part.first_fence), max(0, part.fence)) for part in parts
@@ -143,11 +143,11 @@ def check_submissions(request: SubmitRequest, *, max_bytes: int, limits: Episode
                 f"record must be of task {submission.task_id}, got task {summary.task_id}"
             )
         _check_fence(submission.task_id, summary, submission.fence)
-    return Versions(_newest(summaries), [version_number(found.oldest) for found in summaries])
+    return Versions(_newest(summaries), [version_number(summary.oldest) for summary in summaries])
 
 
 def _check_fence(task_id: int, summary: Summary, fence: int) -> None:
-    """Refuse tokens of a lease that comes after this one: its next holder could not go on."""
+    """Refuse tokens of a later lease than this one, which its next holder could not continue."""
     if summary.fence > fence:
         raise RecordError(
             f"tokens of task {task_id} must be of fences up to {fence}, got {summary.fence}; "

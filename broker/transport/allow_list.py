@@ -8,9 +8,9 @@
     allowed/operator/*.pub    may read the status, revoke keys and drain actors; no episodes
 
 Fails closed: a file that cannot be read allows no key, a folder of another name is ignored, a
-folder that cannot be read is empty, a key that lies under two roles has none, and registered keys
-are those of an enrolment key that is allowed itself, and under no other role. Where connections of
-strangers have taken all files that this process may open, the list stays as it was read last.
+folder that cannot be read is empty, and a key under two roles has none. A registered key counts
+only while its enrolment key is allowed, under no other role. Where connections of strangers have
+taken all files that this process may open, the list stays as it was read last.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from .keys import (
     read_key,
 )
 
-TAG = 12  # characters of a public key that name it: 75 bits are nobody else's
+TAG = 12  # characters of a public key that name it: 75 bits, which no other key shares
 
 
 class Role(StrEnum):
-    """Role of a key's holder; the broker's `validation.py` lists what each may send."""
+    """Role of a key's holder; the broker's `validation.py` lists the requests of each role."""
 
     ACTOR = "actor"
     ENROLMENT = "enrolment"
@@ -55,8 +55,8 @@ class Member:
     """Name of the key's file."""
     role: Role
     tag: str
-    """Of its key, in the store and in budgets: `own`, or `enrolment~own` if it was registered, so
-    that all keys of one enrolment are one holder."""
+    """Tag of its key in the store and in budgets: `own`, or `enrolment~own` for a registered key,
+    so that all keys of one enrolment are one holder."""
     enrolled_by: str | None = None
     """The enrolment key that registered it; None = a person allowed it."""
 
@@ -65,7 +65,7 @@ class AllowList:
     """The keys in `allowed/`, read again when a folder or a file in it has changed.
 
     Args:
-        folder: With `allowed/`; None = nobody gets in but `admit_actors` names them.
+        folder: Folder with `allowed/`; None = only keys of `admit_actors` are allowed.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -87,7 +87,7 @@ class AllowList:
         return self._members
 
     def admit_actors(self, keys: Iterable[str]) -> None:
-        """Allow the holders of these keys, as actors, and nobody else."""
+        """Allow these keys, as actors, and no others."""
         assert self._folder is None, self._folder
         named = {key[:TAG]: key.encode() for key in keys}
         self._members = {key: Member(tag, Role.ACTOR, tag) for tag, key in named.items()}
@@ -96,7 +96,7 @@ class AllowList:
         """Read the list if it has changed; costs one `stat` a file. Any thread may call it.
 
         Raises:
-            OSError: This process may open no file more; the list stays as it is.
+            OSError: This process can open no more files; the list stays as it is.
         """
         if self._folder is None:
             return
@@ -108,7 +108,7 @@ class AllowList:
 
 def read_allowed(folder: Path) -> dict[bytes, Member]:
     """Read the allowed keys, without those under two roles and those in malformed files."""
-    found: dict[bytes, Member] = {}
+    members: dict[bytes, Member] = {}
     ambiguous: set[bytes] = set()
     enrolments: dict[str | None, bytes] = {}
     for entry, path in _entries(folder):
@@ -124,20 +124,20 @@ def read_allowed(folder: Path) -> dict[bytes, Member]:
                 continue
             tag = f"{enrolments[entry.enrolled_by].decode()[:TAG]}~{tag}"
         member = replace(entry, tag=tag)
-        if found.setdefault(key, member).role is not member.role:
+        if members.setdefault(key, member).role is not member.role:
             ambiguous.add(key)
     return {
         key: member
-        for key, member in found.items()
+        for key, member in members.items()
         if ambiguous.isdisjoint({key, enrolments.get(member.enrolled_by)})
     }
 
 
 def add(folder: Path, name: str, role: Role) -> Path:
-    """Make the key pair of one more client and allow it; returns its secret key's file.
+    """Make the key pair of one more client and allow it; return the file of its secret key.
 
     Raises:
-        SettingsError: the name is taken or cannot be a file's, or the folder cannot be written.
+        SettingsError: The name is taken or no file name, or the folder cannot be written.
     """
     _check(name)
     if any(member.name == name for member, _ in _entries(folder)):
@@ -146,7 +146,7 @@ def add(folder: Path, name: str, role: Role) -> Path:
             "choose another, or revoke it first"
         )
     try:
-        if role is Role.ENROLMENT:  # what an earlier key of this name registered
+        if role is Role.ENROLMENT:  # drop keys that an earlier key of this name registered
             shutil.rmtree(enrolled_folder(folder, name), ignore_errors=True)
         allowed = folder / ALLOWED / role / f"{name}.pub"
         place_public(allowed, make_pair(folder, name, allowed=allowed).public)
@@ -156,20 +156,20 @@ def add(folder: Path, name: str, role: Role) -> Path:
 
 
 def revoke(folder: Path, name: str) -> list[Role]:
-    """Take a key off the list, in whatever role; every broker refuses it within a second.
+    """Take a key of any role off the list; every broker refuses it within a second.
 
-    With an enrolment key, those that it registered.
+    The keys that an enrolment key registered are taken off with it.
 
     Raises:
-        SettingsError: no key of this name is allowed, or the folder cannot be written.
+        SettingsError: No key of this name is allowed, or the folder cannot be written.
     """
     _check(name)
     entries = _entries(folder)
     held = [member.role for member, _ in entries if member.name == name]
     if not held:
-        known = ", ".join(sorted({member.name for member, _ in entries})) or "nobody"
+        allowed = ", ".join(sorted({member.name for member, _ in entries})) or "nobody"
         raise SettingsError(
-            f"the key to revoke must be in {folder / ALLOWED}, got {name}; allowed are: {known}"
+            f"the key to revoke must be in {folder / ALLOWED}, got {name}; allowed are: {allowed}"
         )
     try:
         for member, path in entries:
@@ -183,12 +183,12 @@ def revoke(folder: Path, name: str) -> list[Role]:
 
 
 def enrolled_folder(folder: Path, enrolment: str = "") -> Path:
-    """Return where keys lie that were registered with this enrolment key, or with any."""
+    """Return the folder of keys that this enrolment key registered, or that of all of them."""
     return folder / ALLOWED / Role.ACTOR / enrolment
 
 
 def _entries(folder: Path) -> list[tuple[Member, Path]]:
-    """List the files of keys with the entries that they make, still without tags."""
+    """List the files of keys with their entries, which have no tags yet."""
     folders = [(Role.ACTOR, folder / ALLOWED), *((role, folder / ALLOWED / role) for role in Role)]
     entries = [
         (Member(path.stem, role, tag=""), path)
@@ -204,7 +204,7 @@ def _entries(folder: Path) -> list[tuple[Member, Path]]:
 
 
 def _public_keys(folder: Path) -> list[Path]:
-    """List a folder; `glob` of Python 3.13 takes one that cannot be opened just now for empty."""
+    """List a folder; Python 3.13's `glob` shows a folder that it cannot open as empty."""
     try:
         return sorted(path for path in folder.iterdir() if path.name.endswith(".pub"))
     except OSError as error:
@@ -215,7 +215,7 @@ def _public_keys(folder: Path) -> list[Path]:
 
 def _signature(folder: Path) -> object:
     try:
-        # A registered key's file is written once; its time is when its holder was last heard.
+        # A registered key's file is written once; its time is that of its holder's last message.
         return [
             path if member.enrolled_by else (path, _identity(path))
             for member, path in _entries(folder)
@@ -223,7 +223,7 @@ def _signature(folder: Path) -> object:
     except OSError as error:
         if error.errno in NO_FILE_LEFT:
             raise
-        return object()  # a file was removed meanwhile: what is left is another list
+        return object()  # a file was removed meanwhile, so the list has changed
 
 
 def _identity(path: Path) -> tuple[int, int, int]:

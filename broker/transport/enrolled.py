@@ -3,9 +3,9 @@
     allowed/enrolment/fleet.pub                        an enrolment key that replicas share
     allowed/actor/fleet/fleet-1f0c9a72b3d45e60.pub     the key of one of them
 
-A name is the digest of its key: nothing that a peer says becomes a path. The time of a file is when
-its actor was last heard; a key that nobody has used for `UNUSED_S` is removed, and one that has
-been silent for `SILENT_S` makes room when there are too many.
+A name is the digest of its key: no text of a peer becomes a path. The time of a file is that of its
+actor's last message. A key that was unused for `UNUSED_S` is removed, and a key that was silent for
+`SILENT_S` is removed when there are too many.
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ from .keys import ALLOWED, is_key, load_pair, load_public, make_pair, place_publ
 UNUSED_S = 900.0  # longer than an actor waits for a broker before it gives up (ten minutes)
 SILENT_S = 60.0  # many heartbeats
 TOUCH_S = 20.0  # the time of a file is at most this old while its actor lives
-MAX_STEM = 47  # of the enrolment key's name, so that the whole is the name of a key
+MAX_STEM = 47  # of the enrolment key's name, so that the whole name is not too long
 
 
 class EnrolledKeys:
     """Registers keys in one folder and removes unused ones.
 
     Args:
-        folder: Of the run's keys.
+        folder: Folder of the run's keys.
         allowed: The allow-list of the same folder.
         max_keys: Keys that one enrolment key may have at a time.
         clock: Time of day, as files have it, seconds.
-        steady: Time that never jumps, seconds: a key is silent while this process sees that its
-            file keeps its time.
+        steady: Time that never jumps, seconds: a key is silent while the time of its file stays.
     """
 
     def __init__(
@@ -57,28 +56,28 @@ class EnrolledKeys:
         self._clock = clock
         self._steady = steady
         self._seen: dict[Path, tuple[float | None, float]] = {}
-        """Files, their times, and since when each has had its time, by the steady clock. One whose
-        time cannot be read, however long, is not silent."""
+        """Time of each file, and since when it has had this time, by the steady clock. A file whose
+        time cannot be read is never silent."""
 
     def register(self, public: bytes, enrolment: str) -> str | None:
         """Allow a key as an actor's; the second time does nothing.
 
         Returns:
-            Its name; None if this enrolment key has as many as it may.
+            Name of the key; None if this enrolment key has as many keys as it may.
 
         Raises:
-            SettingsError: it is no key, is allowed already, or the folder cannot be written.
+            SettingsError: It is no key, is allowed already, or the folder cannot be written.
         """
         if not is_key(public):
             raise SettingsError(
                 f"a key to enrol must be z85 of 40 characters, got {quoted(public)}"
             )
         self._allowed.refresh()
-        known = self._allowed.member(public)
-        if known is not None and known.enrolled_by != enrolment:
+        present = self._allowed.member(public)
+        if present is not None and present.enrolled_by != enrolment:
             raise SettingsError("a key to enrol must be new, got one that is on the list already")
         name = f"{enrolment[:MAX_STEM]}-{hashlib.blake2b(public, digest_size=8).hexdigest()}"
-        if known is None and not self._place(public, enrolment, name):
+        if present is None and not self._place(public, enrolment, name):
             return None
         self._allowed.refresh()
         member = self._allowed.member(public)
@@ -99,7 +98,7 @@ class EnrolledKeys:
                         os.utime(path, (now, now))
 
     def forget_unused(self) -> list[str]:
-        """Remove keys that nobody has used for long; returns their names."""
+        """Remove keys that were unused for long; return their names."""
         unused = [path for path, silent_s in self._silences().items() if silent_s > UNUSED_S]
         with suppress(OSError):  # where the folder cannot be written they stay
             for path in unused:
@@ -114,7 +113,7 @@ class EnrolledKeys:
                 return False
             new = place / f".{secrets.token_hex(4)}"
             new.write_bytes(public + b"\n")
-            new.replace(place / f"{name}.pub")  # whole, or not there
+            new.replace(place / f"{name}.pub")  # atomic
         except OSError as error:
             raise SettingsError(
                 f"{place} must be a folder that the broker can write, got {error.strerror}; "
@@ -132,14 +131,14 @@ class EnrolledKeys:
         return True
 
     def _silences(self) -> dict[Path, float]:
-        """Return for how long each key has not been heard of, as far as this process knows."""
+        """Return the silence of each key, as far as this process knows."""
         now, before = self._steady(), self._seen
         self._seen = {}
         for path in enrolled_folder(self._folder).glob("*/*.pub"):
             at = last_seen(path)
-            known = before.get(path)
-            is_same = known is not None and known[0] == at is not None
-            self._seen[path] = known if known is not None and is_same else (at, now)
+            earlier = before.get(path)
+            is_same = earlier is not None and earlier[0] == at is not None
+            self._seen[path] = earlier if earlier is not None and is_same else (at, now)
         return {path: now - since for path, (_, since) in self._seen.items()}
 
 
@@ -150,7 +149,7 @@ def path_of(folder: Path, member: Member) -> Path:
 
 
 def last_seen(path: Path) -> float | None:
-    """Return when the actor of a registered key was last heard, time of day; None = unknown."""
+    """Return the time of day of a registered key's last use; None = unknown."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -160,13 +159,13 @@ def last_seen(path: Path) -> float | None:
 # --------------------------------------------------------------------------------------------------
 # Key rotation while a run goes on: the new key is known before the old one is gone.
 #
-# An actor's key: the old one stays allowed under another name until it is revoked, and with an
-# enrolment key all that it registered.
+# An actor's old key stays allowed under another name until it is revoked. An old enrolment key
+# stays with all keys that it registered.
 #
 #     actor.key A, allowed A ──rotate──▶ actor.key B, allowed B and actor.previous A ──revoke──▶ B
 #
-# The broker's key: its next public key is handed out, then the key is exchanged. A serving broker
-# adopts it by itself; its actors have to connect again, and try both public keys.
+# The broker's next public key is handed out, then the key is exchanged. A serving broker adopts the
+# key by itself; its actors have to connect again, and try both public keys.
 #
 #     broker.key A ──announce──▶ broker.next.pub B is copied to actors ──rotate──▶ broker.key B
 
@@ -175,7 +174,7 @@ PREVIOUS = "previous"
 
 
 def announce_broker_key(folder: Path) -> Path:
-    """Make the broker's next key; returns the public key that actors need before it is used."""
+    """Make the broker's next key; return the public key that actors need before it is used."""
     make_pair(folder, NEXT)
     return folder / f"{NEXT}.pub"
 
@@ -184,7 +183,7 @@ def rotate_broker_key(folder: Path) -> None:
     """Put the announced key into the broker's place.
 
     Raises:
-        SettingsError: none was announced.
+        SettingsError: No key was announced.
     """
     if not (folder / f"{NEXT}.key").exists():
         raise SettingsError(
@@ -192,7 +191,7 @@ def rotate_broker_key(folder: Path) -> None:
             f"make it with `nyala keys announce --in {folder}` and copy {NEXT}.pub to the actors"
         )
     load_pair(folder, NEXT)
-    # The public half first: an actor that connects in between still has it in `broker.next.pub`.
+    # The public half first: an actor that connects in between has a copy in `broker.next.pub`.
     for suffix in ("pub", "key"):
         durable.move(folder / f"{NEXT}.{suffix}", folder / f"broker.{suffix}")
 
@@ -200,14 +199,14 @@ def rotate_broker_key(folder: Path) -> None:
 def rotate_client_key(folder: Path, name: str) -> str:
     """Give an actor a new key; the old one stays allowed.
 
-    With an old enrolment key stays what it registered: their tags, and so their leases, are those
-    of that key, and it takes them along when it is revoked.
+    The keys that an old enrolment key registered stay with it: their tags, and so their leases,
+    are those of the old key, and its revocation revokes them too.
 
     Returns:
         The name to revoke when every process of the actor has been restarted.
 
     Raises:
-        SettingsError: no key of this name is allowed, or its last rotation is not finished.
+        SettingsError: No key of this name is allowed, or its last rotation is not finished.
     """
     places = [*(folder / ALLOWED).glob(f"{name}.pub"), *(folder / ALLOWED).glob(f"*/{name}.pub")]
     if len(places) != 1:
@@ -235,7 +234,7 @@ def _keep_registered(folder: Path, allowed: Path, previous: Path) -> None:
     """Let the keys that an enrolment key registered stay with it under its next name."""
     registered = enrolled_folder(folder, allowed.stem)
     if registered.exists():
-        place_public(previous, read_key(allowed))  # its next name first: no key is ever nobody's
+        place_public(previous, read_key(allowed))  # first, so that every key has an enrolment key
         durable.move(registered, enrolled_folder(folder, previous.stem))
 
 
@@ -243,7 +242,7 @@ def broker_public_keys(folder: Path) -> list[bytes]:
     """Read the keys that a broker of this run may have now: its own, then an announced one.
 
     Raises:
-        SettingsError: the broker's public key is missing or malformed.
+        SettingsError: The broker's public key is missing or malformed.
     """
     keys = [load_public(folder, "broker")]
     if (folder / f"{NEXT}.pub").exists():

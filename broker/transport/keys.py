@@ -8,9 +8,9 @@
       enrolment.key .pub    with which other actors register a key of their own (`enrolled.py`)
       allowed/              keys that may connect, and their roles (`allow_list.py`)
 
-A `.key` file holds a secret (z85, 40 characters) and must be readable by its owner alone; or, as
-container platforms mount secrets, belong to root and be readable by one group of ours. An actor's
-machine needs broker.pub, and enrolment.key or a key of its own as actor.key, never the others'
+A `.key` file has a secret (z85, 40 characters) and must be readable by its owner alone; or, as
+container platforms mount secrets, belong to root and be readable by a group of this process. An
+actor's machine needs broker.pub, and enrolment.key or a key of its own as actor.key, but no other
 secrets: the publisher's public key comes with each publication, through the broker.
 """
 
@@ -38,9 +38,9 @@ ENROLMENT = "enrolment"
 """The key that actors may share, to register keys of their own."""
 ALLOWED = "allowed"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-"""Names of keys: no path, and no hidden file."""
+"""Names of keys, which exclude paths and hidden files."""
 NO_FILE_LEFT = {errno.EMFILE, errno.ENFILE}
-"""Errors that say nothing about a file: connections of strangers have taken all that may be."""
+"""Errors of a process that can open no more files, because connections have taken all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class KeyPair:
 
     public: bytes
     secret: bytes = field(repr=False)
-    """Never logged."""
+    """The secret half, which is never logged."""
 
 
 def make_keys(folder: Path) -> Path:
@@ -64,14 +64,14 @@ def make_keys(folder: Path) -> Path:
 def make_client(folder: Path, name: str, *, role: str = ACTOR) -> None:
     """Make the key pair of one more client and allow it to connect.
 
-    A pair that exists is left as it is: or a key that was taken off the list would return.
+    An existing pair is left as it is; otherwise a revoked key would be allowed again.
     """
     if not (folder / f"{name}.key").exists():
         make_pair(folder, name, allowed=folder / ALLOWED / role / f"{name}.pub")
 
 
 def new_pair() -> KeyPair:
-    """Make a key pair that no file has."""
+    """Make a key pair without files."""
     return KeyPair(*zmq.curve_keypair())
 
 
@@ -79,7 +79,7 @@ def load_pair(folder: Path, name: str) -> KeyPair:
     """Read a process's own key pair.
 
     Raises:
-        SettingsError: the key is missing, malformed or readable by others.
+        SettingsError: The key is missing, malformed or readable by others.
     """
     path = folder / f"{name}.key"
     check_private(path)
@@ -88,10 +88,10 @@ def load_pair(folder: Path, name: str) -> KeyPair:
 
 
 def check_private(path: Path) -> None:
-    """Refuse a file with a secret that others than this process's user may have read.
+    """Refuse a file with a secret that other users may have read.
 
     Raises:
-        SettingsError: it is missing, or readable by others.
+        SettingsError: The file is missing, or readable by others.
     """
     try:
         status = path.stat()
@@ -107,23 +107,23 @@ def check_private(path: Path) -> None:
 
 
 def load_public(folder: Path, name: str) -> bytes:
-    """Read the public key of the process that this one connects to.
+    """Read the public key of a server.
 
     Raises:
-        SettingsError: the key is missing or malformed.
+        SettingsError: The key is missing or malformed.
     """
     return read_key(folder / f"{name}.pub")
 
 
 def make_pair(folder: Path, name: str, *, allowed: Path | None = None) -> KeyPair:
-    """Make a key pair, or load the one that is there; its secret is never open to others.
+    """Make a key pair, or load an existing one; its secret is never readable by others.
 
-    The secret is written last: where it exists the pair is whole, and on the list if it has to be.
+    The secret is written last: where it exists, the pair is complete, and allowed if it has to be.
 
     Args:
-        folder: Of the keys.
-        name: Of this one.
-        allowed: Where else the public half of a new pair goes.
+        folder: Folder of the keys.
+        name: Name of this key.
+        allowed: A second file for the public half of a new pair, in the allow-list.
     """
     path = folder / f"{name}.key"
     if not path.exists():
@@ -146,7 +146,7 @@ def place_public(path: Path, public: bytes) -> None:
 
 
 def forget_name(folder: Path, name: str) -> None:
-    """Remove a client's own pair, so that its name can be given to a new key."""
+    """Remove a client's own pair, so that a new key can have its name."""
     for suffix in ("key", "pub"):
         (folder / f"{name}.{suffix}").unlink(missing_ok=True)
 
@@ -155,8 +155,8 @@ def read_key(path: Path) -> bytes:
     """Read one key, public or secret.
 
     Raises:
-        SettingsError: it is missing or malformed.
-        OSError: this process may open no file more.
+        SettingsError: The key is missing or malformed.
+        OSError: This process can open no more files.
     """
     try:
         key = path.read_bytes().strip()
@@ -182,7 +182,7 @@ def is_key(key: bytes) -> bool:
 
 
 def _is_mounted_secret(status: os.stat_result) -> bool:
-    """Whether a file is as Kubernetes mounts a Secret for `fsGroup`: root's, and read by us."""
+    """Whether a file is a Secret of Kubernetes with `fsGroup`: root's, and readable by a group."""
     is_read_only = stat.S_IMODE(status.st_mode) & ~0o440 == 0
     return status.st_uid == 0 and is_read_only and status.st_gid in {os.getegid(), *os.getgroups()}
 

@@ -19,14 +19,14 @@ from .keys import KeyPair
 from .zap import DOMAIN
 
 # --------------------------------------------------------------------------------------------------
-# Addresses of servers as others reach them.
+# Addresses of servers as other machines reach them.
 
 
 def reachable(endpoint: str) -> str:
-    """Return an endpoint for others; for `0.0.0.0`, that which outward packets come from.
+    """Return an endpoint for others; `0.0.0.0` becomes the source address of outward packets.
 
     Raises:
-        SettingsError: No packets go outward.
+        SettingsError: The machine has no default route.
     """
     host, port = host_and_port(endpoint)
     if ipaddress.ip_address(host).is_unspecified:
@@ -48,7 +48,7 @@ def advertised(endpoint: str, address: str) -> str:
     """Return an endpoint under another host, or host and port.
 
     Args:
-        endpoint: The one that is listened at.
+        endpoint: Endpoint on which the server listens.
         address: `host` or `host:port`, IPv6 in brackets.
     """
     host, _, port = address.rpartition(":")
@@ -58,7 +58,7 @@ def advertised(endpoint: str, address: str) -> str:
 
 
 def host_and_port(endpoint: str) -> tuple[str, int]:
-    """Split an endpoint."""
+    """Split an endpoint into host and port."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -69,13 +69,13 @@ def host_and_port(endpoint: str) -> tuple[str, int]:
 SEND_HWM = 64  # twice what one client keeps in flight: a full queue is a peer that does not read
 RECEIVE_HWM = 64  # as above; memory is bounded by this times peers times message size
 BACKLOG = 1024  # a fleet that reconnects at once after a restart
-HANDSHAKE_MS = 15_000  # three times there and back at 2 s a way; who shows no key by then is cut
+HANDSHAKE_MS = 15_000  # three round trips at 2 s a way; a peer without a key by then is cut
 HEARTBEAT_MS = 2_000  # finds a peer whose machine vanished: TCP alone would wait for hours
 HEARTBEAT_TIMEOUT_MS = 6_000  # three beats
 RECONNECT_MS = 200
 RECONNECT_MAX_MS = 2_000  # bounds how long a broker that is back waits for its actors
-CONNECT_MS = 5_000  # there and back; then its name is resolved anew: the server may have moved
-STALLED_MS = 10_000  # a peer that takes nothing of what it is sent for this long is cut (Linux)
+CONNECT_MS = 5_000  # then the server's name is resolved anew: it may have moved
+STALLED_MS = 10_000  # a peer that takes no bytes for this long is cut (Linux)
 SERVER_LINGER_MS = 2_000  # last replies of a server that drains; clients resend in any case
 
 Socket = TypeVar("Socket", bound=zmq.Socket)  # type: ignore[type-arg]  # sync or asyncio
@@ -93,15 +93,15 @@ def bind_router(
 ) -> Socket:
     """Make a server socket that only keys let in by the context's `ZapAuthenticator` can reach.
 
-    A connection is given up `silence_ms` after its last whole message: more than any may take to
-    cross a slow link, as heartbeats wait behind it. Where what was sent is not confirmed it is
-    given up sooner, on Linux.
+    A connection is given up `silence_ms` after its last complete message. A message must cross a
+    slow link in less, because heartbeats wait behind it. On Linux, a connection is given up sooner
+    if sent bytes are not confirmed.
 
     A reply to a peer that is gone, or that does not read, raises `zmq.ZMQError` (EHOSTUNREACH) or
     `zmq.Again` instead of vanishing; send with NOBLOCK.
 
     Raises:
-        SettingsError: the endpoint cannot be listened on.
+        SettingsError: The endpoint cannot be listened on.
     """
     socket = context.socket(zmq.ROUTER)
     socket.curve_server = True
@@ -141,10 +141,10 @@ def connect_dealer(
     may_queue: bool = False,
     silence_ms: int = HEARTBEAT_TIMEOUT_MS,
 ) -> Socket:
-    """Make a client socket. It connects, and reconnects, in the background.
+    """Make a client socket, which connects and reconnects in the background.
 
-    Send with NOBLOCK: without a connection `zmq.Again` is raised at once, and nothing old waits to
-    be sent to the next server; with `may_queue` it waits for the connection, up to the mark.
+    Send with NOBLOCK: without a connection `zmq.Again` is raised at once, so that no old message
+    goes to the next server. With `may_queue` messages wait for the connection, up to `SEND_HWM`.
     """
     socket = context.socket(zmq.DEALER)
     try:
@@ -154,7 +154,7 @@ def connect_dealer(
         socket.setsockopt(zmq.SNDHWM, SEND_HWM)
         socket.setsockopt(zmq.RCVHWM, receive_hwm)
         socket.setsockopt(zmq.IMMEDIATE, 0 if may_queue else 1)
-        socket.setsockopt(zmq.LINGER, 0)  # what matters is resent until it is acknowledged
+        socket.setsockopt(zmq.LINGER, 0)  # important messages are resent until acknowledged
         socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
         socket.setsockopt(zmq.TCP_MAXRT, STALLED_MS)
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
@@ -168,7 +168,7 @@ def connect_dealer(
 
 
 def bound_endpoint(socket: zmq.Socket) -> str:  # type: ignore[type-arg]
-    """Return the address a server socket really listens on, with the port that the system chose."""
+    """Return the address that a server socket listens on, with the port that the system chose."""
     return bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
 
 
@@ -187,10 +187,10 @@ def _keep_alive(socket: zmq.Socket, silence_ms: int) -> None:  # type: ignore[ty
 
 
 class Router:
-    """Reads and writes a bound ROUTER; for one reading task of the running loop.
+    """Reads and writes a bound ROUTER, for one reading task of the running loop.
 
     Args:
-        socket: Not of `zmq.asyncio`. Any other user of it calls `wake_reader` afterwards.
+        socket: Socket, not of `zmq.asyncio`; any other user of it calls `wake_reader` afterwards.
     """
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
@@ -216,7 +216,7 @@ class Router:
         """Queue a message for a peer.
 
         Raises:
-            zmq.ZMQError: the peer is gone (EHOSTUNREACH), or its queue is full (EAGAIN).
+            zmq.ZMQError: The peer is gone (EHOSTUNREACH), or its queue is full (EAGAIN).
         """
         try:
             self.socket.send_multipart((route, frame), zmq.NOBLOCK)
@@ -230,7 +230,7 @@ class Router:
 
     async def _wait(self) -> None:
         self._arrival = self._loop.create_future()
-        # Only until then: ZeroMQ's descriptor stays readable until the socket is used.
+        # Only during the wait: ZeroMQ's descriptor stays readable until the socket is used.
         self._loop.add_reader(self._descriptor, self.wake_reader)
         try:
             await self._arrival

@@ -5,7 +5,7 @@ same class serves the broker, the weight publisher and actors that share weights
 the sockets demand an answer (`sockets.bind_router`), so without this thread no peer gets in.
 
 Consumes ZAP requests; waits for the next, at most `POLL_MS`; `close` ends it. Its owner calls
-`check` every now and then.
+`check` at intervals.
 
 Example:
     with ZapAuthenticator(context, keys_folder) as authenticator:
@@ -41,10 +41,10 @@ class ZapAuthenticator:
     """Answers ZAP requests of one context until closed.
 
     Args:
-        context: Its server sockets are protected.
-        keys: Folder of the run's keys, or a list of those that may connect.
-        roles: Roles of the keys that may connect here.
-        on_refused: Called in the thread with the address of each peer that is turned away.
+        context: Context whose server sockets are protected.
+        keys: Folder of the run's keys, or an allow-list.
+        roles: Roles of the keys that may connect.
+        on_refused: Called in the thread with the address of each refused peer.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ZapAuthenticator:
         on_refused: Callable[[str], None] = lambda _address: None,
     ) -> None:
         self.allowed = keys if isinstance(keys, AllowList) else AllowList(keys)
-        """Shared with a server that also checks the key of every message (revocation)."""
+        """The allow-list, shared with a server that checks the key of every message."""
         self._is_short = False
         self._roles = frozenset(roles)
         self._on_refused = on_refused
@@ -76,13 +76,13 @@ class ZapAuthenticator:
         self.close()
 
     def check(self) -> None:
-        """Raise what ended the thread, if an exception did: without it no peer can connect."""
+        """Raise the exception that ended the thread, if any: without it no peer can connect."""
         self._worker.check()
 
     def refresh(self) -> None:
-        """Re-read the allow-list, which a connected peer may have left; then `check`.
+        """Read the allow-list again, from which a connected peer may be gone; then `check`.
 
-        While this process may open no file more, the list stays as it is.
+        While this process can open no more files, the list stays as it is.
         """
         try:
             self.allowed.refresh()
@@ -94,7 +94,7 @@ class ZapAuthenticator:
         self.check()
 
     def close(self) -> None:
-        """Stop answering, so that no new peer gets in; raises what ended the thread, as `check`."""
+        """Stop answering, so that no new peer gets in; raises errors of the thread, as `check`."""
         self._stop.set()
         self._worker.join()
 
@@ -109,7 +109,7 @@ class ZapAuthenticator:
             self._socket.close()
 
     def _safe_answer(self, request: list[bytes]) -> list[bytes]:
-        """Answer one request; a fault in it is refused and does not end the thread."""
+        """Answer one request; a malformed request is refused and does not end the thread."""
         try:
             return self._answer(request)
         except Exception:  # the edge of the loop: without its thread no peer would get in again

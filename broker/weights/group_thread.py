@@ -1,8 +1,8 @@
-"""A thread that owns one process group, and listeners of groups that nobody else finds.
+"""A thread that owns one process group, and listeners of groups closed to strangers.
 
-The thread makes all blocking calls of its group: a collective with a dead or stopped peer returns
-only at its own timeout, or when its group is aborted, and so may the destruction of the group. So
-it is never joined: it is left, and ends when the call under way does.
+The thread makes all blocking calls of its group. A collective with a dead or stopped peer returns
+only at its own timeout, or when its group is aborted; so may the destruction of the group.
+Therefore the thread is never joined: it is left behind, and ends with the call under way.
 
 Free of torch; shared by sender and receiver, and by the ranks of the learner.
 """
@@ -26,12 +26,11 @@ from typing import Any, Generic, Protocol, TypeVar
 from configs.worker import Worker
 
 # --------------------------------------------------------------------------------------------------
-# Listeners of gloo, closed to all who come after the members have met.
+# Listeners of gloo, closed to new connections after the members have met.
 #
-# gloo listens as long as its group lives, asks for no key, and keeps each connection for ever: by a
-# thousand of them whoever reaches the port would take all open files of a member, and abort it.
-# What is closed here answers no packet that opens a connection, as if nothing listened; connections
-# that are there stay.
+# gloo listens as long as its group lives, asks for no key, and keeps each connection for ever. So a
+# stranger with a thousand connections would take all open files of a member, and abort it. A
+# listener that is closed here ignores packets that open a connection; existing connections stay.
 
 DESCRIPTORS = Path("/proc/self/fd")
 SO_ATTACH_FILTER = 26  # of Linux; `socket` does not name it
@@ -40,7 +39,7 @@ KEEP_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)  # a filter of one instruction
 
 @contextmanager
 def closed_to_strangers() -> Iterator[None]:
-    """Let nobody connect any more to the listeners that gloo has opened within the block."""
+    """Close the listeners that gloo opens within the block to further connections."""
     before = {inode for inode, _ in _listeners_of_gloo()}
     yield
     for inode, listener in _listeners_of_gloo():
@@ -49,7 +48,7 @@ def closed_to_strangers() -> Iterator[None]:
 
 
 def answer_no_more(listener: socket.socket) -> None:
-    """Let nobody connect to a listener any more, whoever else has it open."""
+    """Close a listener to further connections, even if other processes have it open."""
     program = ctypes.create_string_buffer(KEEP_NOTHING)
     options = struct.pack("@HP", 1, ctypes.addressof(program))
     with suppress(OSError):  # a sandbox without such filters; the limit of files is raised
@@ -57,19 +56,19 @@ def answer_no_more(listener: socket.socket) -> None:
 
 
 def _listeners_of_gloo() -> Iterator[tuple[int, socket.socket]]:
-    """Yield the inode of each, and the listener until the next one.
+    """Yield each listener with its inode; a listener is closed when the next is asked for.
 
-    Of all TCP listeners of a process only those of gloo go on in a program that it executes.
+    Only gloo's TCP listeners are inherited by programs that the process executes.
     """
     for number in map(int, [path.name for path in DESCRIPTORS.glob("*")]):
         with suppress(OSError):  # it has been closed, or is no socket
             is_ours = fcntl.fcntl(number, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
             if is_ours or not stat.S_ISSOCK(os.fstat(number).st_mode):
                 continue
-            with socket.socket(fileno=os.dup(number)) as found:
-                is_tcp = found.family in {socket.AF_INET, socket.AF_INET6}
-                if is_tcp and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    yield os.fstat(found.fileno()).st_ino, found
+            with socket.socket(fileno=os.dup(number)) as copy:
+                is_tcp = copy.family in {socket.AF_INET, socket.AF_INET6}
+                if is_tcp and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    yield os.fstat(copy.fileno()).st_ino, copy
 
 
 # --------------------------------------------------------------------------------------------------
@@ -80,11 +79,11 @@ class Group(Protocol):
     """A process group that is open."""
 
     def abort(self) -> None:
-        """End the call under way, from another thread, where the backend can."""
+        """End the call under way, from another thread, if the backend can."""
         ...
 
     def close(self) -> None:
-        """Leave it; peers that wait for this one get an error."""
+        """Leave the group; peers that wait for this member get an error."""
         ...
 
 
@@ -123,14 +122,14 @@ class GroupThread(Generic[G]):
         return asyncio.wrap_future(self.submit(function))
 
     def submit(self, function: Callable[[G], T]) -> Future[T]:
-        """As `call`, for a caller without an event loop."""
+        """Do the same as `call`, for a caller without an event loop."""
         self._worker.check()
         future: Future[T] = Future()
         self._calls.put((function, future))
         return future
 
     def leave(self) -> None:
-        """End the thread after the call under way, or abort that; there must be no further call."""
+        """End the thread after the call under way, which is aborted; no call may follow."""
         self._calls.put(None)
         busy = self._busy
         if busy is not None:  # an abort may take its time too

@@ -1,11 +1,11 @@
 """Mappings of weights that are registered with the CUDA driver, so that a card copies them itself.
 
 Other ("pageable") memory goes through a small buffer of the driver, which a core fills while its
-caller waits. To register takes about as long as to touch every page, so it is done once for the
-life of a mapping. Knows no torch: it is handed the functions of the CUDA runtime.
+caller waits. Registration takes about as long as a touch of every page, so it is done once for the
+life of a mapping. This module does not import torch: it gets the functions of the CUDA runtime.
 
-Of a private mapping registration would make a copy, which no longer follows the file: a mapping
-must be shared, and one that cannot be written to be registered as such.
+Registration would copy a private mapping, which then no longer follows its file. So a mapping must
+be shared, and a read-only mapping must be registered as read-only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ READ_ONLY = 8
 
 
 class Code(Protocol):
-    """Result of a call: `cudaError_t` as torch shows it."""
+    """Result of a call: torch's `cudaError_t`."""
 
     def __int__(self) -> int: ...
 
@@ -53,10 +53,10 @@ class HostPins:
 
         Args:
             memory: The mapping; it stays mapped until `unpin`.
-            is_read_only: Whether it was mapped for reading alone.
+            is_read_only: The mapping cannot be written to.
 
         Returns:
-            Why it was refused, in which case copies are slow and right; empty if it was not.
+            Reason of a refusal, after which copies are slow but right; empty = registered.
         """
         address = _address_of(memory)
         flags = READ_ONLY if is_read_only else 0
@@ -71,7 +71,7 @@ class HostPins:
         return ""
 
     def unpin(self, memory: mmap.mmap) -> None:
-        """Undo it, if it was registered."""
+        """Undo the registration of a mapping, if there is one."""
         address = _address_of(memory)
         if self._addresses.pop(address, None) is None:
             return
@@ -79,7 +79,7 @@ class HostPins:
             self._forget_error()
 
     def close(self) -> None:
-        """Undo all."""
+        """Undo all registrations of this process."""
         for memory in tuple(self._addresses.values()):
             self.unpin(memory)
 

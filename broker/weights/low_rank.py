@@ -7,11 +7,11 @@ is added up column by column, by multiplications and additions of single element
 IEEE 754 fixes. So what the learner publishes, on a GPU or a CPU, and what an actor computes from
 the adapter have the same digest.
 
-The sum is rounded to bfloat16 up or down, up the more often the nearer it is to the upper of its
-two neighbours on the grid. The nearest one would lose what matters: a frozen weight lies on the
-grid, and a change of less than half a step, as most are in the first batches, would not arrive.
-Whether an element goes up is decided by its row and column: the same on every machine, and one that
-has gone up stays there while its change grows.
+The sum is rounded to bfloat16 up or down, and up the more often the nearer it is to the upper of
+its two neighbours on the grid. Rounding to the nearest would lose small changes: a frozen weight
+lies on the grid, and most changes of the first batches are less than half a step. The direction
+depends on the element's row and column alone: it is the same on every machine, and an element that
+was rounded up stays up while its change grows.
 
 Shapes: N rows, M columns of the matrix, R rank.
 """
@@ -30,20 +30,20 @@ from broker.protocol.manifest import AdapterSpec, TensorSpec, WeightManifest
 from configs.errors import WeightsError
 
 BLOCK = 2**16
-"""Elements at a time: what is added up stays in a core's caches."""
+"""Elements at a time, few enough for a core's caches."""
 OF_ROW, OF_COLUMN, MIX, MIX_AGAIN = -0x61C88647, -0x7A143589, 0x7FEB352D, -0x7B935975
-"""Odd numbers that mix places: neighbours have nothing in common."""
+"""Odd numbers of a hash of row and column, which makes neighbours independent."""
 Matrix = NDArray[np.float32]
 
 
 def add_low_rank(weight_NM: Any, b_NR: Any, a_RM: Any, *, scale: float, block: int = BLOCK) -> None:
-    """Add `scale * (b_NR @ a_RM)` to a matrix in place; those of numpy and of torch alike.
+    """Add `scale * (b_NR @ a_RM)` to a matrix in place, of numpy or of torch.
 
     Args:
-        weight_NM: The matrix; the others are of its kind and dtype.
+        weight_NM: The matrix; both factors have its kind and dtype.
         b_NR: The left factor.
         a_RM: The right factor.
-        scale: Of their product.
+        scale: Factor of their product.
         block: Elements at a time; does not change the result.
     """
     rows, rank = weight_NM.shape[0], a_RM.shape[0]
@@ -59,12 +59,12 @@ def add_low_rank(weight_NM: Any, b_NR: Any, a_RM: Any, *, scale: float, block: i
 
 
 def round_by_place(bits_NM: Any, rows_N: Any, columns_M: Any, *, block: int = BLOCK) -> None:
-    """Round float32 to values of bfloat16 in place, without bias; what is one of them stays.
+    """Round float32 to values of bfloat16 in place, without bias; values of bfloat16 stay.
 
     Args:
-        bits_NM: Their bits as int32, of numpy or of torch; the others are of its kind.
+        bits_NM: Bits of the values as int32, of numpy or of torch; rows and columns as well.
         rows_N: Numbers of the rows in the whole matrix, int32.
-        columns_M: Those of the columns.
+        columns_M: Numbers of the columns in the whole matrix, int32.
         block: Elements at a time; does not change the result.
     """
     step = max(1, block // max(1, bits_NM.shape[1]))
@@ -84,9 +84,9 @@ def apply_adapter(adapter: bytes | bytearray, memory: Any, manifest: WeightManif
     """Turn the bytes of the base in `memory` into those of a version, in place.
 
     Args:
-        adapter: Its bytes.
+        adapter: Bytes of the adapter.
         memory: A buffer with the layout of the manifest.
-        manifest: Of the version; has an adapter.
+        manifest: Manifest of the version, which has an adapter.
 
     Raises:
         WeightsError: The adapter does not have the manifest's layout; `memory` is unchanged.

@@ -1,8 +1,7 @@
 """Ports at which actors ask for weights: the publisher's, and that of each actor that shares.
 
-Owns the socket and access to it, not versions. Only messages from keys of actors are decoded,
-nothing is waited for, and an answer that its peer does not read is lost: peers repeat requests that
-matter.
+Owns the socket and access to it, not versions. Only messages from keys of actors are decoded. Sends
+never wait, and an answer that its peer does not read is lost: peers repeat important requests.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ MAX_REQUEST_BYTES = 4096
 """Actors only send small messages."""
 SEND_HWM = 4 * PULL_CREDIT  # bounds what is queued for an actor that does not read to 64 MiB
 SILENCE_MS = 60_000
-"""A slice of 4 MiB crosses a link of 70 kB/s in it. Who vanishes is noticed sooner where something
-is under way to it, such as the JOIN of every two seconds."""
+"""Time in which a slice of 4 MiB crosses a link of 70 kB/s. A vanished peer is noticed sooner where
+a message is under way to it, such as the JOIN of every two seconds."""
 
 
 class Route(NamedTuple):
     """The way back to a peer."""
 
     id: bytes
-    """Of its connection."""
+    """Routing id of its connection."""
     version: int = WIRE_VERSION
-    """Of the wire, that it reads."""
+    """Wire version that the peer reads."""
 
 
 OnMessage = Callable[[Route, str, str, object], None]
-"""Receives (route, key, incarnation, message); raises `RecordError` on one that it does not take.
+"""Receives (route, key, incarnation, message); raises `RecordError` for a message that it refuses.
 The key is the public key that the connection has proved to hold."""
 
 
@@ -55,12 +54,12 @@ def open_router(
 ) -> Iterator[tuple[zmq.asyncio.Socket, ZapAuthenticator]]:
     """Listen for the actors of a run.
 
-    Who listens calls the authenticator's `refresh` at intervals.
+    The caller calls the authenticator's `refresh` at intervals.
 
     Args:
-        context: Has no other door.
+        context: Context without another authenticator.
         endpoint: Address to listen on.
-        allowed: Folder of the run's keys, or a list; the actors in it get in.
+        allowed: Folder of the run's keys, or an allow-list; its actors may connect.
         keys: Key pair of this server.
 
     Raises:
@@ -122,13 +121,13 @@ class WeightPort:
                 log.warning("malformed message ignored", reason=str(error))
 
     def post(self, route: Route, message: object) -> bool:
-        """Send if the peer is there and reads, and its version has such a message."""
+        """Send a message; False if the peer is gone, does not read or has an older version."""
         if not is_known_to(route.version, message):
             return False
         frame = encode(message, run=self._run, incarnation="", seq=0, version=route.version)
         sending = self._router.send_multipart([route.id, frame], flags=zmq.NOBLOCK)
         assert isinstance(sending, asyncio.Future)
-        if sending.exception() is not None:  # settled when it returns; gone, or its queue is full
+        if sending.exception() is not None:  # settled at once: the peer is gone or its queue full
             log.debug("message not sent", message=type(message).__name__)
             return False
         return True

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from configs.errors import WeightsError
 
 BLOCK = 128
-"""Numbers that share a k: its byte is then a sixteenth of a bit to each."""
+"""Numbers that share a k, whose byte adds a sixteenth of a bit to each."""
 MAX_SPLIT = 31
 _LENGTH = struct.Struct("<I")
 
@@ -44,7 +44,7 @@ def encode_numbers(numbers_C: Numbers) -> bytes:
 
 
 def decode_numbers(code: memoryview, count: int) -> tuple[NDArray[np.uint32], memoryview]:
-    """Decode `count` numbers; returns them [C], and the bytes after them.
+    """Decode `count` numbers; return the numbers [C], and the bytes after them.
 
     Raises:
         WeightsError: The code holds fewer or more. Work is bounded by the length of the code.
@@ -67,7 +67,7 @@ def decode_numbers(code: memoryview, count: int) -> tuple[NDArray[np.uint32], me
 
 
 def _splits(numbers_C: Numbers) -> NDArray[np.uint32]:
-    """Choose k for each block: the bits of ln 2 times the mean, which is where half of them lie."""
+    """Choose k for each block: the bits of ln 2 times the mean, which is about the median."""
     if not len(numbers_C):
         return np.zeros(0, np.uint32)
     starts = np.arange(0, len(numbers_C), BLOCK)

@@ -1,8 +1,8 @@
-"""Seal of a slot in shared memory, by which readers see that it was written to: a seqlock.
+"""Seal of a slot in shared memory, by which readers see writes to it: a seqlock.
 
-A number in a file beside the slot's: its one writer makes it odd before the first byte and even
-after the last. Readers hold no lock, so that none of them can delay the writer; what lay there
-between two looks at one even number was whole all the time. A mapping outlives the folder.
+The seal is a number in a file beside the slot. Its one writer makes it odd before the first byte
+and even after the last. Readers hold no lock, so that no reader can delay the writer. If a reader
+sees the same even number twice, the slot was unchanged in between. A mapping outlives the folder.
 
 Writer and readers are thousands of instructions and some system calls away from the bytes when they
 touch the number, so that no processor's order of memory accesses shows.
@@ -25,12 +25,12 @@ class Seal:
     """The number of one slot.
 
     Args:
-        slot: File of its bytes.
-        is_writer: Whether this process is the one that writes there.
+        slot: File of the slot.
+        is_writer: This process is the one that writes to the slot.
 
     Raises:
-        OSError: It has no seal.
-        ValueError: Its seal is empty.
+        OSError: The slot has no seal.
+        ValueError: The seal is empty.
     """
 
     def __init__(self, slot: Path, *, is_writer: bool = False) -> None:
@@ -40,7 +40,7 @@ class Seal:
 
     @property
     def number(self) -> int:
-        """Odd while the slot is written to; never the same again afterwards."""
+        """The number, which is odd during a write and different after it."""
         return self._number[0]
 
     @property
@@ -54,6 +54,6 @@ class Seal:
         self._number[0] += 1
 
     def close(self) -> None:
-        """Note that they are whole again."""
+        """Note that the bytes are complete again."""
         assert self.is_open, "what was not open cannot be closed"
         self._number[0] += 1

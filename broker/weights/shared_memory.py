@@ -1,4 +1,4 @@
-"""A private folder in shared memory for files of weights; gone when its owner is.
+"""A private folder in shared memory for files of weights, removed with its owner.
 
 Two processes of one machine pass weights as files here: learner and publisher (slots), actor and
 engine (staging). Names cannot be guessed and only the owner may enter. A killed owner cannot clean
@@ -19,7 +19,7 @@ from configs.errors import WeightsError
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh folder of mode 0700 in it, see `SharedFolder`
 PREFIX = "nyala-"
 HEADROOM = 1.1
-"""Shared memory is also torch's and vLLM's: do not take the last of it."""
+"""Factor of the bytes that must be free, because torch and vLLM use shared memory too."""
 SCRATCH = "NYALA_SCRATCH"
 """Variable that names this machine's folder for large temporary files, where a run's folder cannot
 be written or is slow."""
@@ -35,9 +35,9 @@ class SharedFolder:
     """A new folder of mode 0700: in shared memory if `num_bytes` fit, else on a disk.
 
     Args:
-        label: Part of its name.
-        num_bytes: Of all files that it will have.
-        fallback: Place on a disk, unless `NYALA_SCRATCH` names one.
+        label: Part of the folder's name.
+        num_bytes: Bytes of all files that the folder will have.
+        fallback: Folder on a disk, unless `NYALA_SCRATCH` names another.
 
     Raises:
         WeightsError: There is no room in shared memory, and the disk cannot be written.

@@ -159,9 +159,9 @@ EXPLAINED = (
     ),
     Explained(
         "broker/server/leasing.py",
-        "SHARE_PAUSES = 20  # times what the last one took, if it brought something: "
+        "SHARE_PAUSES = 20  # times the duration of the last share, if it brought leases: "
         "others wait as well",
-        "SHARE_PAUSES = 21  # times what the last one took, if it brought something: "
+        "SHARE_PAUSES = 21  # times the duration of the last share, if it brought leases: "
         "others wait as well",
         "a pace by judgement, and the test of it takes the constant",
     ),
