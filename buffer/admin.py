@@ -10,7 +10,7 @@ KEYS_PER_CALL = 1000  # about a millisecond of the server's time
 
 
 def forget_run(url: str, run: str) -> int:
-    """Delete every key of a run; returns how many there were.
+    """Delete every key of a run; return their number.
 
     Raises:
         StoreError: Redis refused or cannot be reached.
@@ -35,7 +35,7 @@ def list_runs(url: str) -> list[str]:
 
 
 def open_port(url: str, port: int) -> None:
-    """Let a server that listens on a socket alone listen on a port, too, until it ends.
+    """Make a server that listens only on a Unix socket listen on a port too, until it ends.
 
     Raises:
         StoreError: Redis refused or cannot be reached.
@@ -45,7 +45,7 @@ def open_port(url: str, port: int) -> None:
 
 
 def limit_memory(url: str, limit_bytes: int) -> int:
-    """Set Redis' maxmemory; returns what it was before.
+    """Set Redis' maxmemory; return the value before.
 
     Raises:
         StoreError: Redis refused or cannot be reached.

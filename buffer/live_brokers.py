@@ -1,7 +1,7 @@
-"""Brokers of a run that serve now, from the figures that each leaves in the store.
+"""Live brokers of a run, from the figures that each leaves in the store.
 
-No clock of another machine is believed: a broker serves as long as its figures change. One that
-stopped in order leaves them with `at: 0`.
+Clocks of other machines are not used: a broker is live as long as its figures change. A broker that
+stopped in order leaves its figures with `at: 0`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 FORGOTTEN_S = 10.0
-"""Five reports missed."""
+"""Time without a change after which a broker is not live: five missed reports."""
 STOPPED = {"at": 0.0}
 """Figures of a broker that no longer serves."""
 
@@ -18,32 +18,32 @@ class LiveBrokers:
     """Remembers when the figures of each broker last changed."""
 
     def __init__(self, *, at_most: int, clock: Callable[[], float]) -> None:
-        """Know of none.
+        """Begin without brokers.
 
         Args:
-            at_most: Brokers that are named; of more, those that changed last.
-            clock: Seconds.
+            at_most: Most brokers to return; those that changed last are preferred.
+            clock: Returns monotonic seconds.
         """
         self._at_most = at_most
         self._clock = clock
         self._changed: dict[str, tuple[float, float]] = {}
-        """Endpoint -> (`at` of its figures, when this process first read that)."""
+        """Endpoint -> (`at` of its figures, time at which this process first read that value)."""
 
-    def observe(self, found: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:
-        """Take what the store has of each broker; return the addresses of those that serve.
+    def observe(self, stored: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:
+        """Return the addresses of live brokers, by the figures that the store has of each.
 
-        One that is new to this process counts as serving until its figures stand still.
+        A broker that is new to this process counts as live until its figures stand still.
         """
         now = self._clock()
         before, self._changed = self._changed, {}
-        for endpoint, figures in found.items():
+        for endpoint, figures in stored.items():
             at = figures.get("at", 0.0)
-            known = before.get(endpoint, (at, now))
-            self._changed[endpoint] = known if known[0] == at else (at, now)
+            earlier = before.get(endpoint, (at, now))
+            self._changed[endpoint] = earlier if earlier[0] == at else (at, now)
         living = [
             (changed, endpoint)
             for endpoint, (at, changed) in self._changed.items()
             if at and now - changed <= FORGOTTEN_S
         ]
-        newest = sorted(living, key=lambda each: (-each[0], each[1]))[: self._at_most]
+        newest = sorted(living, key=lambda broker: (-broker[0], broker[1]))[: self._at_most]
         return tuple(sorted(endpoint for _, endpoint in newest))

@@ -1,6 +1,6 @@
-"""Sampling as the store shows it: what is under way, and why nobody samples.
+"""Sampling as the store shows it: groups under way, and the reason if no actor samples.
 
-Pure: the caller asks the store. Slow episodes are no reason: while actors hold leases, all is well.
+Pure: the caller reads the store. While actors have leases they sample, however slow episodes are.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from configs.settings import BufferSettings, RunSettings
 from .operations.values import ActorSeen, Closed, Memory, Stats
 
 RUNNING = "RUNNING"
-NAMED = 3  # of suspended keys
+NAMED = 3  # suspended keys in one text
 
 
 def why_nobody_samples(
@@ -27,18 +27,18 @@ def why_nobody_samples(
     max_run_bytes: int | None,
     num_processes: int = 0,
 ) -> str | None:
-    """Return the cause and what helps, in one sentence; None while somebody samples.
+    """Return the cause and a remedy in one sentence; None while an actor samples.
 
     Args:
-        stats: Of the run.
-        actors: All that were heard of within the hour.
-        memory: Of Redis.
-        closed: To whom nothing is leased.
-        folder: Of the run, for the command.
-        heartbeat_timeout_s: Longer silence is absence.
+        stats: State of the run.
+        actors: All actors that were heard within the hour.
+        memory: Memory of Redis.
+        closed: Suspended keys, and a pause of the run.
+        folder: Folder of the run, for the command.
+        heartbeat_timeout_s: Silence after which an actor counts as absent.
         pause_at_memory: Share of Redis' memory above which no work is leased.
-        max_run_bytes: Of the run, above which none is, either; None = no limit.
-        num_processes: Actors of which the caller knows that they run.
+        max_run_bytes: Bytes of the run above which no work is leased; None = no limit.
+        num_processes: Actor processes that the caller knows to run.
     """
     if stats.state != RUNNING:
         return f"the run is {stats.state} and gives no work; its learner's log says why"
@@ -92,11 +92,11 @@ def _nobody_heard(actors: Sequence[ActorSeen], folder: object, num_processes: in
 
 
 def groups_in_flight(stats: Stats, run: RunSettings, buffer: BufferSettings) -> dict[str, int]:
-    """Count the groups that are begun and not trained yet, by place, and the most there may be.
+    """Count the groups that are begun and not trained yet, by place, and their upper bound.
 
     Returns:
-        `sampling`, `waiting` (complete, in no batch), `claimed` and `admitted`; the last is what
-        actors with the newest weights may fill.
+        `sampling`, `waiting` (complete, in no batch), `claimed` and `admitted`; the last is the
+        bound for actors with the newest weights.
     """
     return {
         "sampling": stats.open_units,
@@ -107,11 +107,11 @@ def groups_in_flight(stats: Stats, run: RunSettings, buffer: BufferSettings) -> 
 
 
 def closed_lines(closed: Closed, folder: object) -> list[str]:
-    """Write to whom nothing is leased, why, and what helps.
+    """Write a line with reason and remedy for a pause of the run and for each suspended key.
 
     Args:
-        closed: To whom nothing is leased.
-        folder: Of the run, for the command.
+        closed: Suspended keys, and a pause of the run.
+        folder: Folder of the run, for the command.
     """
     lines = [f"leasing is paused: {closed.paused}"] if closed.paused else []
     lines += [

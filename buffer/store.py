@@ -43,11 +43,11 @@ class Store:
         """Make the client; nothing is sent before the first operation.
 
         Args:
-            url: Of Redis.
+            url: URL of Redis.
             run: Name of the run.
-            scripts: Where Lua comes from.
+            scripts: Returns Lua scripts by name.
             admits: Decides whether to work with a server life that is new to this client; until
-                then operations raise StoreRestarted. None = with any: for clients that only read.
+                then operations raise StoreRestarted. None = any life, for clients that only read.
         """
         self._place = f"run {run!r} at {without_password(url)}"
         self._prefix = run_prefix(run)
@@ -67,7 +67,7 @@ class Store:
         self._identity.trusted = run_id
 
     def server_run_id(self) -> str:
-        """Read which life of the server answers now, whether it is trusted or not."""
+        """Read the run_id of the server that answers now, whether it is trusted or not."""
         with asking(self._url, "INFO", self._place) as client:
             return str(client.info("server")["run_id"])
 
@@ -75,7 +75,7 @@ class Store:
         """Carry an operation out.
 
         Raises:
-            LostLineage: a newer learner owns the run.
+            LostLineage: A newer learner owns the run.
             StoreError: Redis refused, or did not answer in time.
         """
         try:
@@ -102,14 +102,14 @@ class Store:
             return _last(pipe.execute(raise_on_error=False))
 
     def ping(self) -> None:
-        """Fail at once, with a text for people, when Redis cannot be used."""
+        """Raise an error for people at once if Redis cannot be used."""
         try:
             self._client.ping()
         except redis.RedisError as error:
             raise explain(error, "ping", self._place) from error
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections of the client."""
         disconnect(self._client)
 
     def __enter__(self) -> Self:
@@ -171,19 +171,19 @@ class AsyncStore:
         return _last([*queued, replies] if isinstance(replies, redis.RedisError) else replies)
 
     async def ping(self) -> None:
-        """Fail at once, with a text for people, when Redis cannot be used."""
+        """Raise an error for people at once if Redis cannot be used."""
         try:
             _last(await self._connections.calls.ask(("PING",)))
         except redis.RedisError as error:
             raise explain(error, "ping", self._place) from error
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections of the client."""
         await self._connections.close()
 
 
 def incoming(prefix: str, records: Sequence[bytes]) -> dict[str, bytes]:
-    """Name the places where a script looks for the records of its call."""
+    """Return the records of a call by the keys under which its script looks for them."""
     return {prefix + incoming_key(i): record for i, record in enumerate(records, start=1)}
 
 

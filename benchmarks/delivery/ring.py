@@ -101,7 +101,7 @@ class Ring:
         """Claim, seal, read and commit the next batch; None while it is not complete."""
         step = self._step + 1
         claim = self.store.run(
-            operations.claim(self._lineage, step, self._groups_per_batch, known=len(self._known))
+            operations.claim(self._lineage, step, self._groups_per_batch, num_read=len(self._known))
         )
         if not claim.complete:
             self._known |= {unit.group_id for unit in claim.units}

@@ -7,8 +7,8 @@
                                                       the primary that these sentinels name
     rediss+sentinel://...                             the same, all behind TLS
 
-After the `?` go options of the client, of which `sentinel_username` and `sentinel_password` are for
-the sentinels. No client made here ever sends a command twice.
+After the `?` go options of the client; `sentinel_username` and `sentinel_password` are for the
+sentinels. No client made here ever sends a command twice.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ parse_url: Any = _parse_url
 
 CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 20.0
-"""A script call takes milliseconds; a server silent for this long is gone, saving, or swapping."""
+"""Longest wait for a reply. A script call takes milliseconds; a slower server is gone or swapping.
+"""
 
 PROTOCOL = 2
-"""Version 3 adds push messages, for which there is no reader here."""
+"""Version of Redis' protocol; version 3 adds push messages, which are not read here."""
 
 SENTINEL_SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 SENTINEL_PORT = 26379
@@ -60,7 +61,7 @@ def connect(url: str, **options: Any) -> redis.Redis:
     """Make a blocking client; nothing is sent yet.
 
     Raises:
-        SettingsError: the URL is not of the forms above.
+        SettingsError: The URL has none of the forms above.
     """
     options = _options() | {"retry": Retry(NoBackoff(), 0)} | options
     watched = parse_sentinel_url(url)
@@ -95,7 +96,7 @@ def connect_async(url: str, **options: Any) -> redis.asyncio.Redis:
 
 
 def disconnect(client: redis.Redis) -> None:
-    """Close all connections of a client, those to sentinels too."""
+    """Close all connections of a client, including those to sentinels."""
     client.close()
     client.connection_pool.disconnect()
     for sentinel in _sentinels_of(client):
@@ -103,7 +104,7 @@ def disconnect(client: redis.Redis) -> None:
 
 
 async def disconnect_async(client: redis.asyncio.Redis) -> None:
-    """Do as `disconnect` does."""
+    """Close all connections of an asyncio client, as `disconnect` does."""
     await client.aclose()
     await client.connection_pool.disconnect()
     for sentinel in _sentinels_of(client):
@@ -114,7 +115,7 @@ def parse_sentinel_url(url: str) -> Watched | None:
     """Read a URL that names sentinels; None for any other.
 
     Raises:
-        SettingsError: it names no sentinel or no service, or is no URL of Redis.
+        SettingsError: The URL names no sentinel or no service, or is no URL of Redis.
     """
     parts = split_url(url)
     if parts.scheme not in SCHEMES:
@@ -148,7 +149,7 @@ def parse_sentinel_url(url: str) -> Watched | None:
 
 
 def without_password(url: str) -> str:
-    """Write a Redis URL so that it can be shown and logged."""
+    """Return a Redis URL without its password, for texts and logs."""
     parts = split_url(url)
     query = "..." if "password" in parts.query else parts.query
     netloc = "***@" + parts.netloc.rpartition("@")[2] if "@" in parts.netloc else parts.netloc
@@ -156,11 +157,11 @@ def without_password(url: str) -> str:
 
 
 def split_url(url: str) -> SplitResult:
-    """Cut a URL up; `urlsplit` refuses a list of hosts with an IPv6 address in it."""
-    found = _URL.match(url)
-    if found is None:
+    """Split a URL; `urlsplit` refuses a list of hosts with an IPv6 address in it."""
+    match = _URL.match(url)
+    if match is None:
         return urlsplit(url)
-    scheme, netloc, path, query = found.groups()
+    scheme, netloc, path, query = match.groups()
     return SplitResult(scheme, netloc, path, query, "")
 
 

@@ -1,11 +1,11 @@
 """Pipelined connection of an event loop to Redis: many calls at once, answered in order.
 
-redis-py opens it, with all that an address may ask for (TLS, sentinels, a password, the greeting of
-`server_identity.py`). From then on a call is one write and one future. Through redis-py's own
-client a call costs the broker three to five times as much, more than all its other work for a
-heartbeat.
+redis-py opens the connection, with the options of an address (TLS, sentinels, a password, the
+greeting of `server_identity.py`). From then on a call is one write and one future. Through
+redis-py's own client a call costs the broker three to five times as much, more than all its other
+work for a heartbeat.
 
-Nothing is ever sent twice: when a connection ends, all that waits on it fails.
+Nothing is ever sent twice: when a connection ends, all calls that wait on it fail.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from buffer.operations.operation import Argument, Reply
 from .address import disconnect_async
 
 COPIED_BYTES = 2048
-"""A longer argument is handed to the system as it is; of shorter ones a copy is made."""
+"""Length up to which arguments are copied together; a longer one is written by itself."""
 
 CLOSED = "Connection closed by server."
 HUNG_UP = "this client has been closed"
 
-parse_error: Any = DefaultParser.parse_error  # the library's own names for what Redis refuses
+parse_error: Any = DefaultParser.parse_error  # the library's own classes of Redis' errors
 
 
 def stream_of(opened: Any) -> tuple[Any, Any]:
-    """Take reader and writer of an open connection; redis-py has no public names for them."""
+    """Return reader and writer of an open connection; redis-py has no public names for them."""
     return opened._reader, opened._writer
 
 
@@ -52,10 +52,10 @@ class PipelinedConnection:
     """A connection for calls, opened again after it has ended."""
 
     def __init__(self, client: Redis) -> None:
-        """Remember where to; nothing is sent before the first call.
+        """Prepare; nothing is sent before the first call.
 
         Args:
-            client: Whose address, password, greeting and `socket_timeout` each connection has.
+            client: Client whose address, password, greeting and `socket_timeout` are used.
         """
         self._pool: Any = client.connection_pool
         self._timeout_s: float | None = self._pool.connection_kwargs["socket_timeout"]
@@ -64,11 +64,11 @@ class PipelinedConnection:
         self._is_closed = False
 
     async def ask(self, *commands: Sequence[Argument]) -> list[Reply]:
-        """Send commands together; returns their replies, of which any may be a `RedisError`.
+        """Send commands together; return their replies, of which any may be a `RedisError`.
 
         Raises:
-            redis.ConnectionError: there is no connection, or it ended; they may have been done.
-            redis.TimeoutError: no answer in time; there will be none, as the connection is closed.
+            redis.ConnectionError: There is no connection, or it ended; Redis may have acted.
+            redis.TimeoutError: No answer came in time, and the connection is closed.
         """
         pieces = packed(commands)
         stream = self._stream
@@ -82,7 +82,7 @@ class PipelinedConnection:
             raise redis.TimeoutError("Timeout reading from socket") from None
 
     async def close(self) -> None:
-        """Hang up, for good."""
+        """Close for good; later calls fail."""
         self._is_closed = True
         if self._dialling is not None:
             self._dialling.cancel()
@@ -124,30 +124,30 @@ class PipelinedConnection:
 
 
 class Connections:
-    """Those of an event loop to one server."""
+    """The connections of an event loop to one server."""
 
     def __init__(self, client: Redis) -> None:
-        """Take a client of the server, which is closed with them."""
+        """Take a client of the server, which is closed with the connections."""
         self._client = client
         self.calls = PipelinedConnection(client)
         self.records = PipelinedConnection(client)
-        """Of its own, so that no other call waits while megabytes of records go out."""
+        """Connection for records, so that no other call waits while megabytes go out."""
 
     async def close(self) -> None:
-        """Hang up, for good."""
+        """Close for good; later calls fail."""
         await self.calls.close()
         await self.records.close()
         await disconnect_async(self._client)
 
 
 class _Stream(asyncio.Protocol):
-    """A connection that is open, or was."""
+    """The stream of one connection, open or ended."""
 
     def __init__(self, opened: Any, primary: object) -> None:
         """Take the stream of a connection of redis-py, on which no reply is under way.
 
         Raises:
-            redis.ConnectionError: it has ended already.
+            redis.ConnectionError: The connection has ended already.
         """
         self._opened = opened
         self._pending: deque[_Pending] = deque()
@@ -183,7 +183,7 @@ class _Stream(asyncio.Protocol):
         await self._opened.disconnect(nowait=True)  # else it would warn of an open connection
 
     def data_received(self, data: bytes) -> None:
-        """Take what has arrived (`asyncio.Protocol`)."""
+        """Read replies from arrived bytes (`asyncio.Protocol`)."""
         self._replies.feed(data)
         # Bytes that are no reply, or a reply to no call, raise here and end the connection.
         while (reply := self._replies.gets()) is not False:
@@ -199,11 +199,11 @@ class _Stream(asyncio.Protocol):
         self._pending.clear()
 
     def pause_writing(self) -> None:
-        """Redis reads more slowly than we write (`asyncio.Protocol`)."""
+        """Hold back further calls, because Redis reads too slowly (`asyncio.Protocol`)."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Redis has caught up (`asyncio.Protocol`)."""
+        """Send calls again, because Redis has caught up (`asyncio.Protocol`)."""
         self._writable.set()
 
     def _take(self, reply: Reply) -> None:
@@ -221,7 +221,7 @@ class _Stream(asyncio.Protocol):
 
 
 def packed(commands: Sequence[Sequence[Argument]]) -> list[bytes]:
-    """Write commands in Redis' protocol (RESP); returns the pieces to send."""
+    """Write commands in Redis' protocol (RESP); return the pieces to send."""
     pieces: list[bytes] = []
     short: list[bytes] = []
     for command in commands:

@@ -1,6 +1,6 @@
 """Errors of Redis as errors of Nyala, naming the setting or server to look at.
 
-Owns the wording, and the distinction between errors that pass and errors that stay.
+Owns the texts, and the distinction between errors that pass and errors that stay.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _PASSING_CODES = re.compile(r"\b(READONLY|OOM|MISCONF|MASTERDOWN|NOREPLICAS) ")
 
 @contextmanager
 def asking(url: str, operation: str, place: str) -> Iterator[redis.Redis]:
-    """Connect a client for a few commands, and turn an error of theirs into ours."""
+    """Connect a client for a few commands, and turn its errors into Nyala's."""
     client = connect(url)
     try:
         yield client
@@ -63,7 +63,7 @@ def asking(url: str, operation: str, place: str) -> Iterator[redis.Redis]:
 
 
 def explain(error: redis.RedisError, operation: str, place: str) -> StoreError:
-    """Turn an error of Redis into ours, with its meaning for the operation and a remedy."""
+    """Turn an error of Redis into Nyala's, with its meaning for the operation and a remedy."""
     text = str(error)
     code, _, detail = text.partition(" ")
     if code == "LOST":
@@ -88,7 +88,7 @@ def explain(error: redis.RedisError, operation: str, place: str) -> StoreError:
 
 
 def _is_away(error: redis.RedisError) -> bool:
-    """Whether the same call, unchanged, may succeed in a while."""
+    """Whether the same call may succeed later."""
     if isinstance(error, exceptions.AuthenticationError):
         return False
     if isinstance(error, _PASSING_ERRORS):

@@ -4,9 +4,9 @@ The first line of a file may name libraries of `lua/lib`:
 
     --- @include keys, units
 
-Each comes once, after those that it includes itself. A script so put together is complete, and
-Redis keeps it by its hash. It holds little more than it needs: Redis creates all functions of
-a script at every call.
+Each library comes once, after those that it includes itself. The result is a complete script, which
+Redis keeps by its hash. A script has few functions that it does not need, because Redis creates all
+functions of a script at every call.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def load_script(name: str) -> Script:
 
 
 def load_all() -> None:
-    """Read every script: later, connections may have taken all files that a process may open."""
+    """Read every script now, while this process can still open files for them."""
     for name, path in FILES.items():
         if path.parent.name != "lib":
             load_script(name)
@@ -53,10 +53,10 @@ def make_script(source: str) -> Script:
 
 
 def assemble(name: str, files: Mapping[str, Path]) -> str:
-    """Put a file behind the libraries that it includes, and those behind what they include.
+    """Put a file behind the libraries that it includes, directly or through other libraries.
 
     Raises:
-        ValueError: an include names no library, is malformed, or leads back to its own file.
+        ValueError: An include names no library, is malformed, or leads back to its own file.
     """
     texts: dict[str, str] = {}
     includes: dict[str, list[str]] = {}
@@ -83,4 +83,4 @@ def _included(name: str, text: str, files: Mapping[str, Path]) -> list[str]:
 
 
 LoadScript = Callable[[str], Script]
-"""Where a store gets its scripts; tests put broken ones in."""
+"""Returns a script by its name; tests pass functions that return broken ones."""

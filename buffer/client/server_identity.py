@@ -2,8 +2,8 @@
 
 A Redis that was restarted, or replaced after a failover, may have lost its last seconds, which its
 replies would not show. Its `run_id` is new in every life of a server, so a client compares it and
-confirms a new one: the store then closes leasing and claiming until the learner has re-asserted
-what it trained.
+confirms a new one: the store then closes leasing and claiming until the learner has restored the
+batches that it trained.
 
     connect --known run_id--> use it
             --new run_id, CONFIRM--> met --`admits` it--> use it
@@ -25,11 +25,11 @@ from buffer.operations.run import confirm
 from .scripts import LoadScript
 
 # --------------------------------------------------------------------------------------------------
-# Least version of Redis and Valkey servers that is taken without a warning.
+# Least version of Redis and Valkey servers that is used without a warning.
 #
-# What Nyala starts itself is at least that new. A server that a user names is only warned of: Linux
-# distributions mend holes under old version numbers, which nobody can see from outside. Valkey
-# calls itself Redis 7.2.4 in `redis_version`, so `server_name` and `valkey_version` decide.
+# A server that Nyala starts itself is at least that new. For an older server of the user there is
+# only a warning: Linux distributions mend holes under old version numbers, which cannot be seen
+# from outside. Valkey's `redis_version` is 7.2.4, so `server_name` and `valkey_version` decide.
 
 Version = tuple[int, ...]
 
@@ -49,34 +49,34 @@ SAFE_FROM: Mapping[str, Version] = {
     "redis": (8, 6, 3),  # of May 2026: mends CVE-2026-23479 and CVE-2026-25243
     "valkey": (9, 1, 1),  # of July 2026: mends CVE-2026-56684 and CVE-2026-63639
 }
-"""First version of the newest release line with all mends that were known when this was written.
+"""First version of the newest release line with all fixes that were known when this was written.
 
-Older release lines have mends of their own; an entry for each would have to follow every advisory,
-and whoever has such a server knows its line."""
+Older release lines have fixes of their own; an entry for each would have to follow every advisory.
+"""
 
 SAFE = " or ".join(f"{name.capitalize()} {'.'.join(map(str, v))}" for name, v in SAFE_FROM.items())
 
 
 def is_safe(server: Server) -> bool:
-    """True if a server is new enough, by its version alone."""
+    """Whether a server is new enough, by its version alone."""
     return server.version >= SAFE_FROM[server.name]
 
 
 def server_of_info(fields: Mapping[str, str]) -> Server | None:
-    """Read the fields of INFO; None if they name no version."""
+    """Read the server from the fields of INFO; None if they have no version."""
     name = "valkey" if "valkey_version" in fields else "redis"
     version = _version(fields.get(f"{name}_version", ""))
     return Server(name, version) if version else None
 
 
 def server_of_banner(banner: str) -> Server | None:
-    """Read what `redis-server --version` prints; None if it is no such server."""
-    found = re.match(r"(Redis|Valkey) server v=(\S+)", banner)
-    return Server(found[1].lower(), _version(found[2])) if found else None
+    """Read the server from the output of `redis-server --version`; None for other text."""
+    match = re.match(r"(Redis|Valkey) server v=(\S+)", banner)
+    return Server(match[1].lower(), _version(match[2])) if match else None
 
 
 def warning_about(server: Server | None) -> str | None:
-    """Write what a user should know of a server that they named; None if nothing."""
+    """Return the warning about an old server of the user, or None."""
     if server is None or is_safe(server):
         return None
     return (
@@ -86,8 +86,8 @@ def warning_about(server: Server | None) -> str | None:
 
 
 def _version(text: str) -> Version:
-    found = re.match(r"\d+(\.\d+)*", text)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    match = re.match(r"\d+(\.\d+)*", text)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -96,13 +96,13 @@ def _version(text: str) -> Version:
 log = structlog.get_logger()
 
 Admits = Callable[[str, str], bool]
-"""(run_id, state of the run) of a server life new to the client -> whether to work with it."""
+"""Decides by (run_id, state of the run) whether to work with a server life new to the client."""
 
 Greeting = Generator[tuple[Argument, ...], Reply, None]
 
 
 class NewServerIdentity(redis.ConnectionError):
-    """The connection reached a life of the server that the client may not work with yet."""
+    """The connection reached a life of the server that the client may not use yet."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(f"the server was restarted, its run_id is now {run_id}")
@@ -120,9 +120,9 @@ class ServerIdentity:
         """Start without a trusted life.
 
         Args:
-            prefix: Of the run's keys.
-            scripts: Where CONFIRM comes from.
-            admits: Decides about every life that is new to this client; None = compare nothing.
+            prefix: Prefix of the run's keys.
+            scripts: Returns the script CONFIRM.
+            admits: Decides about every life that is new to this client; None = use any.
         """
         self._prefix = prefix
         self._scripts = scripts
@@ -130,7 +130,7 @@ class ServerIdentity:
         self.trusted: str | None = None
 
     def greet(self, connection: Any) -> None:
-        """Begin a blocking connection; raises an error to end it instead."""
+        """Begin a blocking connection, or raise an error that ends it."""
         connection.on_connect()
         steps, reply = self._greeting(), None
         while True:
@@ -186,6 +186,6 @@ class ServerIdentity:
 
 
 def _fields(info: Reply) -> dict[str, str]:
-    """Take an answer to INFO apart."""
+    """Return the fields of an answer to INFO."""
     lines = (line.partition(":") for line in info.decode().splitlines())
     return {name: value.strip() for name, _, value in lines}

@@ -28,10 +28,10 @@ from .values import Claim, Rating, ReusedUnit
 RECORDS_PER_CALL, FIRST_RECORDS = 64, 4
 """Most records of a reply, and how many are asked for before their sizes are known."""
 BYTES_PER_REPLY = 2**26
-"""Redis holds a reply whole, beside the records: where these are long, fewer are asked for."""
+"""Bytes of a reply, which Redis keeps beside the records: of long records fewer are asked for."""
 
 UNITS_PER_DROP = 32
-"""Units that one call drops; they are seldom more than 16 tasks each."""
+"""Units that one call drops, which seldom have more than 16 tasks each."""
 
 _REASON = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
@@ -42,11 +42,11 @@ def begin_lineage(
     """Take the run over at the step of a checkpoint, if its lineage is still the expected one.
 
     Args:
-        expected_lineage: As the store has it now.
+        expected_lineage: Lineage that the store has now.
         fork_step: Step of the checkpoint.
-        owner: Name that no other take-over has. Sent again, the operation finds by it the lineage
-            that it began; `restore_lineage` needs it too.
-        at_least: The new lineage is no lower: a store that lost writes may have an older one.
+        owner: Unique name of the take-over. The operation sent again finds the lineage that it
+            began by this name; `restore_lineage` needs it too.
+        at_least: Least new lineage, because a store that lost writes may have an older one.
 
     Returns:
         The new lineage; None when another learner was faster.
@@ -66,46 +66,52 @@ def new_owner() -> str:
 def restore_lineage(
     lineage: int, step: int, *, owner: str, lineages: Mapping[int, int]
 ) -> Operation[bool]:
-    """Restore the lineage that this learner began, whatever the store lost of it.
+    """Restore the lineage that this learner began, after the store lost writes.
 
     Args:
-        lineage: That `begin_lineage` returned.
+        lineage: Lineage that `begin_lineage` returned.
         step: Batches trained.
-        owner: That `begin_lineage` was given.
-        lineages: lineage -> step it forked at, as far as the learner knows.
+        owner: Owner that was passed to `begin_lineage`.
+        lineages: Fork steps by lineage, as far as the learner knows.
 
     Returns:
-        Whether the store had lost it. Raises LostLineage (when run) if another learner began this
-        or a later one.
+        Whether the store had lost the lineage. Raises LostLineage (when run) if another learner
+        began this or a later one.
     """
     pairs = (x for pair in lineages.items() for x in pair)
     return single("restore_lineage", (lineage, owner, step, *pairs), bool)
 
 
 def claim(
-    lineage: int, k: int, units: int, *, start: bool = False, known: int = 0, in_order: bool = False
+    lineage: int,
+    k: int,
+    units: int,
+    *,
+    start: bool = False,
+    num_read: int = 0,
+    in_order: bool = False,
 ) -> Operation[Claim]:
-    """Fill batch k up to `units` from the oldest complete units; returns what it holds.
+    """Fill batch k up to `units` from the oldest complete units; return its units.
 
-    What is in the batch stays in it until it is dropped or committed. Empty while the run is PAUSED
-    or RECOVERING.
+    A unit in the batch stays there until it is dropped or committed. The claim is empty while the
+    run is PAUSED or RECOVERING.
 
     Args:
-        lineage: Of the learner.
+        lineage: Lineage of the learner.
         k: The batch.
-        units: How many it is to have.
+        units: Units that the batch is to have.
         start: Count that a life of the learner begins with this batch.
-        known: How many of its units the caller has read. If they were all that it held, and it is
-            not complete now, only those that came are listed. It must hold every one of them: then
-            as many as are known are those that are known. A complete batch is always listed.
-        in_order: The batch has the k-th `units` by number, and no others, however long they take.
+        num_read: Units of the batch that the caller has read. All of them must still be in the
+            batch. If there were no others, and the batch is not complete now, only new units are
+            listed. A complete batch is always listed.
+        in_order: The batch gets the k-th `units` by number, and no others, however long they take.
     """
 
     def steps() -> Steps[Claim]:
         reply = [b"MORE"]
         begins = int(start)
         while reply[0] == b"MORE":
-            call = (lineage, k, units, begins, SLICE, known, int(in_order))
+            call = (lineage, k, units, begins, SLICE, num_read, int(in_order))
             reply = yield Call("claim", call)
             begins = 0
         return parse_claim(reply, units)
@@ -114,10 +120,10 @@ def claim(
 
 
 def drop(lineage: int, k: int, group_ids: Sequence[int], reason: str) -> Operation[int]:
-    """Take units out of the unsealed batch k for good; returns how many tasks that were.
+    """Take units out of the unsealed batch k for good; return the number of their tasks.
 
     Raises:
-        RecordError: at once, when `reason` is not a short lower-case word.
+        RecordError: At once, when `reason` is not a short lower-case word.
     """
     _check_reason(reason)
     rows = [(group,) for group in group_ids]
@@ -125,25 +131,25 @@ def drop(lineage: int, k: int, group_ids: Sequence[int], reason: str) -> Operati
 
 
 def abandon(lineage: int, k: int, reason: str, *, to_dead_letters: bool = False) -> Operation[int]:
-    """Give up all of batch k, even sealed, so that it is claimed again; returns how many tasks.
+    """Give up all units of batch k, even a sealed one, so that it is claimed again; return tasks.
 
     Args:
-        lineage: Of the learner.
-        k: The batch; not trained yet.
-        reason: Why.
+        lineage: Lineage of the learner.
+        k: The batch, which is not trained yet.
+        reason: Reason for the counts of drops.
         to_dead_letters: The episodes are at fault: keep them as dead letters, not dropped.
 
     Raises:
-        RecordError: at once, when `reason` is not a short lower-case word.
+        RecordError: At once, when `reason` is not a short lower-case word.
     """
     _check_reason(reason)
     return repeated("abandon", (lineage, k, reason, SLICE, int(to_dead_letters)))
 
 
 def seal(lineage: int, k: int, ratings: Sequence[Rating] = ()) -> Operation[int]:
-    """Freeze batch k, so that every replay of it is the same; returns its units.
+    """Freeze batch k, so that every replay of it is the same; return the number of its units.
 
-    Those that are rated are kept for reuse when the batch is committed.
+    Units with a rating are kept for reuse when the batch is committed.
     """
     rows = ((r.group_id, f"{r.uses} {r.born} {r.rank:.17g}") for r in ratings)
     return single("seal", (lineage, k, *(x for row in rows for x in row)), int)
@@ -155,18 +161,18 @@ def advance(lineage: int, k: int) -> Operation[None]:
 
 
 def commit(lineage: int, k: int) -> Operation[int]:
-    """Commit all batches up to k, which a durable checkpoint holds; returns how many tasks."""
+    """Commit all batches up to k, which are in a durable checkpoint; return how many tasks."""
     return repeated("commit", (lineage, k, SLICE))
 
 
 def publish(lineage: int, step: int, fields: Mapping[str, str]) -> Operation[None]:
-    """Point actors to new weights: `digest`, `endpoint`, `public_key` of (lineage, step)."""
+    """Publish new weights to actors: `digest`, `endpoint`, `public_key` of (lineage, step)."""
     pairs = (x for field in fields.items() for x in field)
     return single("publish", (lineage, step, *pairs), nothing)
 
 
 def records(task_ids: Sequence[int]) -> Operation[list[bytes | None]]:
-    """Read the records of training tasks, in order; None where there is none."""
+    """Read the records of training tasks, in order; None for a missing one."""
 
     def steps() -> Steps[list[bytes | None]]:
         read: list[bytes | None] = []
@@ -183,7 +189,7 @@ def records(task_ids: Sequence[int]) -> Operation[list[bytes | None]]:
 
 
 def references(task_ids: Sequence[int]) -> Operation[list[bytes]]:
-    """Read the records of tasks that are short enough to be references; else nothing."""
+    """Read the records that are short enough to be references; empty bytes for all others."""
     rows = [(task,) for task in task_ids]
     return sliced(
         "references", (LONGEST_REFERENCE,), rows, lambda parts: [r for part in parts for r in part]
@@ -191,7 +197,7 @@ def references(task_ids: Sequence[int]) -> Operation[list[bytes]]:
 
 
 def claim_bytes(k: int) -> Operation[int]:
-    """Sum up the records of batch k, which stay in the store until it is committed."""
+    """Sum up the bytes of batch k's records, which stay in the store until it is committed."""
     return single("claim_bytes", (k,), int)
 
 
@@ -207,31 +213,31 @@ def _check_reason(reason: str) -> None:
 #
 #     seal(k, ratings) -> commit(k): kept -> reuse(k + n): in a batch -> commit(k + n): kept or gone
 #
-# A kept unit is committed: creation, admission and conservation do not count it. What batch k drew
-# stays in it until the batch is committed or abandoned, so a replay of the batch is the same. Each
-# unit is in one batch at a time, at most `uses` times in all.
+# A kept unit is committed: creation, admission and conservation do not count it. A unit that batch
+# k drew stays there until the batch is committed or abandoned, so a replay of the batch is the
+# same. Each unit is in one batch at a time, at most `uses` times in all.
 
 DRAWS_PER_CALL = 200
-"""Units that one call draws: each takes the server some microseconds."""
+"""Units that one call draws, in some microseconds each."""
 
 UNITS_PER_CALL = 32
-"""Kept units that one call deletes, records and all."""
+"""Kept units that one call deletes with their records."""
 
 
 def reuse(
     lineage: int, k: int, units: int, *, sampling: str, numbers: Sequence[float]
 ) -> Operation[list[ReusedUnit]]:
-    """Draw kept units for batch k until it has `units`; returns what it has.
+    """Draw kept units for batch k until it has `units`; return its kept units.
 
-    Each draw costs O(log n) of n kept units: it takes one rank of a sorted set.
+    Each draw costs O(log n) of n kept units, because it takes one rank of a sorted set.
 
     Args:
-        lineage: Of the learner.
-        k: The batch; once it is sealed it gets no more.
-        units: How many, as far as there are so many.
-        sampling: `newest` takes the first of the order that the ratings give, `uniform` any with
-            equal probability, `prioritised` the one of rank r with about 1 / (r + 1).
-        numbers: Uniform in [0, 1), one for each draw.
+        lineage: Lineage of the learner.
+        k: The batch, which gets no more units once it is sealed.
+        units: Kept units that the batch is to have, if there are so many.
+        sampling: `newest` takes the first in the order of the ratings, `uniform` any unit with
+            equal probability, `prioritised` the unit of rank r with about 1 / (r + 1).
+        numbers: Random numbers in [0, 1), one for each draw.
     """
 
     def steps() -> Steps[list[ReusedUnit]]:
@@ -248,44 +254,44 @@ def reuse(
 
 
 def forget_reused(lineage: int, k: int, group_ids: Sequence[int]) -> Operation[int]:
-    """Take kept units out of the unsealed batch k for good; returns how many that were."""
+    """Take kept units out of the unsealed batch k for good; return how many."""
     return single("forget_reused", (lineage, k, *group_ids), int)
 
 
 def trim_replay(
     lineage: int, *, units: int, num_bytes: int, born: int, memory_share: float
 ) -> Operation[int]:
-    """Forget the oldest kept units until the rest is within bounds; returns how many went.
+    """Forget the oldest kept units until the rest is within bounds; return how many went.
 
     Args:
-        lineage: Of the learner.
-        units: Most units, those that batches have drawn included.
+        lineage: Lineage of the learner.
+        units: Most units, including those that batches have drawn.
         num_bytes: Most bytes of their records.
-        born: Units of an older version than this one go.
+        born: Oldest version of units that are kept.
         memory_share: Used share of Redis' maxmemory above which units go, whatever their number.
     """
     return repeated("trim_replay", (lineage, units, num_bytes, born, memory_share, UNITS_PER_CALL))
 
 
 def clear_replay(lineage: int) -> Operation[int]:
-    """Forget all kept units, those that batches have drawn included; returns how many."""
+    """Forget all kept units, including those that batches have drawn; return how many."""
     return repeated("clear_replay", (lineage, UNITS_PER_CALL))
 
 
 def check_replay(
     lineage: int, checkpoint_step: int, reused: Mapping[int, Sequence[int]]
 ) -> Operation[int]:
-    """After the store lost writes: forget all kept units if it lacks a use of any.
+    """Forget all kept units if the store, after it lost writes, lacks a use of one of them.
 
-    Else a unit could be trained more often than it may be.
+    Otherwise a unit could be trained more often than it may be.
 
     Args:
-        lineage: Of the learner.
+        lineage: Lineage of the learner.
         checkpoint_step: Batches inside its newest durable checkpoint.
-        reused: For each batch since then, which groups it reused.
+        reused: Groups that each batch since then reused.
 
     Returns:
-        How many units were forgotten.
+        Number of units that were forgotten.
     """
     rows = [x for k, groups in sorted(reused.items()) for x in (k, len(groups), *groups)]
 

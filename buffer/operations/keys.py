@@ -51,10 +51,10 @@ rest (`lua/lib/keys.lua`).
     brokers         hash    address -> its figures, JSON                    broker_seen
 
 A training task is in exactly one of `new` (through its unit), `ready`, `lease`, `done`, `claimed`,
-`dead` or a bitmap of ended tasks; created = the sum of them. The only counters number arrivals, and
-failures for whoever looks for their cause (`data_failures`).
-There is no watermark below which all is committed: a bitmap of ten million tasks is 1.2 MB, exact,
-and needs no upkeep.
+`dead` or a bitmap of ended tasks; their sum is the number of created tasks. The only counters are
+those of arrivals, and of failures for a diagnosis (`data_failures`).
+There is no watermark below which all tasks are committed: a bitmap of ten million tasks is 1.2 MB,
+exact, and needs no upkeep.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ MAX_TRAINING_TASKS = 2**32
 
 
 def run_prefix(run: str) -> str:
-    """Name the prefix of all keys of a run."""
+    """Return the prefix of all keys of a run."""
     return f"nyala:{{{run}}}"
 
 
 def record_key(task_id: int) -> str:
-    """Name a training task's record, without the prefix."""
+    """Return the key of a training task's record, without the prefix."""
     return f":e:{task_id}"
 
 
 def incoming_key(i: int) -> str:
-    """Name where the i-th record of a call waits for its script, without the prefix."""
+    """Return the key of the i-th record of a call, without the prefix."""
     return f":in:{i}"

@@ -1,9 +1,9 @@
 """Leases, partial and finished episodes, and failures: a broker's calls on behalf of actors.
 
-Each acts under the fence of a lease and with the tag of the sender's key, and is STALE where the
-task was leased under another of either; a caller without keys has the tag "".
+Each call acts under the fence of a lease and with the tag of the sender's key. It is STALE where
+the task was leased under another fence or key; a caller without keys has the tag "".
 
-Numbers of many tasks go as one argument: the client takes longer over each than over its digits.
+Numbers of many tasks go as one argument, because an argument costs the client more than its digits.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ MAX_CHUNKS = 256
 """Length at which a task's chunk list is joined into one element."""
 
 MAX_LEASES = 2000
-"""Leases of one call: Lua cannot unpack much longer lists."""
+"""Leases of one call, because Lua cannot unpack much longer lists."""
 
 ACTOR_MEMORY_S = 3600
-"""An actor silent for this long is forgotten."""
+"""Silence after which an actor is forgotten."""
 
 
 def lease(
@@ -51,21 +51,21 @@ def lease(
 ) -> Operation[LeaseAnswer]:
     """Grant at most `n` tasks to an actor whose engine is at `version`.
 
-    Tokens that it adds may be of no older version. One whose weights are more than `max_policy_lag`
-    batches old gets evaluations alone.
+    The actor may add no tokens of older versions. An actor whose weights are more than
+    `max_policy_lag` batches old gets only evaluations.
 
     Args:
-        incarnation: Of the actor.
-        ttl_ms: A lease lasts so long, unless it is renewed.
+        incarnation: Incarnation of the actor.
+        ttl_ms: Time after which a lease expires unless it is renewed.
         n: Most tasks.
         version: Lineage and step of the actor's weights.
-        key: Tag of its key. Keys whose tags begin with the same `holder~` are one holder
+        key: Tag of the actor's key. Keys whose tags begin with the same `holder~` are one holder
             (`values.holder_of`).
-        seq: Number of the request. The actor's last one, repeated because its answer was lost, gets
-            what it was granted and has not renewed, under the same fence; one lower than the last
-            gets nothing; 0 = it is not repeated.
-        abandoned: Earlier requests whose answers nobody waits for: if the last one that was granted
-            is among them, what has not been renewed of it is given back first.
+        seq: Number of the request. The actor's last request, repeated because its answer was lost,
+            gets the leases that it was granted and has not renewed, under the same fence. A lower
+            number than the last gets nothing; 0 = the request is not repeated.
+        abandoned: Earlier requests whose answers are not waited for. If the last granted request is
+            among them, its leases that were not renewed are given back first.
     """
     given_up = "".join(f" {number} " for number in abandoned)
     arguments = (incarnation, ttl_ms, min(n, MAX_LEASES), *version, key, seq, given_up)
@@ -84,15 +84,15 @@ def beat(
     """Renew leases and append the chunks that came with them; one verdict per line, in order.
 
     Args:
-        ttl_ms: A lease lasts so long from now.
-        lines: What to renew.
-        progress_timeout_ms: A lease that brought no new tokens for so long is TAKEN and costs its
-            task an attempt; 0 = never.
+        ttl_ms: Time from now after which a lease expires.
+        lines: Leases to renew.
+        progress_timeout_ms: Time without new tokens after which a lease is TAKEN and its task is
+            charged an attempt; 0 = no limit.
         max_attempts: Attempts without progress that make a task a dead letter.
-        max_bytes: Of a task's chunks; where as many came with a lease, it may add twice what its
-            own tokens take. Where small ones are larger together, GAP asks for all tokens in one; a
-            lease that brings more than half of it beside what it was given is TAKEN.
-        longest_ms: So is one that was granted so long ago; 0 = never.
+        max_bytes: Most bytes of a task's chunks. A lease that came with so many may add twice the
+            bytes of its own tokens. If small chunks exceed it together, GAP asks for all tokens in
+            one chunk. A lease that brings more than half of it besides its first chunks is TAKEN.
+        longest_ms: Age of a lease at which it is TAKEN; 0 = no limit.
     """
     head = (ttl_ms, MAX_CHUNKS, progress_timeout_ms, max_attempts, max_bytes, longest_ms)
 
@@ -114,8 +114,8 @@ def beat(
 def submit(lines: Sequence[SubmitLine]) -> Operation[list[str]]:
     """Store finished episodes; one verdict per line, in order.
 
-    Records go as they are: the caller has validated them and their size. TAKEN: tokens are older
-    than the lease allows; its task goes on without them.
+    The caller has validated the records and their size. TAKEN: tokens are older than the lease
+    allows, and the task goes on without them.
     """
 
     def steps() -> Steps[list[str]]:
@@ -149,10 +149,10 @@ def fail(
 
     Args:
         key: Tag of the sender's key.
-        max_attempts: Failures of the kind `infra`, counted since the last progress.
-        max_data_failures: Failures of the kind `data`, counted for ever: another try on the same
-            text would fail the same way.
-        failures: What failed.
+        max_attempts: Most failures of the kind `infra`, counted since the last progress.
+        max_data_failures: Most failures of the kind `data`, counted for ever, because another try
+            on the same text would fail the same way.
+        failures: Task, fence, kind and reason of each failure.
     """
     rows = [(task, fence, kind, reason[:500]) for task, fence, kind, reason in failures]
     return sliced("fail", (key, max_attempts, max_data_failures), rows, parse_verdicts)
@@ -163,49 +163,48 @@ def cut(
 ) -> Operation[list[str]]:
     """Take back (task_id, fence) leases that are larger than a message, without their chunks.
 
-    An attempt is charged where there were none: the task itself is too large.
+    An attempt is charged for a task without chunks, because the task itself is too large.
 
     Args:
-        leases: What could not be delivered.
-        key: Tag of the key it was granted to.
+        leases: Leases that could not be delivered.
+        key: Tag of the key to which they were granted.
         max_attempts: Attempts without progress that make a task a dead letter.
     """
     return sliced("cut", (key, max_attempts), leases, parse_verdicts)
 
 
 def shrink(num_bytes: int) -> Operation[tuple[int, int]]:
-    """Drop chunks of ready tasks, the largest first, until so many bytes are free.
+    """Drop chunks of ready tasks, the largest first, until `num_bytes` are free.
 
     Returns:
-        How many tasks begin anew, and the bytes of their chunks.
+        Number of tasks that begin anew, and the bytes of their chunks.
     """
     return single("shrink", (num_bytes,), lambda reply: (reply[0], reply[1]))
 
 
 def reap(*, max_attempts: int, batch: int = SLICE, every_ms: int = 1000) -> Operation[list[int]]:
-    """Take back at most `batch` expired leases; returns their tasks.
+    """Take back at most `batch` expired leases; return their tasks.
 
-    None for a lease's time after a gap between two reaps, or a jump of the server's clock:
-    heartbeats could not arrive, or deadlines mean nothing.
+    After a gap between two reaps, or a jump of the server's clock, no lease is taken back for the
+    time of a lease: heartbeats could not arrive, or deadlines are wrong.
 
     Args:
         max_attempts: Attempts without progress that make a task a dead letter.
         batch: Most leases of this call.
-        every_ms: Usual pause between reaps; much more than that is a gap.
+        every_ms: Usual pause between reaps; a much longer pause is a gap.
     """
     arguments = (max_attempts, batch, every_ms)
     return single("reap", arguments, lambda ids: [int(task) for task in ids])
 
 
 def release_dead_actor(incarnation: str, key: str, *, max_attempts: int) -> Operation[list[int]]:
-    """Take back every lease of an actor whose process has ended; returns their tasks.
+    """Take back every lease of an actor whose process has ended; return their tasks.
 
-    An attempt is charged, as by `reap`. Unless the run is RUNNING nothing is taken back: the leases
-    expire.
+    An attempt is charged, as by `reap`. Unless the run is RUNNING, the leases are left to expire.
 
     Args:
         incarnation: The dead actor. Its messages under these leases are STALE from now on.
-        key: Tag of its key; what was granted to another key under this name stays.
+        key: Tag of the actor's key; leases of another key under this name stay.
         max_attempts: Attempts without progress that make a task a dead letter.
     """
     arguments = (incarnation, key, max_attempts)
@@ -213,17 +212,17 @@ def release_dead_actor(incarnation: str, key: str, *, max_attempts: int) -> Oper
 
 
 def suspend(key: str, reason: str, *, is_brief: bool = False) -> Operation[list[int]]:
-    """Grant a key, or all of a holder, nothing for a minute, then two, at most an hour.
+    """Suspend a key, or a holder, for a minute, then for two, and at most for an hour.
 
-    Ends its leases.
+    Its leases end, and it is granted none.
 
     Args:
-        key: Its tag.
-        reason: For whoever looks at the run.
-        is_brief: For ten seconds, which do not count as a time.
+        key: Tag of the key or the holder.
+        reason: Reason for people.
+        is_brief: Suspend for ten seconds, which do not lengthen the next suspension.
 
     Returns:
-        The tasks that it held: others get them, and no attempt is charged.
+        The tasks of its leases, which others get without being charged an attempt.
     """
     limits_ms = (10_000, 10_000) if is_brief else (60_000, 3_600_000)
     arguments = (key, reason[:500], *limits_ms)
@@ -235,21 +234,21 @@ def share(
 ) -> Operation[list[int]]:
     """Take at most `n` leases from the holder that has the most, for a key that has none.
 
-    Where the key's own holder has an even share, from the fullest of its other keys. Each keeps at
-    least an even share, and what grows: what has had a token within `still_ms`, and has had one in
-    each `token_ms` on average. Who has twice an even share keeps nothing that it has not begun. No
-    attempt is charged. None for an actor whose weights are of a later `lineage` than the run's,
-    which is granted nothing.
+    If the key's own holder has an even share, leases are taken from the fullest of its other keys.
+    Each holder keeps at least an even share, and the leases that grow: with a token within
+    `still_ms`, and one in each `token_ms` on average. A holder with twice an even share keeps no
+    lease that it has not begun. No attempt is charged. An actor whose weights are of a later
+    `lineage` than the run's gets no leases.
 
     Returns:
-        The tasks, which are ready again, with the tokens that they had.
+        The tasks, which are ready again with their tokens.
     """
     arguments = (key, lineage, n, still_ms, token_ms)
     return single("share", arguments, lambda ids: [int(task) for task in ids])
 
 
 def actor_seen(seen: Mapping[str, Mapping[str, str]]) -> Operation[None]:
-    """Record that actors were heard of now, and their figures, by `values.actor_name`."""
+    """Record that actors were heard now, and their figures, by `values.actor_name`."""
     rows: list[tuple[Argument, ...]] = [
         (incarnation, len(fields), *(x for field in fields.items() for x in field))
         for incarnation, fields in seen.items()

@@ -1,7 +1,7 @@
 """Operations as values: calls of Lua scripts and reads, and the value made of their replies.
 
 An operation is a generator of calls and needs no client, so one definition serves the blocking and
-the asyncio store alike, and one that works in slices can look at a reply before its next call.
+the asyncio store. An operation that works in slices can use a reply before its next call.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ class Call:
     script: str
     arguments: tuple[Argument, ...]
     records: tuple[bytes, ...] = ()
-    """Written before the script runs, no other call in between: the i-th, from 1, is in `in:<i>`.
+    """Records that are written in one transaction with the script: the i-th, from 1, is `in:<i>`.
 
-    Lua would copy them several times, which takes Redis longer than all else that it does for an
-    episode; so a script moves a record that it accepts, and unlinks the others.
+    Lua would copy a record several times, which takes Redis longer than all its other work for an
+    episode. So a script moves a record that it accepts, and unlinks the others.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """A read of strings, past Lua for the same reason; a key that is missing gives None."""
+    """A read of strings without Lua, for the same reason; a missing key gives None."""
 
     keys: tuple[str, ...]
-    """Without the run's prefix."""
+    """Keys without the run's prefix."""
 
 
 Steps: TypeAlias = Generator[Call | Fetch, Reply, T]
@@ -73,7 +73,7 @@ class Operation(Generic[T_co]):
     steps: Callable[[], Steps[T_co]]
 
     def carry_out(self, ask: Callable[[Call | Fetch], Reply]) -> T_co:
-        """Ask for one reply after another, and return the value made of them."""
+        """Make the calls one after the other, and return the value of their replies."""
         steps = self.steps()
         reply: Reply = None
         while True:
@@ -143,17 +143,17 @@ def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 
 def parse_texts(reply: Reply) -> dict[str, str]:
-    """A flat list of fields and values."""
+    """Parse a flat list of fields and values."""
     return {reply[i].decode(): reply[i + 1].decode() for i in range(0, len(reply), 2)}
 
 
 def parse_verdicts(replies: list[Reply]) -> list[str]:
-    """The answers of a script that gives one verdict per item."""
+    """Parse the replies of a script that gives one verdict per item."""
     return [verdict.decode() for reply in replies for verdict in reply]
 
 
 def parse_lease(reply: Reply) -> LeaseAnswer:
-    """The answer of lease.lua."""
+    """Parse the reply of lease.lua."""
     status = reply[0].decode()
     if status != "OK":
         return LeaseAnswer(status, [])
@@ -168,7 +168,7 @@ def parse_lease(reply: Reply) -> LeaseAnswer:
 
 
 def parse_beats(replies: list[Reply]) -> list[BeatVerdict]:
-    """The answers of beat.lua."""
+    """Parse the replies of beat.lua."""
     return [
         BeatVerdict(reply[i].decode(), reply[i + 1])
         for reply in replies
@@ -177,7 +177,7 @@ def parse_beats(replies: list[Reply]) -> list[BeatVerdict]:
 
 
 def parse_claim(reply: Reply, units: int) -> Claim:
-    """The last answer of claim.lua, for a batch of `units`."""
+    """Parse the last reply of claim.lua, for a batch of `units`."""
     if reply[0] == b"CLOSED":
         return Claim(sealed=False, complete=False, starts=0, units=[])
     sealed, starts = bool(reply[1]), reply[2]
@@ -186,7 +186,7 @@ def parse_claim(reply: Reply, units: int) -> Claim:
 
 
 def parse_publication(reply: Reply) -> Publication | None:
-    """The publication's hash."""
+    """Parse the hash of the publication."""
     fields = parse_texts(reply)
     if not fields:
         return None
@@ -195,7 +195,7 @@ def parse_publication(reply: Reply) -> Publication | None:
 
 
 def parse_actors(reply: Reply) -> list[ActorSeen]:
-    """The answer of actors.lua."""
+    """Parse the reply of actors.lua."""
     return [
         ActorSeen(name.decode().partition("\n")[0], ms / 1000, parse_texts(flat))
         for name, ms, flat in reply
@@ -203,13 +203,13 @@ def parse_actors(reply: Reply) -> list[ActorSeen]:
 
 
 def parse_dead_letter(reply: Reply) -> DeadLetter:
-    """One line of dead_letters.lua."""
+    """Parse one line of dead_letters.lua."""
     task, ms, why, attempts, length = reply
     return DeadLetter(int(task), int(ms), why.decode(errors="replace"), attempts, length)
 
 
 def parse_dead_task(reply: Reply) -> DeadTask | None:
-    """The answer of dead_letter.lua."""
+    """Parse the reply of dead_letter.lua."""
     if reply is None:
         return None
     letter, incarnation, spec, record, chunks = reply
@@ -217,7 +217,7 @@ def parse_dead_task(reply: Reply) -> DeadTask | None:
 
 
 def parse_stats(reply: Reply) -> Stats:
-    """The answer of stats.lua; a run that is not there has state NONE and zeros."""
+    """Parse the reply of stats.lua; a run that is not there has state NONE and zeros."""
     meta = parse_texts(reply[0])
     flat, reasons = reply[1], reply[2]
     counts = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}

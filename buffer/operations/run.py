@@ -23,13 +23,13 @@ from .operation import (
 from .values import ActorSeen, Closed, Memory, Publication, Stats, SuspendedKey
 
 LAYOUT = "2"
-"""Of the keys: a run goes on only under scripts of the same layout."""
+"""Layout of the keys: a run goes on only under scripts of the same layout."""
 
 USAGE_SAMPLE = 512
-"""Looked at in a millisecond."""
+"""Tasks of one state whose bytes are counted, in a millisecond."""
 
 BROKER_MEMORY_S = 3600
-"""Figures are forgotten when no broker has served for this long."""
+"""Time without a broker after which figures of brokers are deleted."""
 
 
 def begin_run(
@@ -48,7 +48,7 @@ def begin_run(
     Its vocabulary, the tokens of its model, is added to a run that an earlier release began.
 
     Raises:
-        SettingsError: (when run) another value is stored; names which.
+        SettingsError: (when run) Another value is stored; the text names it.
     """
     fields = {f"hash:{name}": value for name, value in sorted(hashes.items())}
     fields |= {
@@ -80,10 +80,10 @@ def stats() -> Operation[Stats]:
 
 
 def memory(*, of_run: bool = False) -> Operation[Memory]:
-    """Read how full Redis is; cheap enough for every tick.
+    """Read the used memory of Redis, which is cheap enough for every tick.
 
     Args:
-        of_run: Whether to count what the run has there, too.
+        of_run: Count the bytes of the run too.
     """
 
     def steps() -> Steps[Memory]:
@@ -97,13 +97,13 @@ def memory(*, of_run: bool = False) -> Operation[Memory]:
 def usage() -> Operation[int]:
     """Count the bytes of a run's records and unfinished completions.
 
-    Exact for up to `USAGE_SAMPLE` tasks of each state; the others count as their mean.
+    Exact for up to `USAGE_SAMPLE` tasks of each state; further tasks count as their mean.
     """
     return single("usage", (USAGE_SAMPLE,), int)
 
 
 def closed() -> Operation[Closed]:
-    """Read to whom nothing is leased, and why."""
+    """Read the suspended keys and a pause of the run, with reasons."""
 
     def parse(reply: Reply) -> Closed:
         keys = {key.decode(): SuspendedKey(ms / 1000, _text(why)) for key, ms, why in reply[1:]}
@@ -113,7 +113,7 @@ def closed() -> Operation[Closed]:
 
 
 def resume() -> Operation[bool]:
-    """Lease again: end a pause and all suspensions of keys; False if there was none."""
+    """End a pause and all suspensions of keys; False if there was none."""
     return single("resume", (), bool)
 
 
@@ -125,17 +125,17 @@ def lineages() -> Operation[dict[int, int]]:
 
 
 def publication() -> Operation[Publication | None]:
-    """Read where the current weights are; None before the first."""
+    """Read the publication of the current weights; None before the first."""
     return single("read", ("publication",), parse_publication)
 
 
 def actors() -> Operation[list[ActorSeen]]:
-    """List the actors heard of within the hour."""
+    """List the actors that were heard within the hour."""
     return single("actors", (), parse_actors)
 
 
 def broker_seen(endpoint: str, figures: Mapping[str, float]) -> Operation[None]:
-    """Note the figures of the broker at an address; they replace those of one there before."""
+    """Write the figures of the broker at an address, in place of earlier ones."""
     return single("broker_seen", (endpoint, json.dumps(figures), BROKER_MEMORY_S), nothing)
 
 
@@ -149,7 +149,7 @@ def brokers() -> Operation[dict[str, dict[str, float]]]:
 
 
 def show(lineage: int, text: bytes) -> Operation[None]:
-    """Put the learner's bulletin where brokers find it; it replaces the one before."""
+    """Write the learner's bulletin for brokers, in place of the one before."""
     return single("show", (lineage, text), nothing)
 
 
@@ -176,15 +176,15 @@ def _text(value: bytes) -> str:
 #     restore_committed, with the groups of the checkpoint
 #     advance, commit, recovered
 #
-# Each may be sent again. `create` finds for itself what the store forgot, and leaves what is
-# committed alone.
+# Each may be sent again. `create` makes the tasks that the store forgot, and leaves committed ones
+# alone.
 
 UNITS_PER_CALL = 32
-"""Units of one call; they are seldom more than 16 tasks each."""
+"""Units of one call, which seldom have more than 16 tasks each."""
 
 
 def confirm(run_id: str) -> Operation[str]:
-    """Compare the server's run_id with the one that the run's data was last confirmed under.
+    """Compare the server's run_id with the one under which the run's data was last confirmed.
 
     Returns:
         The run's state: RECOVERING where they differ, NONE where the store has no such run.
@@ -195,11 +195,11 @@ def confirm(run_id: str) -> Operation[str]:
 def reconcile(
     lineage: int, k: int, group_ids: Sequence[int], *, sealed: bool = True
 ) -> Operation[int]:
-    """Restore the units that batch k was trained on, in order; returns how many had to move.
+    """Restore the units that batch k was trained on, in order; return how many had to move.
 
-    Wherever the store has these units and their tasks, they are again in the claim of batch k, and
-    what else it has in that claim goes back to the buffer. Their records may be missing. Units that
-    are committed are left alone, and so are dead members: the batch was trained without them.
+    Wherever the store has these units and their tasks, they go back into the claim of batch k, and
+    all other units of that claim go back to the buffer. Records of the units may be missing.
+    Committed units are left alone, and so are dead members: the batch was trained without them.
     """
     total = len(group_ids)
 
@@ -214,18 +214,18 @@ def reconcile(
 
 
 def restore_committed(lineage: int, group_ids: Sequence[int]) -> Operation[int]:
-    """Mark units as inside a durable checkpoint; returns how many the store had forgotten.
+    """Mark units as inside a durable checkpoint; return how many the store had forgotten.
 
-    Works on states alone: any units may be named, in any order, any number of times.
+    Only states are changed, so any units may be given, in any order and repeatedly.
     """
     rows = [(group,) for group in group_ids]
     return sliced("restore_committed", (lineage,), rows, sum, size=UNITS_PER_CALL)
 
 
 def recovered(lineage: int, run_id: str) -> Operation[int]:
-    """End the recovery under this server; returns the ms for which no lease is reaped.
+    """End the recovery under this server; return the ms for which no lease is reaped.
 
     Raises:
-        StoreRewound: (when run) yet another server has answered since; reconcile again.
+        StoreRewound: (when run) Yet another server has answered since; reconcile again.
     """
     return single("recovered", (lineage, run_id), int)

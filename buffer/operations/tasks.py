@@ -26,12 +26,12 @@ from .values import DeadLetter, DeadTask, EvalRound, NewTask, TaskSeen, WaitingU
 
 
 def create(lineage: int, tasks: Sequence[NewTask]) -> Operation[int]:
-    """Create the tasks that the store does not have; returns how many.
+    """Create the tasks that the store does not have; return how many.
 
-    Training tasks come in whole groups: group g has the ids g * group_size and those after it.
+    Training tasks come in whole groups: group g has `group_size` ids from g * group_size on.
 
     Raises:
-        RecordError: at once, for ids that break these rules.
+        RecordError: At once, for ids that break these rules.
     """
     rows = _group_rows([task for task in tasks if task.eval_step is None])
     rounds: dict[int, list[tuple[int, bytes]]] = {}
@@ -57,16 +57,16 @@ def create(lineage: int, tasks: Sequence[NewTask]) -> Operation[int]:
 
 
 def recreate_dropped(lineage: int, groups: Mapping[int, int | None]) -> Operation[None]:
-    """Note which groups were too old, and the group that repeats each one's prompt; None = not yet.
+    """Note groups that were too old, each with the group that repeats its prompt; None = not yet.
 
-    Kept in `again`, beside the counts of drops.
+    They are kept in `again`, beside the counts of drops.
     """
     rows = [(dropped, "" if group is None else group) for dropped, group in groups.items()]
     return sliced("recreate_dropped", (lineage,), rows, nothing)
 
 
 def recreations() -> Operation[dict[int, int | None]]:
-    """Read what `recreate_dropped` noted, in no order."""
+    """Read the groups that `recreate_dropped` noted, in no order."""
 
     def parse(reply: Reply) -> dict[int, int | None]:
         pairs = zip(reply[::2], reply[1::2], strict=True)
@@ -76,17 +76,17 @@ def recreations() -> Operation[dict[int, int | None]]:
 
 
 def known_tasks() -> Operation[bytes]:
-    """Read which training tasks were ever created: one bit each, the first in the highest place."""
+    """Read the training tasks that were ever created: one bit each, the first bit the highest."""
     return single("bits", ("known",), bytes)
 
 
 def committed_tasks() -> Operation[bytes]:
-    """Read which training tasks are inside a durable checkpoint, as `known_tasks`."""
+    """Read the training tasks that are inside a durable checkpoint, as `known_tasks`."""
     return single("bits", ("committed",), bytes)
 
 
 def eval_round(lineage: int, step: int, task_ids: Sequence[int] = ()) -> Operation[EvalRound]:
-    """Count the tasks of an evaluation round, and read the records of those given, as far as done.
+    """Count the tasks of an evaluation round, and read the records of these tasks that are done.
 
     The records stay for an hour after the round is closed.
     """
@@ -96,8 +96,8 @@ def eval_round(lineage: int, step: int, task_ids: Sequence[int] = ()) -> Operati
         unfinished = failed = done = 0
         for start in range(0, max(1, len(task_ids)), SLICE):
             part = task_ids[start : start + SLICE]
-            unfinished, failed, done, found = yield Call("eval_round", (lineage, step, *part))
-            pairs = zip(part, found, strict=True)
+            unfinished, failed, done, stored = yield Call("eval_round", (lineage, step, *part))
+            pairs = zip(part, stored, strict=True)
             records |= {task: record for task, record in pairs if record is not None}
         return EvalRound(unfinished, failed, done, records)
 
@@ -105,12 +105,12 @@ def eval_round(lineage: int, step: int, task_ids: Sequence[int] = ()) -> Operati
 
 
 def close_eval(lineage: int, step: int) -> Operation[int]:
-    """End an evaluation round; returns how many unfinished tasks it removed."""
+    """End an evaluation round; return how many unfinished tasks it removed."""
     return single("close_eval", (lineage, step), int)
 
 
 def cancel(lineage: int) -> Operation[int]:
-    """End the run: cancel all that is not trained, evaluations too; returns the training tasks."""
+    """End the run: cancel all untrained tasks, evaluations too; return the training tasks."""
     return repeated("cancel", (lineage, SLICE))
 
 
@@ -137,11 +137,11 @@ def _group_rows(tasks: Sequence[NewTask]) -> list[list[Argument]]:
 #     failing --too often--> dead letter --requeue_dead--> ready again, or its whole unit again
 #                                \--purge_dead--> one bit; it stays counted as dead
 #
-# A dead letter keeps everything: why it died, its spec, the tokens that it had, and of a poisonous
-# batch the finished record. Only operators requeue or purge it.
+# A dead letter keeps the reason, its spec, its tokens, and the finished record if its batch was
+# abandoned. Only operators requeue or purge it.
 
 IDS_PER_CALL = 64
-"""Each may stand for a unit of several tasks."""
+"""Dead letters of one call, each of which may stand for a unit of several tasks."""
 
 
 def dead_letters(offset: int = 0, n: int = 50) -> Operation[list[DeadLetter]]:
@@ -150,7 +150,7 @@ def dead_letters(offset: int = 0, n: int = 50) -> Operation[list[DeadLetter]]:
 
 
 def dead_letter(task_id: int) -> Operation[DeadTask | None]:
-    """Read a dead letter with all that it keeps; None if this task is none."""
+    """Read a whole dead letter; None if this task is none."""
     return single("dead_letter", (task_id,), parse_dead_task)
 
 
@@ -158,16 +158,16 @@ def requeue_dead(task_ids: Sequence[int]) -> Operation[list[str]]:
     """Try dead letters again.
 
     Returns:
-        One verdict each. READY: it is made again, from the tokens it had, for its waiting unit.
-        ANEW: its unit had ended, so all members begin again. TRAINED: its unit is in a batch, which
-        went on without it. ENDED: the run is over. GONE: it is no dead letter (any more).
-        FORGOTTEN: Redis lost its spec, and no member of its unit has one.
+        One verdict each. READY: the task goes on from its tokens, for its waiting unit. ANEW: its
+        unit had ended, so all members begin again. TRAINED: its unit is in a batch, which went on
+        without it. ENDED: the run is over. GONE: the task is no dead letter (any more). FORGOTTEN:
+        Redis lost its spec, and no member of its unit has one.
     """
     return sliced("requeue_dead", (), [(i,) for i in task_ids], parse_verdicts, size=IDS_PER_CALL)
 
 
 def purge_dead(task_ids: Sequence[int]) -> Operation[list[str]]:
-    """Delete dead letters for good: PURGED, or GONE for what is none; they still count as dead."""
+    """Delete dead letters for good: PURGED, or GONE for other tasks; they still count as dead."""
     return sliced("purge_dead", (), [(i,) for i in task_ids], parse_verdicts, size=IDS_PER_CALL)
 
 
@@ -188,7 +188,7 @@ def peek(units: int) -> Operation[list[WaitingUnit]]:
 #
 # `audit` reads every live task: it is for fault injection, not for a busy run.
 
-MAX_NAMED = 20  # contradictions of one audit: enough to see the pattern
+MAX_NAMED = 20  # contradictions in one audit, enough to see the pattern
 
 
 def inspect(task_ids: Sequence[int] = ()) -> Operation[dict[int, TaskSeen]]:
@@ -208,7 +208,7 @@ def inspect(task_ids: Sequence[int] = ()) -> Operation[dict[int, TaskSeen]]:
 
 
 def audit() -> Operation[list[str]]:
-    """Name the live tasks whose own state contradicts the set they are in."""
+    """Describe the live tasks whose own state contradicts the set that they are in."""
 
     def parse(reply: Reply) -> list[str]:
         return [

@@ -12,7 +12,7 @@ from buffer.record.episode import PolicyVersion
 
 
 def actor_name(incarnation: str, tag: str) -> str:
-    """Name an actor among those seen: under another key the same incarnation is another actor."""
+    """Return the name of an actor in the store: its incarnation with the tag of its key."""
     return f"{incarnation}\n{tag}"
 
 
@@ -21,7 +21,7 @@ NEWEST = MAX_LINEAGE * 2**32  # no version has a higher number
 
 
 def holder_of(tag: str) -> str:
-    """Return who answers for a key, by its tag: the enrolment key that registered it, or itself."""
+    """Return the holder of a key, by its tag: the enrolment key that registered it, or itself."""
     return tag.partition("~")[0]
 
 
@@ -72,7 +72,7 @@ class BeatLine(NamedTuple):
     oldest: int = NEWEST
     """Number of the oldest version in the chunk."""
     first_fence: int = 0
-    """Under which the chunk's first token was made."""
+    """Fence of the chunk's first token."""
     last_fence: int = 0
 
 
@@ -85,11 +85,11 @@ class SubmitLine(NamedTuple):
     key: str = ""
     """Tag of the sender's key."""
     oldest: int = NEWEST
-    """Number of the oldest version in it."""
+    """Number of the oldest version in the record."""
 
 
 class BeatVerdict(NamedTuple):
-    """OK, GAP, DUP, STALE, GONE or TAKEN (STALE, by its holder's fault); the tokens stored."""
+    """OK, GAP, DUP, STALE, GONE or TAKEN (STALE, at its holder's fault), and the tokens stored."""
 
     verdict: str
     length: int
@@ -103,27 +103,27 @@ class ClaimedUnit(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What batch k holds at present."""
+    """The units of batch k at present."""
 
     sealed: bool
     complete: bool
-    """It has as many units as the caller wanted, or is sealed."""
+    """The batch has as many units as the caller wanted, or is sealed."""
     starts: int
-    """Lives of the learner that began with it since it was last trained."""
+    """Lives of the learner that began with the batch since it was last trained."""
     units: list[ClaimedUnit]
-    """Oldest first; of an incomplete batch only those that are new to the caller."""
+    """Its units, oldest first; of an incomplete batch only those that are new to the caller."""
 
 
 class Rating(NamedTuple):
-    """How a unit is to be kept for reuse. Producer: the learner, when it seals the batch."""
+    """Rating of a unit that is kept for reuse. Producer: the learner, when it seals the batch."""
 
     group_id: int
     uses: int
-    """How often it may be trained again."""
+    """Times that it may be trained again."""
     born: int
     """Batches that the policy of its oldest trained token had seen."""
     rank: float
-    """Its place in the order of sampling: lower comes first."""
+    """Its place in the order of sampling; the lowest comes first."""
 
 
 class ReusedUnit(NamedTuple):
@@ -131,7 +131,7 @@ class ReusedUnit(NamedTuple):
 
     group_id: int
     uses: int
-    """How often it was trained again before."""
+    """Times that it was trained again before."""
     task_ids: tuple[int, ...]
 
 
@@ -151,7 +151,7 @@ class Memory(NamedTuple):
     limit_bytes: int
     """`maxmemory`; 0 = none."""
     run_bytes: int = 0
-    """Of the run's records and unfinished completions, where they were asked for."""
+    """Bytes of the run's records and unfinished completions, if they were asked for."""
 
     @property
     def share(self) -> float:
@@ -160,19 +160,19 @@ class Memory(NamedTuple):
 
 
 class SuspendedKey(NamedTuple):
-    """A key that is granted nothing."""
+    """A key that gets no leases for a while."""
 
     left_s: float
     why: str
 
 
 class Closed(NamedTuple):
-    """To whom nothing is leased."""
+    """A pause of the run, and suspended keys."""
 
     paused: str
-    """Why nobody gets leases; empty while they do."""
+    """Reason of a pause, in which no actor gets leases; empty = no pause."""
     keys: dict[str, SuspendedKey]
-    """By their tags, or those of their holders."""
+    """Suspended keys by their tags, or by those of their holders."""
 
     def has(self, tag: str) -> bool:
         """Return whether a key is suspended, alone or with all keys of its holder."""
@@ -180,7 +180,7 @@ class Closed(NamedTuple):
 
 
 LEFT = "left"
-"""Field of an actor that has drained and said so; one that is silent without it has died."""
+"""Field of an actor that has drained and left; a silent actor without it has died."""
 
 
 class ActorSeen(NamedTuple):
@@ -192,15 +192,15 @@ class ActorSeen(NamedTuple):
 
     @property
     def has_left(self) -> bool:
-        """Whether it took its leave."""
+        """Whether the actor has reported its end."""
         return LEFT in self.fields
 
     def is_present(self, limit_s: float) -> bool:
-        """Whether it gave a sign of life within so many seconds, and has not left since."""
+        """Whether the actor gave a sign of life within `limit_s`, and has not left since."""
         return self.silent_s <= limit_s and not self.has_left
 
     def figure(self, name: str) -> float:
-        """Read a figure that it has sent; 0 where it has sent none."""
+        """Return a figure that the actor has sent, or 0."""
         try:
             return float(self.fields.get(name, 0.0))
         except ValueError:
@@ -208,14 +208,14 @@ class ActorSeen(NamedTuple):
 
 
 class TaskSeen(NamedTuple):
-    """A task as it is at this moment. Consumer: `nyala chaos`."""
+    """The present state of a task. Consumer: `nyala chaos`."""
 
     task_id: int
     state: str
     """R(eady), L(eased), D(one), X (dead)."""
     fence: int
     incarnation: str
-    """Its last holder; empty before the first."""
+    """Incarnation of its last holder; empty before the first."""
     length: int
     """Tokens of its unfinished completion that the store has."""
     attempts: int
@@ -230,20 +230,20 @@ class DeadLetter(NamedTuple):
     """Redis' clock, Unix ms."""
     why: str
     attempts: int
-    """Failures that led here, of both kinds."""
+    """Failures of both kinds that led to its death."""
     length: int
-    """Tokens of its unfinished completion that it keeps."""
+    """Tokens of its unfinished completion."""
 
 
 class DeadTask(NamedTuple):
-    """A dead letter with all that it keeps."""
+    """A dead letter with its spec, record and chunks."""
 
     letter: DeadLetter
     incarnation: str
-    """Its last holder."""
+    """Incarnation of its last holder."""
     spec: bytes
     record: bytes | None
-    """Its finished episode, if the batch that it was in was given up."""
+    """Its finished episode, if its batch was abandoned."""
     chunks: list[bytes]
     """Its unfinished completion."""
 
@@ -253,12 +253,12 @@ class WaitingUnit(NamedTuple):
 
     group_id: int
     num_bytes: int
-    """Of its records."""
+    """Bytes of its records."""
     task_ids: list[int]
 
 
 class Publication(NamedTuple):
-    """Where the current weights are: version, and `digest`, `endpoint`, `public_key`."""
+    """The published weights: version, and `digest`, `endpoint`, `public_key`."""
 
     version: PolicyVersion
     fields: dict[str, str]
@@ -300,7 +300,7 @@ class Stats:
     ready: int
     leased: int
     buffered: int
-    """Submitted and not claimed, the waiting members of open units included."""
+    """Tasks submitted and not claimed, including waiting members of open units."""
     claimed: int
     committed: int
     dropped: dict[str, int]
@@ -312,29 +312,29 @@ class Stats:
     claims: tuple[ClaimCounts, ...]
     eval: EvalCounts
     purged: int = 0
-    """Of the dead, those whose letters were deleted."""
+    """Dead tasks whose letters were deleted."""
     kept_units: int = 0
-    """Committed, kept for reuse, and in no batch."""
+    """Committed units that are kept for reuse, and in no batch."""
     reused_units: int = 0
-    """Committed, and in a batch for one more time."""
+    """Committed units that are in a batch for one more time."""
     vocabulary: int | None = None
     """Tokens of the policy's model; None before a learner has begun."""
     kept_bytes: int = 0
-    """Records of kept units, those in a batch included."""
+    """Bytes of records of kept units, including those in a batch."""
     data_failures: int = 0
-    """Attempts at a task that reward or environment have failed since the run began."""
+    """Attempts at tasks that failed in reward or environment since the run began."""
     data_failure: str = ""
-    """Why the newest of them failed."""
+    """Reason of the newest of these failures."""
 
     @property
     def by_state(self) -> dict[str, int]:
         """Tasks in each state, from the first to the last of a task's life."""
-        made = {"ready": self.ready, "leased": self.leased, "buffered": self.buffered}
+        sampled = {"ready": self.ready, "leased": self.leased, "buffered": self.buffered}
         trained = {"claimed": self.claimed, "committed": self.committed}
         lost = {"dropped": sum(self.dropped.values()), "dead": self.dead}
-        return made | trained | lost | {"cancelled": self.cancelled}
+        return sampled | trained | lost | {"cancelled": self.cancelled}
 
     @property
     def accounted(self) -> int:
-        """Tasks found in some state; equal to `created`, or a task was lost."""
+        """Number of tasks in all states; equal to `created` unless a task was lost."""
         return sum(self.by_state.values())

@@ -1,12 +1,11 @@
 """Episode records: fields, wire form, rules, large payloads elsewhere.
 
 codec         Episodes and completions to bytes and back, each checked on both sides
-episode       The episode record: what an actor makes and the learner trains on
+episode       The episode record, which an actor makes and the learner trains on
 filesystems   Folders and buckets by their URL, as fsspec writes it: `file:///folder`,
               `s3://bucket/folder`
 object_store  Large records outside of Redis, in a folder or a bucket, named after task and content
 rules         Rules of a record that its schema cannot state: parts that agree, and valid numbers
-summaries     Summaries of records and chunks for a broker: many are checked at once, no episode is
-              made
-wire          Records to msgpack and back, by msgspec; a refusal is worded once all else has failed
+summaries     Summaries of records and chunks for a broker, checked together without their episodes
+wire          Records to msgpack and back, by msgspec, with refusals that name the field
 """

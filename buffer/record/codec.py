@@ -1,8 +1,8 @@
 """Episodes and completions to bytes and back, each checked on both sides.
 
-What is written is read back before it leaves, so one schema and one set of rules (`wire.py`,
-`rules.py`) judge records at both ends, and neither end has to trust the other. Any fault of a
-record is a `RecordError`: it costs one episode, not its actor or broker.
+Written bytes are read back before they leave, so one schema and one set of rules (`wire.py`,
+`rules.py`) check records at both ends, and neither end has to trust the other. Any fault of a
+record is a `RecordError`, which loses one episode and ends neither actor nor broker.
 
 A completion's bytes may be several maps in a row, the chunks of one snapshot: the store joins long
 chunk lists by concatenation, and `decode_completion` reads them as one completion.
@@ -33,7 +33,7 @@ def encode_episode(episode: Episode, *, max_bytes: int = MAX_RECORD_BYTES) -> by
     """Turn a finished episode into its record; rewards and metrics may be any real numbers.
 
     Raises:
-        RecordError: the episode is malformed, or its record is longer than `max_bytes`.
+        RecordError: The episode is malformed, or its record is longer than `max_bytes`.
     """
     record = write(
         EpisodeFields(
@@ -61,7 +61,7 @@ def decode_episode(record: bytes, *, max_bytes: int = MAX_RECORD_BYTES) -> Episo
     """Turn a record back into the episode.
 
     Raises:
-        RecordError: whatever is wrong with the bytes.
+        RecordError: The bytes are malformed.
     """
     fields = checked_record(record, max_bytes)
     return Episode(
@@ -85,7 +85,7 @@ def encode_completion(completion: Completion, *, max_bytes: int = MAX_RECORD_BYT
     """Turn a completion, or the chunk of a snapshot, into bytes.
 
     Raises:
-        RecordError: the completion is malformed, or longer than `max_bytes`.
+        RecordError: The completion is malformed, or longer than `max_bytes`.
     """
     chunk = write(_fields_of(completion))
     checked_chunk(chunk, max_bytes)
@@ -96,7 +96,7 @@ def decode_completion(chunk: bytes, *, max_bytes: int = MAX_RECORD_BYTES) -> Com
     """Turn bytes back into a completion; several maps in a row are joined.
 
     Raises:
-        RecordError: whatever is wrong with the bytes.
+        RecordError: The bytes are malformed.
     """
     parts = [_completion_of(fields) for fields in checked_chunk(chunk, max_bytes)]
     return parts[0] if len(parts) == 1 else join_completions(parts)
@@ -109,7 +109,7 @@ def join_completions(chunks: Sequence[Completion]) -> Completion:
     chunks make an empty completion.
 
     Raises:
-        RecordError: a fence decreases from one chunk to the next.
+        RecordError: A fence decreases from one chunk to the next.
     """
     starts = np.cumsum([0, *(chunk.token_ids.size for chunk in chunks)]).tolist()
     versions: list[VersionSpan] = []
@@ -169,7 +169,7 @@ def _completion_of(fields: CompletionFields) -> Completion:
 
 
 def _real(value: float) -> float:
-    """Make a float of what a reward function returned; what is no number is left to the check."""
+    """Turn the value of a reward function into a float; other types are left to the check."""
     if type(value) is float:
         return value
     if isinstance(value, int | np.integer | np.floating) and not isinstance(value, bool):
@@ -178,7 +178,7 @@ def _real(value: float) -> float:
 
 
 def _reals(values: dict[str, float]) -> dict[str, float]:
-    """Make floats of a map's values; what is no map is left to the check."""
+    """Turn the values of a map into floats; other types are left to the check."""
     try:
         return {name: _real(value) for name, value in values.items()}
     except (AttributeError, TypeError, ValueError):

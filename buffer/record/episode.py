@@ -1,8 +1,7 @@
-"""The episode record: what an actor makes and the learner trains on.
+"""The episode record, which an actor makes and the learner trains on.
 
 Producer: `actors` (whole records, and chunks of unfinished ones). Consumer: `learner`.
-Owns the record's parts; `codec.py` makes bytes of them. Loads without redis
-and torch.
+Owns the record's parts; `codec.py` turns them into bytes. Loads without redis and torch.
 
 Shapes: P prompt tokens, T completion tokens (all turns, environment tokens included).
 """
@@ -24,11 +23,11 @@ UInt8 = npt.NDArray[np.uint8]
 
 
 class PolicyVersion(NamedTuple):
-    """Which weights: `step` batches trained within `lineage`. Orders by lineage, then step."""
+    """Version of the weights: `step` batches trained in `lineage`. Orders by lineage, then step."""
 
     lineage: Annotated[int, Meta(ge=-1, le=2**53 - 1)]
     step: Annotated[int, Meta(ge=-1, le=2**53 - 1)]
-    """-1, as the lineage: before the first."""
+    """Batches trained; -1, as for the lineage, before the first version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ class Episode:
     """`stop`, `length` or `environment`."""
     environment_metrics: dict[str, float]
     incarnation: str
-    """The actor that submitted it."""
+    """Incarnation of the actor that submitted it."""
     started_at: float
     """Unix seconds at which its first lease began generating."""
     finished_at: float

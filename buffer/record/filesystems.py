@@ -21,17 +21,17 @@ from configs.machine import install_command
 filesystem_of: Any = fsspec.core.url_to_fs  # the library gives these no types
 
 BUCKETS = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
-"""Kind of URL -> fsspec's own package for it."""
+"""fsspec's own package by the kind of URL."""
 OLDEST = (0, 8)  # of obstore
 
 
 def filesystem_at(url: str, *, setting: str) -> tuple[Any, str]:
     """Return the filesystem of a URL, and the path in it; nothing is read yet.
 
-    What a bucket answers is an `OSError`, whichever package speaks to it.
+    Errors of a bucket are `OSError`s, whichever package is used.
 
     Raises:
-        SettingsError: There is no filesystem for the URL here.
+        SettingsError: No installed package has a filesystem for the URL.
     """
     scheme = url.partition("://")[0]
     is_ours = scheme in BUCKETS and _has_obstore(scheme, setting=setting, url=url)
@@ -49,10 +49,10 @@ def filesystem_at(url: str, *, setting: str) -> tuple[Any, str]:
 
 
 def _has_obstore(scheme: str, *, setting: str, url: str) -> bool:
-    """Whether obstore is installed; False if fsspec's own package is instead.
+    """Whether obstore is installed; False if only fsspec's own package is.
 
     Raises:
-        SettingsError: Neither is.
+        SettingsError: Neither package is installed.
     """
     try:
         installed = metadata.version("obstore")
@@ -71,12 +71,12 @@ def _has_obstore(scheme: str, *, setting: str, url: str) -> bool:
 class Translated:
     """A filesystem of obstore, or a file in it, whose errors are `OSError`s."""
 
-    def __init__(self, own: Any) -> None:
-        self._own = own
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._own, name)
-        return self._translated(name, found) if callable(found) else found
+        value = getattr(self._inner, name)
+        return self._translated(name, value) if callable(value) else value
 
     def _translated(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         from obstore.exceptions import BaseError  # noqa: PLC0415 - of the extra `bucket`

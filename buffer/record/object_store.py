@@ -2,10 +2,10 @@
 
     broker: put -> submit(reference) -> learner: get, trained, committed -> sweep
 
-The object is written before the store hears of it, so a reference always points to something whole.
-Its name holds the task and the SHA-256 of the record; the reference repeats digest and length, and
-a reader checks both. An object that the store does not refer to (a stale submission, a group that
-was dropped or committed) is garbage and swept once it is old enough not to be on its way.
+The object is written before the store gets its reference, so a reference always points to a whole
+object. The object's name has the task and the SHA-256 of the record; the reference repeats digest
+and length, and a reader checks both. An object without a reference (of an outdated submission, or a
+group that was dropped or committed) is swept once it is too old for a submission under way.
 
 Works with any filesystem of fsspec: `file://`, `s3://`, ... (`filesystems.py`).
 """
@@ -29,12 +29,12 @@ log = structlog.get_logger()
 
 MAGIC = b"\xc1object "  # no msgpack begins with 0xc1: a reference cannot be taken for a record
 LONGEST_REFERENCE = 128
-FOLDER_TASKS = 4096  # tasks that share a folder: a listing of one stays short
+FOLDER_TASKS = 4096  # tasks that share a folder, few enough for a short listing
 
-READ_PAUSES_S = (0.5, 1.0, 2.0)  # between attempts; after the last a bucket is not just slow
+READ_PAUSES_S = (0.5, 1.0, 2.0)  # between attempts; then the bucket counts as away
 
 Referenced = Callable[[Sequence[int]], list[bytes]]
-"""What the store has for each task: a reference, or something else."""
+"""Returns for each task its reference in the store, or another text."""
 
 _REFERENCE = re.compile(re.escape(MAGIC) + rb"([0-9a-f]{64}) (\d{1,12})")
 _NAME = re.compile(r"(\d+)-([0-9a-f]{64})")
@@ -63,14 +63,14 @@ class ObjectStore:
         return None if settings.object_store is None else cls(settings.object_store, run)
 
     def put(self, task_id: int, record: bytes) -> bytes:
-        """Write a record, unless it is there, and return what the store is to have instead.
+        """Write a record, unless it is there, and return the reference for the store.
 
         Raises:
-            OSError: It could not be written; another attempt does no harm.
+            OSError: The record could not be written; another attempt does no harm.
         """
         digest = hashlib.sha256(record).hexdigest()
         path = self._path(task_id, digest)
-        # A whole one is never written over: the learner may be reading it.
+        # A complete object is never overwritten, because the learner may be reading it.
         if not self._files.exists(path) or self._files.size(path) != len(record):
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
             self._files.pipe_file(path, record)
@@ -80,15 +80,15 @@ class ObjectStore:
         """Read the record that a reference points to.
 
         Raises:
-            RecordError: It is gone, or is not what was written; or this is no reference.
+            RecordError: The record is gone or changed, or this is no reference.
             StoreUnreachable: The object store does not answer.
         """
-        found = _REFERENCE.fullmatch(reference)
-        if found is None:
+        match = _REFERENCE.fullmatch(reference)
+        if match is None:
             raise RecordError(
                 f"a reference must hold SHA-256 and length, got {quoted(reference, 60)}"
             )
-        digest, length = found[1].decode(), int(found[2])
+        digest, length = match[1].decode(), int(match[2])
         record = self._read(self._path(task_id, digest))
         if len(record) != length or hashlib.sha256(record).hexdigest() != digest:
             raise RecordError(
@@ -98,28 +98,28 @@ class ObjectStore:
         return record
 
     def sweep(self, referenced: Referenced, *, older_than_s: float) -> int:
-        """Remove the objects that the store does not refer to; returns how many.
+        """Remove the objects without a reference in the store; return their number.
 
         Args:
-            referenced: Asks the store; called after the listing, so that what is written meanwhile
-                is not seen as garbage.
-            older_than_s: Younger ones may belong to a submission that is on its way.
+            referenced: Reads the store; called after the listing, so that objects written meanwhile
+                are not removed.
+            older_than_s: Least age; a younger object may belong to a submission under way.
         """
         self._files.invalidate_cache()
-        found = [
+        objects = [
             (int(name[1]), name[2], path)
             for path in self._files.find(self._root)
             if (name := _NAME.fullmatch(path.rpartition("/")[2]))
         ]
-        records = referenced([task_id for task_id, _, _ in found])
+        records = referenced([task_id for task_id, _, _ in objects])
         garbage = [
             path
-            for (_, digest, path), record in zip(found, records, strict=True)
+            for (_, digest, path), record in zip(objects, records, strict=True)
             if not record.startswith(MAGIC + digest.encode()) and self._age_s(path) >= older_than_s
         ]
         if garbage:
             self._files.rm(garbage)
-            log.debug("swept objects", removed=len(garbage), kept=len(found) - len(garbage))
+            log.debug("swept objects", removed=len(garbage), kept=len(objects) - len(garbage))
         return len(garbage)
 
     def _read(self, path: str) -> bytes:

@@ -22,12 +22,12 @@ from .wire import CompletionFields, EpisodeFields, refusal
 # --------------------------------------------------------------------------------------------------
 # Limits of the episodes of one run: its vocabulary, and the lengths of prompts and completions.
 #
-# `rules.py` refuses records that are not well-formed in any run; these limits refuse what no actor
-# of this run can have sampled. The broker applies them to what arrives, an actor to what it
-# resumes, and the learner to what it trains.
+# The rules below refuse records that are malformed in any run; these limits refuse records that no
+# actor of this run can have sampled. The broker applies them to records that arrive, an actor to
+# episodes that it resumes, and the learner to episodes that it trains.
 
 MAX_VOCABULARY = 2**31
-"""Of token ids that are int32: as good as no limit."""
+"""Number of token ids that fit into int32, which stands for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class EpisodeLimits:
     @classmethod
     def of(cls, run: RunSettings, *, vocabulary: int | None) -> EpisodeLimits:
         """Return the limits of a run; a vocabulary that is not known yet bounds nothing."""
-        known = MAX_VOCABULARY if vocabulary is None else vocabulary
-        return cls(known, run.max_prompt_tokens, run.max_completion_tokens)
+        bound = MAX_VOCABULARY if vocabulary is None else vocabulary
+        return cls(bound, run.max_prompt_tokens, run.max_completion_tokens)
 
     def check_episode(self, episode: Episode) -> None:
         """Refuse an episode that is beyond any of the limits; raises as `check_prompt`."""
@@ -65,7 +65,7 @@ class EpisodeLimits:
         """Refuse a prompt that is too long.
 
         Raises:
-            RecordError: names the setting, its value and what was found.
+            RecordError: The prompt is too long; the text names setting, value and length.
         """
         if length > self.max_prompt_tokens:
             raise RecordError(
@@ -91,15 +91,15 @@ ANY_RUN = EpisodeLimits()
 
 MAX_LOGPROB = 1e-2  # nats; above 0 only by rounding
 
-# The methods `min` and `max` of an array are these behind Python: three times as slow.
+# The methods `min` and `max` of an array call these from Python, and are three times as slow.
 _min, _max = np.minimum.reduce, np.maximum.reduce
 
 
 def check_episode(fields: EpisodeFields) -> None:
-    """Refuse an episode whose parts do not agree, whatever its arrays hold.
+    """Refuse an episode whose parts do not agree; numbers in its arrays are not checked.
 
     Raises:
-        RecordError: names the field, what it must be, and what it was.
+        RecordError: Parts disagree; the text names the field, the rule and the value.
     """
     if not fields.prompt:
         raise RecordError("prompt_ids must not be empty, got 0 tokens; the record is refused")
@@ -145,10 +145,10 @@ def check_numbers(
     completions: Sequence[CompletionFields],
     limits: EpisodeLimits = ANY_RUN,
 ) -> None:
-    """Refuse token ids, log-probabilities and masks that nothing can be trained on.
+    """Refuse token ids, log-probabilities and masks that cannot be trained on.
 
     Raises:
-        RecordError: for all of them together, without the record that is at fault.
+        RecordError: A number is invalid; the text does not tell which record has it.
     """
     mask = b"".join([fields.mask for fields in completions])
     if not mask:
@@ -161,20 +161,20 @@ def check_numbers(
         name = "prompt_ids" if prompts and _min(_joined(prompts, "<i4")) < 0 else "token_ids"
         raise RecordError(f"{name} must be >= 0, got {least}; no vocabulary has such a token")
     logprobs = _joined([fields.logprobs for fields in completions], "<f4")
-    # The largest of values with a NaN is NaN, and no comparison with a NaN holds: two looks find
-    # all.
+    # The maximum of values with a NaN is NaN, and comparisons with NaN are false: two checks are
+    # enough.
     low, high = float(_min(logprobs)), float(_max(logprobs))
     if not (low > -math.inf and high <= MAX_LOGPROB):
         raise RecordError(
             f"behaviour_logprobs must be finite and <= 0, got {low} to {high}; "
             "an importance ratio cannot be computed from them"
         )
-    if mask != b"\1" * len(mask):  # faster than numpy's look
+    if mask != b"\1" * len(mask):  # faster than by numpy
         _check_mixed(np.frombuffer(mask, np.uint8), logprobs)
 
 
 def _check_mixed(mask: np.ndarray, logprobs: np.ndarray) -> None:
-    """Refuse what the environment's tokens may not have."""
+    """Refuse values that tokens of the environment may not have."""
     if (largest := _max(mask)) > 1:
         raise RecordError(f"loss_mask must be 0 or 1, got {int(largest)}; the record is refused")
     if np.any(logprobs[mask == 0]):

@@ -1,4 +1,4 @@
-"""Summaries of records and chunks for a broker: many are checked at once, no episode is made."""
+"""Summaries of records and chunks for a broker, checked together without their episodes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .wire import COMPLETION, EPISODE, CompletionFields, EpisodeFields, read, re
 # --------------------------------------------------------------------------------------------------
 # Fields of records and chunks, read from bytes and checked by every rule.
 #
-# Both directions of the codec and a broker's summaries read through this module. Whoever reads many
-# at once checks their numbers together, by `check_numbers`, which is quicker than one by one.
+# Both directions of the codec and a broker's summaries read through this module. The numbers of
+# many records are checked together, by `check_numbers`, which is quicker than one by one.
 
 
 def checked_record(record: bytes, max_bytes: int) -> EpisodeFields:
@@ -66,34 +66,33 @@ def _check_size(record: bytes, max_bytes: int) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Summaries of records and chunks for a broker: many are checked at once, no episode is made.
+# Summaries of records and chunks for a broker, checked together without their episodes.
 
 
 class Summary(NamedTuple):
-    """What a broker has to know of a record or a chunk."""
+    """The facts of a record or a chunk that a broker needs."""
 
     task_id: int
-    """-1 of a chunk."""
+    """Task of the record; -1 for a chunk."""
     length: int
     """Tokens of the completion."""
     newest: tuple[int, int]
     """Lineage and step of the newest version of its tokens."""
     oldest: tuple[int, int]
-    """Of the oldest; (-1, -1) without tokens."""
+    """Lineage and step of the oldest version of its tokens; (-1, -1) without tokens."""
     first_fence: int
-    """Of its tokens; -1 without any."""
+    """First fence of its tokens; -1 without tokens."""
     fence: int
-    """The last one that it has tokens of."""
+    """Last fence of its tokens; -1 without tokens."""
 
 
 def summaries_of_records(
     records: Sequence[bytes], *, max_bytes: int, limits: EpisodeLimits = ANY_RUN
 ) -> list[Summary]:
-    """Check episode records and sum each up, in order; no episode is made.
+    """Check episode records and sum each up, in order, without decoding them into episodes.
 
     Raises:
-        RecordError: what `decode_episode` finds wrong with the first that is not valid, or what
-            is beyond the limits of its run.
+        RecordError: The first invalid record, as from `decode_episode`, or one beyond the limits.
     """
     episodes: list[EpisodeFields] = []
     try:
@@ -104,7 +103,7 @@ def summaries_of_records(
             episodes.append(fields)
         check_numbers([e.prompt for e in episodes], [e.completion for e in episodes], limits)
     except RecordError:
-        for episode in episodes:  # an earlier one may have bad numbers; nothing is read again
+        for episode in episodes:  # an earlier record may have bad numbers
             check_numbers([episode.prompt], [episode.completion], limits)
         raise
     return [_summary(episode.task_id, [episode.completion]) for episode in episodes]
@@ -116,8 +115,7 @@ def summaries_of_chunks(
     """Check chunks of completions and sum each up, in order.
 
     Raises:
-        RecordError: what `decode_completion` finds wrong with the first that is not valid, or what
-            is beyond the limits of its run.
+        RecordError: The first invalid chunk, as from `decode_completion`, or one beyond the limits.
     """
     read_chunks: list[list[CompletionFields]] = []
     try:
@@ -132,7 +130,7 @@ def summaries_of_chunks(
 
 
 def _summary(task_id: int, parts: Sequence[CompletionFields]) -> Summary:
-    """Sum up a completion; its parts have been checked."""
+    """Sum up a completion whose parts have been checked."""
     if len(parts) == 1 and len(parts[0].versions) == len(parts[0].fences) == 1:  # nearly all
         [(lineage, step, _)], [(fence, _, _)] = parts[0].versions, parts[0].fences
         return Summary(task_id, len(parts[0].mask), (lineage, step), (lineage, step), fence, fence)

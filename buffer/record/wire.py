@@ -1,7 +1,7 @@
-"""Records to msgpack and back, by msgspec; a refusal is worded once all else has failed.
+"""Records to msgpack and back, by msgspec, with refusals that name the field.
 
 msgspec turns an enum, a UUID, a date or a Decimal into text, and a dataclass into a map. A record
-comes back as it was written, so `write` refuses these.
+must come back as it was written, so `write` refuses such values.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ _Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
 _Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 _Incarnation = Annotated[str, Meta(max_length=MAX_INCARNATION_CHARS)]
 _Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
-_Real = (
-    float | int
-)  # as floats alone, msgspec would take whole numbers for them; `rules.py` does not
+_Real = float | int  # msgspec would read whole numbers as floats, which `rules.py` refuses
 _Reals = Annotated[dict[_Name, _Real], Meta(max_length=MAX_ENTRIES)]
 _Texts = Annotated[dict[_Name, _Text], Meta(max_length=MAX_ENTRIES)]
 
@@ -55,9 +53,9 @@ class CompletionFields(Struct, forbid_unknown_fields=True):
     logprobs: memoryview
     mask: memoryview
     versions: list[tuple[_Number, _Number, _Number]]
-    """Lineage, step, first token."""
+    """Lineage, step and first token of each span."""
     fences: list[tuple[_Number, _Incarnation, _Number]]
-    """Fence, incarnation, first token."""
+    """Fence, incarnation and first token of each run."""
 
 
 class EpisodeFields(Struct, forbid_unknown_fields=True):
@@ -80,10 +78,10 @@ class EpisodeFields(Struct, forbid_unknown_fields=True):
 
 
 # --------------------------------------------------------------------------------------------------
-# Words of a refusal: the field at fault, what it must be, and what it was.
+# Texts of refusals: the field at fault, its rule, and its value.
 #
-# The schema finds that a record is wrong and does so fast; only then are its fields looked at here,
-# one by one. Names are those of `Episode`, not the shorter ones of the wire.
+# The schema finds quickly that a record is wrong. Only then its fields are checked here, one by
+# one. Texts have the names of `Episode`, not the shorter ones of the wire.
 
 MAX_QUOTED_CHARS = 80
 
@@ -92,12 +90,12 @@ Check = Callable[[str, object], None]
 
 
 def refusal(fields: object, kind: type[Struct], fault: object) -> RecordError:
-    """Name the first field that is wrong.
+    """Return the error that names the first wrong field.
 
     Args:
         fields: The record as read or to be written: a map, or any other value.
-        kind: What it should have been, `EpisodeFields` or `CompletionFields`.
-        fault: What was found wrong, for a fault that no look at one field finds.
+        kind: The expected type, `EpisodeFields` or `CompletionFields`.
+        fault: The fault, for one that a check of single fields does not find.
     """
     try:
         _check_map("a record", fields, _EPISODE if kind is EpisodeFields else _COMPLETION)
@@ -108,16 +106,16 @@ def refusal(fields: object, kind: type[Struct], fault: object) -> RecordError:
 
 def _check_map(name: str, value: object, checks: dict[str, tuple[str, Check]]) -> None:
     fields = asdict(value) if isinstance(value, Struct) else value
-    names = ", ".join(known for known, _ in checks.values())
+    names = ", ".join(label for label, _ in checks.values())
     if not isinstance(fields, dict):
         raise RecordError(f"{name} must be a map of {names}, got {quoted(fields)}")
     _check_schema("schema", fields.get("schema", SCHEMA))
-    if missing := [known for key, (known, _) in checks.items() if key not in fields]:
+    if missing := [label for key, (label, _) in checks.items() if key not in fields]:
         raise RecordError(f"{name} must be a map of {names}, got one without {quoted(missing)}")
     if extra := [key for key in fields if key not in checks]:
         raise RecordError(f"{name} must be a map of {names}, got {quoted(extra)} besides")
-    for key, (known, check) in checks.items():
-        check(known, fields[key])
+    for key, (label, check) in checks.items():
+        check(label, fields[key])
 
 
 def _check_schema(_: str, value: object) -> None:
@@ -235,7 +233,7 @@ _EPISODE: dict[str, tuple[str, Check]] = {
 
 
 # --------------------------------------------------------------------------------------------------
-# Records to msgpack and back, by msgspec; a refusal is worded once all else has failed.
+# Records to msgpack and back, by msgspec, with refusals that name the field.
 
 Fields = TypeVar("Fields", EpisodeFields, CompletionFields)
 
@@ -245,10 +243,11 @@ _UNREADABLE = MsgspecError, ValueError, RecursionError  # UnicodeDecodeError: a 
 
 
 def write(fields: EpisodeFields | CompletionFields) -> bytes:
-    """Turn fields of plain numbers and texts into bytes; `read` finds the rest of what is wrong.
+    """Turn fields of plain numbers and texts into bytes; `read` finds all other faults.
 
     Raises:
-        RecordError: a value is of another type, or has no form in msgpack; names the field.
+        RecordError: A value is of another type, or has no form in msgpack; the text names its
+            field.
     """
     try:
         if isinstance(fields, EpisodeFields):
@@ -264,7 +263,7 @@ def read(decoder: Decoder[Fields], record: bytes) -> Fields:
     """Read bytes that are one map of this schema.
 
     Raises:
-        RecordError: they are not; names what is wrong.
+        RecordError: The bytes are no such map; the text names the fault.
     """
     try:
         return decoder.decode(record)
@@ -321,7 +320,7 @@ def _check_plain_completion(fields: CompletionFields) -> None:
 
 
 def _values(record: bytes) -> list[tuple[object, int]]:
-    """All msgpack values and where each ends; what does not parse to the last byte is refused."""
+    """Return all msgpack values with their ends; bytes that do not parse to the end are refused."""
     unpacker = msgpack.Unpacker(
         max_buffer_size=len(record), raw=False, strict_map_key=True, use_list=True
     )

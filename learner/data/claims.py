@@ -209,7 +209,7 @@ class Claims:
                 step,
                 units,
                 start=starts_now and step != self._left,
-                known=known,
+                num_read=known,
                 in_order=self._in_order,
             )
         )

@@ -33,24 +33,24 @@ def test_a_claim_is_sticky_and_takes_the_oldest_first(run: RunInStore) -> None:
 def test_only_units_that_the_learner_does_not_know_are_listed(run: RunInStore) -> None:
     run.fill(1)
     assert run.claimed(1, 3) == [0]
-    assert run.claimed(1, 3, known=1) == []
+    assert run.claimed(1, 3, num_read=1) == []
 
     run.fill(1, first=1)
-    assert run.claimed(1, 3, known=1) == [1]
-    assert run.claimed(1, 3, known=1) == [0, 1]  # as after a lost reply
-    assert run.claimed(1, 3, known=2) == []
+    assert run.claimed(1, 3, num_read=1) == [1]
+    assert run.claimed(1, 3, num_read=1) == [0, 1]  # as after a lost reply
+    assert run.claimed(1, 3, num_read=2) == []
 
     run.store.run(operations.drop(run.lineage, 1, [0], "stale"))
-    assert run.claimed(1, 3, known=2) == [1]
-    assert run.claimed(1, 3, known=1) == []
+    assert run.claimed(1, 3, num_read=2) == [1]
+    assert run.claimed(1, 3, num_read=1) == []
     run.fill(1, first=2)
-    assert run.claimed(1, 3, known=1) == [2]
+    assert run.claimed(1, 3, num_read=1) == [2]
     assert run.claimed(1, 3) == [1, 2]
 
 
 def test_a_batch_in_order_waits_for_its_own_units_and_holds_them_by_number(run: RunInStore) -> None:
-    def batch(k: int, *, known: int = 0) -> tuple[bool, list[int]]:
-        call = operations.claim(run.lineage, k, 2, known=known, in_order=True)
+    def batch(k: int, *, num_read: int = 0) -> tuple[bool, list[int]]:
+        call = operations.claim(run.lineage, k, 2, num_read=num_read, in_order=True)
         claim = run.store.run(call)
         return claim.complete, [unit.group_id for unit in claim.units]
 
@@ -61,9 +61,9 @@ def test_a_batch_in_order_waits_for_its_own_units_and_holds_them_by_number(run: 
     assert batch(1) == (False, [1])  # 3 is as old, and of the batch after
 
     run.submit(by_unit[2])
-    assert batch(1, known=1) == (False, [])
+    assert batch(1, num_read=1) == (False, [])
     run.submit(by_unit[0])
-    assert batch(1, known=1) == (True, [0, 1])
+    assert batch(1, num_read=1) == (True, [0, 1])
     run.store.run(operations.seal(run.lineage, 1))
     assert batch(1) == (True, [0, 1])
     assert batch(2) == (True, [2, 3])
@@ -73,7 +73,7 @@ def test_a_life_that_begins_is_counted_though_nothing_came(run: RunInStore) -> N
     run.fill(1)
     run.claimed(1)
 
-    claim = run.store.run(operations.claim(run.lineage, 1, 2, start=True, known=1))
+    claim = run.store.run(operations.claim(run.lineage, 1, 2, start=True, num_read=1))
 
     assert (claim.complete, claim.sealed, claim.starts, claim.units) == (False, False, 1, [])
 
@@ -81,11 +81,11 @@ def test_a_life_that_begins_is_counted_though_nothing_came(run: RunInStore) -> N
 def test_a_full_batch_is_listed_whatever_the_learner_knows(run: RunInStore) -> None:
     run.fill(2)
 
-    for known in (0, 1, 2):
-        assert run.claimed(1, known=known) == [0, 1]
+    for num_read in (0, 1, 2):
+        assert run.claimed(1, num_read=num_read) == [0, 1]
     run.store.run(operations.seal(run.lineage, 1))
-    for known in (0, 1, 2):
-        assert run.claimed(1, 4, known=known) == [0, 1]
+    for num_read in (0, 1, 2):
+        assert run.claimed(1, 4, num_read=num_read) == [0, 1]
 
 
 def test_what_comes_in_several_slices_is_listed(run: RunInStore) -> None:
@@ -96,7 +96,7 @@ def test_what_comes_in_several_slices_is_listed(run: RunInStore) -> None:
 
     run.fill(slice_units, first=1)
 
-    assert run.claimed(1, 2 * slice_units, known=1) == list(range(1 + slice_units))
+    assert run.claimed(1, 2 * slice_units, num_read=1) == list(range(1 + slice_units))
 
 
 def test_a_sealed_claim_is_the_same_for_the_next_learner(run: RunInStore) -> None:

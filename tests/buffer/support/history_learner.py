@@ -117,7 +117,7 @@ def be_careless(world: World) -> None:
 def _claim(world: World, k: int) -> Claim:
     """Claim, and see that only known units go unlisted, and none of a full batch."""
     known = world.learner.known.setdefault(k, set())
-    call = operations.claim(world.learner.lineage, k, UNITS_PER_BATCH, known=len(known))
+    call = operations.claim(world.learner.lineage, k, UNITS_PER_BATCH, num_read=len(known))
     if world.chance(0.05):
         world.store.run(call)  # the reply is lost
     claim = world.store.run(call)

@@ -105,9 +105,9 @@ class RunInStore:
         assert len(tasks) == units * GROUP_SIZE
         self.submit(tasks)
 
-    def claimed(self, k: int, units: int = UNITS_PER_BATCH, *, known: int = 0) -> list[int]:
+    def claimed(self, k: int, units: int = UNITS_PER_BATCH, *, num_read: int = 0) -> list[int]:
         """Claim for batch k; returns the units that are listed."""
-        claim = self.store.run(operations.claim(self.lineage, k, units, known=known))
+        claim = self.store.run(operations.claim(self.lineage, k, units, num_read=num_read))
         return [unit.group_id for unit in claim.units]
 
     def train(self, k: int, units: int = UNITS_PER_BATCH) -> None:

@@ -56,7 +56,7 @@ def claim(h: Modelled) -> Claim | None:
     held = len(model.claims[k].units) if k in model.claims else 0
     known, in_order = rng.choice([held, held, 0]), rng.random() < 0.3
     return h.same(
-        operations.claim(lineage, k, units, start=start, known=known, in_order=in_order),
+        operations.claim(lineage, k, units, start=start, num_read=known, in_order=in_order),
         lambda: batches.claim(
             model, lineage, k, units, start=start, known=known, in_order=in_order
         ),
