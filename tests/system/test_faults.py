@@ -66,7 +66,7 @@ def test_killed_actors_work_is_continued_by_another(tmp_path: Path) -> None:
     # Whose actor died knows it at once: nobody waits for leases to expire.
     leases = "broker.lease_timeout_s=600"
     # On a quick machine an episode takes as long as a snapshot, so few are found half done.
-    many = ("run.steps=100", "actors.snapshot_s=0.05", "actors.count=2")
+    many = ("run.steps=60", "actors.snapshot_s=0.05", "actors.count=2")
     run = LiveRun(tmp_path, "tiny.yaml", *LONG, leases, *many)
 
     with run.up() as process:
@@ -187,7 +187,7 @@ def test_a_run_of_two_turn_episodes_survives_killed_actors(tmp_path: Path) -> No
 
 
 def test_ctrl_c_saves_and_up_goes_on(tmp_path: Path) -> None:
-    run = LiveRun(tmp_path, "tiny.yaml", *LONG, "run.steps=20", "learner.checkpoint_every=100")
+    run = LiveRun(tmp_path, "tiny.yaml", *LONG, "run.steps=12", "learner.checkpoint_every=100")
 
     with run.up() as process:
         run.wait_until(lambda: run.step >= 3, "three batches are trained")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -26,7 +28,7 @@ RUN = (
     *TORCH,
     f"run.steps={STEPS}",
     f"run.reward={paced_reward.__file__}:paced",
-    "console.max_restarts=1",
+    "console.max_restarts=0",
 )
 
 
@@ -55,11 +57,13 @@ def test_a_disk_that_is_full_for_half_a_minute_costs_nothing(run: LiveRun) -> No
         with fill(run.folder.parent):
             until = time.monotonic() + FULL_S
             run.wait_until(lambda: SAYS in said(run), "the console says so", within_s=SAID_S)
+            os.kill(run.pids("learner")[0], signal.SIGKILL)  # its next life begins on a full disk
             run.wait_until(lambda: time.monotonic() > until, "half a minute is over")
             assert up.poll() is None, run.logs()
         summary = run.finish(up)
 
     assert "start one" not in said(run)
+    assert summary["learner_lives"] > 1
     assert_nothing_lost_or_repeated(run, summary)
 
 

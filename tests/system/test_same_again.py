@@ -15,15 +15,15 @@ STEPS = ("run.steps=6", "run.eval_episodes=0")
 
 def test_a_run_whose_actors_are_killed_ends_equal_to_the_bit(tmp_path: Path) -> None:
     quiet = started(tmp_path, "quiet", *STEPS, "actors.count=1")
-    with quiet.up() as process:
-        quiet.finish(process)
-
     killed = started(tmp_path, "killed", *STEPS, "actors.count=2")
-    with killed.up() as process:
-        kills = Kills(killed, process, seed=1)
-        kills.actors(3)
-        kills.until_one_is_continued()
-        killed.finish(process)
+    with quiet.up() as undisturbed:
+        quiet.wait_until(lambda: bool(quiet.pids("broker")), "the model of both is made")
+        with killed.up() as process:  # either samples or trains, so that each needs one core
+            kills = Kills(killed, process, seed=1)
+            kills.actors(3)
+            kills.until_one_is_continued()
+            killed.finish(process)
+        quiet.finish(undisturbed)
 
     assert kills.count["actors"] >= 3
     assert any(line["resumed_episodes"] for line in killed.lines("metrics"))

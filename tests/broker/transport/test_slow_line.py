@@ -34,28 +34,31 @@ def long_lines(here: Ring, *, one_way_s: float, number: int = 1) -> Iterator[lis
         yield [f"tcp://127.0.0.1:{proxy.port}" for proxy in proxies]
 
 
-def test_an_actor_two_seconds_away_joins_and_works(redis_url: str, keys: Path) -> None:
+async def joins_and_works(here: Ring) -> None:
+    """Two seconds away."""
+    with long_lines(here, one_way_s=SLOWEST_S) as (endpoint,):
+        far = here.client("far", endpoint=endpoint)
+        await far.hello(hello("far"))
+        (lease,) = (await far.lease(LeaseRequest(1, FIRST))).leases
+        (line,) = (await far.submit(submission(lease))).verdicts
+
+    assert line.verdict in {Verdict.OK, Verdict.DUP}
+
+
+async def joins_one_of_several(here: Ring) -> None:
+    """Which are far away, and each of which it gives more time than the one before."""
+    with long_lines(here, one_way_s=BETWEEN_CONTINENTS_S, number=2) as (first, second):
+        far = here.client("between", endpoint=first, other_endpoints=[second])
+        await far.hello(hello("between"), deadline_s=40)
+
+
+def test_actors_far_from_one_broker_and_from_several_join(redis_url: str, keys: Path) -> None:
     async def story() -> None:
         async with ring(redis_url, keys) as here:
             await begin(here.store, groups=1)
-            with long_lines(here, one_way_s=SLOWEST_S) as (endpoint,):
-                far = here.client("far", endpoint=endpoint)
-                await far.hello(hello("far"))
-                (lease,) = (await far.lease(LeaseRequest(1, FIRST))).leases
-                (line,) = (await far.submit(submission(lease))).verdicts
-
-        assert line.verdict in {Verdict.OK, Verdict.DUP}
-
-    asyncio.run(story())
-
-
-def test_an_actor_far_from_several_brokers_gives_each_more_time(redis_url: str, keys: Path) -> None:
-    async def story() -> None:
-        async with ring(redis_url, keys) as here:
-            await begin(here.store, groups=1)
-            with long_lines(here, one_way_s=BETWEEN_CONTINENTS_S, number=2) as (first, second):
-                far = here.client("far", endpoint=first, other_endpoints=[second])
-                await far.hello(hello("far"), deadline_s=40)
+            async with asyncio.TaskGroup() as both:  # they only wait
+                both.create_task(joins_and_works(here))
+                both.create_task(joins_one_of_several(here))
 
     asyncio.run(story())
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from broker.transport.keys import make_client, make_keys
 from buffer import operations
@@ -33,6 +34,9 @@ class RingByHand:
         overrides: Of settings.
     """
 
+    _models: ClassVar[dict[tuple[str, ...], Path]] = {}
+    """The model that the first ring of a test session made, by the overrides that it depends on."""
+
     def __init__(self, folder: Path, url: str, *overrides: str) -> None:
         self.folder, self.url = folder, url
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -48,8 +52,14 @@ class RingByHand:
             ],
         )
         save(settings, folder / "init.yaml")
-        self._call("nyala", "init-model", str(folder / "init.yaml"))
         model = settings.run.folder / "init"
+        decisive = ("learner.init_", "learner.warm_start_", "run.environment")
+        made_from = tuple(sorted(each for each in overrides if each.startswith(decisive)))
+        earlier = self._models.setdefault(made_from, model)
+        if earlier.exists():
+            shutil.copytree(earlier, model)
+        else:
+            self._call("nyala", "init-model", str(folder / "init.yaml"))
         self.settings = with_value(settings, "run", "model", str(model))
         save(self.settings, folder / "config.yaml")
 
