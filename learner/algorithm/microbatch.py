@@ -188,13 +188,13 @@ class Prepared:
     log_ratio_bound: float = math.inf
     """M2PO: largest |log(pi/mu)| that stays, set before each optimizer step; nats."""
 
-    def take(self, places: Tensor) -> Prepared:
+    def take(self, places: Tensor | slice) -> Prepared:
         """Keep some of the N tokens alone; what belongs to sequences and episodes stays."""
         own = replace(self.microbatch, **_taken(self.microbatch, places))
         return replace(self, microbatch=own, **_taken(self, places))
 
 
-def _taken(owner: Microbatch | Prepared, places: Tensor) -> dict[str, Any]:
+def _taken(owner: Microbatch | Prepared, places: Tensor | slice) -> dict[str, Any]:
     values = {f.name: getattr(owner, f.name) for f in fields(owner) if f.name.endswith("_N")}
     return {name: None if value is None else value[places] for name, value in values.items()}
 

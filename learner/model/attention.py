@@ -84,7 +84,8 @@ def attend(
         out_THK = _attend_at_once(query, key, value, sequences, scale=scale, window=sliding_window)
         return out_THK[None], None
     runs = list(sequences.equal_runs())
-    tensors = query[0], key[0], value[0]
+    # Not by an index, whose gradient is a copy.
+    tensors = query.squeeze(0), key.squeeze(0), value.squeeze(0)
     split = [tensors]
     if len(runs) > 1:  # whose gradient is a copy
         own, seen = [r.number * r.length for r in runs], [r.number * r.seen for r in runs]
@@ -108,7 +109,7 @@ def _is_one_run(sequences: Sequences, window: int | None) -> bool:
 
 def _repeat(keys: Tensor, places: Tensor) -> Tensor:
     """Repeat keys or values [1, H / G, T, K] at `places` of the T."""
-    repeated_SW = take(keys[0].transpose(0, 1).flatten(1), places)
+    repeated_SW = take(keys.squeeze(0).transpose(0, 1).flatten(1), places)
     return repeated_SW.view(len(places), keys.shape[1], -1).transpose(0, 1)[None]
 
 
@@ -138,7 +139,7 @@ def _attend_at_once(
 ) -> Tensor:
     """Attend in one kernel. Shape [T, H, K]."""
     seen = sequences.seen or sequences
-    q_THK, k_THK, v_THK = (x[0].transpose(0, 1) for x in (query, key, value))
+    q_THK, k_THK, v_THK = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     out_THK = varlen_attn(
         q_THK,
         k_THK,
@@ -280,7 +281,7 @@ def run_trunk(trunk: nn.Module, sequences: Sequences, cut: Cut) -> Tensor:
         sequences=sequences,
         cut=cut,
     ).last_hidden_state
-    return hidden_1SD[0]
+    return hidden_1SD.squeeze(0)
 
 
 @torch.no_grad()

@@ -46,13 +46,17 @@ class Narrowed(Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator's types
         ctx: Any, *grad_outputs: Tensor | None
     ) -> tuple[None, ...]:
+        first: list[tuple[Tensor, Tensor]] = []
         for wide, gradient in zip(ctx.wide, grad_outputs, strict=True):
             if gradient is None or not wide.requires_grad:
                 continue
             if wide.grad is None:
-                wide.grad = gradient.to(wide.dtype)
+                wide.grad = torch.empty_like(wide)
+                first.append((wide.grad, gradient))
             else:
                 wide.grad.add_(gradient)
+        if first:
+            torch._foreach_copy_(*map(list, zip(*first, strict=True)))  # pyright: ignore[reportPrivateImportUsage]
         return (None,) * (1 + len(ctx.wide))
 
 

@@ -114,7 +114,7 @@ def has_room(modules: Collection[nn.Module], ranks: Ranks) -> bool:
 # --------------------------------------------------------------------------------------------------
 # The target policy: a Hugging Face causal language model, sharded with FSDP2, that scores tokens.
 
-LossOfPlaces = Callable[[Tensor, Tensor, Tensor], Tensor]
+LossOfPlaces = Callable[[Tensor | slice, Tensor, Tensor], Tensor]
 """Places of some of the N tokens, their log-probs and entropies -> their part of a loss."""
 
 
@@ -197,7 +197,6 @@ class Policy(nn.Module):
         if temperature is not None:
             softmax = replace(softmax, temperature=temperature)
         states_MD = states_before(self.causal_lm.base_model, sequences, cut)
-        places_M = cut.own_scores(torch.arange(len(indices_N), device=indices_N.device))
         drawn_N = None
         with local_parameters(layer):
             found = score_tokens(
@@ -207,7 +206,7 @@ class Policy(nn.Module):
                 softmax,
                 part=self.vocabulary_part,
                 entropy_gradient=entropy_gradient,
-                loss_of=loss_of and (lambda rows, *scores: loss_of(places_M[rows], *scores)),
+                loss_of=loss_of and (lambda rows, *scores: loss_of(cut.places(rows), *scores)),
             )
             if numbers_N is not None:
                 own_M = cut.own_scores(numbers_N)

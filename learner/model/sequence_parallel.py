@@ -80,9 +80,13 @@ class Cut:
 
     def own_scores(self, values_N: Tensor) -> Tensor:
         """Take the scored tokens whose states this rank has. Shape [M]."""
+        return values_N if self._group.size == 1 else values_N[self.places(slice(None))]
+
+    def places(self, rows: slice) -> Tensor | slice:
+        """Find some of these M tokens among the N; no index where a view serves."""
         if self._group.size == 1:
-            return values_N
-        return values_N[self._order_N.split(self._counts)[self._group.rank]]
+            return rows
+        return self._order_N.split(self._counts)[self._group.rank][rows]
 
     def gather(self, values_M: Tensor) -> Tensor:
         """Put together the values of all scored tokens.

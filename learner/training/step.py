@@ -182,7 +182,7 @@ def accumulate(
 def _loss_of_places(
     prepared: Prepared,
     settings: AlgorithmSettings,
-    places: torch.Tensor,
+    places: torch.Tensor | slice,
     logprobs: torch.Tensor,
     entropies: torch.Tensor,
 ) -> torch.Tensor:
