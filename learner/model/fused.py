@@ -4,9 +4,12 @@ The modules of transformers stay, with their parameters and names; their forward
 kernels (`kernels.py`) instead of five to ten operations of torch, each of which reads and writes
 all of its tensors. Whichever is not known here keeps its own method.
 
-    norm        of the families below, by what they round and whether their weight is an offset
+    norm        of the families below, by what they round and whether their weight is an offset;
+                in most of them with the sum before it, and the gradient of what goes on from there
     rotary      where both halves of a head are turned by the same angles, and all of it is turned
     activation  SiLU and GELU by tanh of a gate, beside one product or as half of it
+    products    of the same states, where their weights are narrow copies (`one_rank.py`): queries,
+                keys and values are one, and gate and what passes it
 
 Layers that are compiled are left to the compiler, and those on a CPU to torch.
 """
@@ -21,6 +24,7 @@ from typing import Any, NamedTuple
 
 import structlog
 from torch import Tensor, nn
+from torch.nn import functional
 
 from .compilers import has_kernels
 
@@ -51,6 +55,8 @@ FAMILIES = {
 }
 """By the beginning of the names of transformers' classes."""
 SILU, GELU = {"SiLU", "SiLUActivation"}, {"GELUTanh", "PytorchGELUTanh"}
+ORDINARY = {f"{family}DecoderLayer" for family in ("Llama", "Qwen2", "Qwen3", "Mistral", "Gemma")}
+"""Layers that norm states, attend, add, norm, and add the activation's product."""
 ROTARY = "apply_rotary_pos_emb"
 """The function that the modules of transformers call by this name."""
 
@@ -87,9 +93,23 @@ def _norm(module: Any, family: Rounding) -> Callable[..., Any] | None:
     return None if eps is None else partial(_normed, module, float(eps), family)
 
 
-def _normed(module: Any, eps: float, family: Rounding, hidden_states: Tensor) -> Tensor:
-    normed: Tensor = _kernels().Norm.apply(hidden_states, module.weight, eps, *family)
-    return normed
+def _normed(module: Any, eps: float, family: Rounding, hidden_states: Tensor, *added: Any) -> Any:
+    """Norm states; where something is added to them, or None, return the sum too."""
+    how = *family, bool(added), *added
+    return _kernels().Norm.apply(hidden_states, module.weight, eps, *how)
+
+
+def _layer(module: Any, _family: Rounding) -> Callable[..., Any] | None:
+    return partial(_in_order, module) if type(module).__name__ in ORDINARY else None
+
+
+def _in_order(module: Any, hidden_states: Tensor, *places: Any, **how: Any) -> Tensor:
+    """Add attention to what is normed next, and both gradients of what is kept, on the way."""
+    normed, kept = module.input_layernorm(hidden_states, None)
+    attended, _ = module.self_attn(normed, *places, **how)
+    normed, kept = module.post_attention_layernorm(kept, attended)
+    states: Tensor = kept + module.mlp(normed)
+    return states
 
 
 def _inner(module: Any, _family: Rounding) -> Callable[..., Any] | None:
@@ -102,12 +122,16 @@ def _inner(module: Any, _family: Rounding) -> Callable[..., Any] | None:
 
 
 def _gated(module: Any, is_silu: bool, x: Tensor) -> Any:
-    return module.down_proj(_kernels().Gate.apply(module.gate_proj(x), module.up_proj(x), is_silu))
+    gate = module.gate_proj(x)
+    if gate.shape[-1] > module.gate_proj.out_features:
+        return module.down_proj(_kernels().JoinedGate.apply(gate, is_silu))
+    return module.down_proj(_kernels().Gate.apply(gate, module.up_proj(x), is_silu))
 
 
 def _joint(module: Any, is_silu: bool, hidden_states: Tensor) -> Any:
-    gate, up = module.gate_up_proj(hidden_states).chunk(2, dim=-1)
-    return module.down_proj(_kernels().Gate.apply(gate, up, is_silu))
+    return module.down_proj(
+        _kernels().JoinedGate.apply(module.gate_up_proj(hidden_states), is_silu)
+    )
 
 
 def _attention(module: Any, _family: Rounding) -> Callable[..., Any] | None:
@@ -130,4 +154,54 @@ def _rotate(plain: Callable[..., Any], q: Tensor, k: Tensor, cos: Tensor, sin: T
     return _kernels().Rotate.apply(q, k, cos[0], sin[0])
 
 
-MAKERS = {"RMSNorm": _norm, "MLP": _inner, "Attention": _attention}
+MAKERS = {"RMSNorm": _norm, "MLP": _inner, "Attention": _attention, "DecoderLayer": _layer}
+
+
+# --------------------------------------------------------------------------------------------------
+# Products of the same states as one, while the first layer's weight has all rows of the others too.
+
+Joined = list[nn.Linear]
+
+
+def join_products(modules: Iterable[nn.Module]) -> list[Joined]:
+    """Let linear layers of the same states be computed at once; list those of each product."""
+    found = []
+    for module in modules:
+        for names in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+            layers: Any = [getattr(module, name, None) for name in names]
+            if any(type(layer) is not nn.Linear for layer in layers):
+                continue  # those with adapters among them
+            if names[0] == "q_proj":
+                _split(layers, keeps=hasattr(module, "q_norm"))
+            elif getattr(module.forward, "func", None) is not _gated:
+                continue
+            found.append(layers)
+    return found
+
+
+def _split(layers: Joined, *, keeps: bool) -> None:
+    """Give each layer its part of the product that the first one makes.
+
+    Args:
+        layers: Queries, keys and values.
+        keeps: All of the product is kept for the backward pass, as it is for norms of queries and
+            keys; else values would be all that is kept, and keep the rest.
+    """
+    first, *others = layers
+    parts: list[Tensor] = []
+
+    def begin(states: Tensor) -> Tensor:
+        product = functional.linear(states, first.weight, first.bias)
+        sizes = [layer.out_features for layer in layers]
+        own, *parts[:] = product.split(sizes, -1) if product.shape[-1] == sum(sizes) else [product]
+        return own
+
+    def go_on(layer: nn.Linear, states: Tensor) -> Tensor:
+        if not parts:
+            return functional.linear(states, layer.weight, layer.bias)
+        part = parts.pop(0)
+        return part if parts or keeps else part.contiguous()
+
+    first.forward = begin  # type: ignore[method-assign,assignment]
+    for layer in others:
+        layer.forward = partial(go_on, layer)  # type: ignore[method-assign]

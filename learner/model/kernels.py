@@ -57,17 +57,22 @@ def _tile(columns: int) -> tuple[int, int]:
 
 @triton.jit
 def _norm_forward(
-    x_ptr, weight_ptr, y_ptr, root_ptr, rows, columns,
-    EPS: tl.constexpr, OFFSET: tl.constexpr, ROUNDS_FIRST: tl.constexpr, WIDE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    x_ptr, added_ptr, total_ptr, weight_ptr, y_ptr, root_ptr, rows, columns, inner, outer, step,
+    ADDS: tl.constexpr, EPS: tl.constexpr, OFFSET: tl.constexpr, ROUNDS_FIRST: tl.constexpr,
+    WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     is_row, is_column = row < rows, column < columns
     is_here = is_row[:, None] & is_column[None, :]
     place = row[:, None] * columns + column[None, :]
-    narrow = tl.load(x_ptr + place, mask=is_here, other=0.0)
+    read = (row // inner * outer + row % inner * step)[:, None] + column[None, :]
+    narrow = tl.load(x_ptr + read, mask=is_here, other=0.0)
     x = narrow.to(WIDE)
+    if ADDS:
+        x += tl.load(added_ptr + place, mask=is_here, other=0.0).to(WIDE)
+        tl.store(total_ptr + place, x.to(narrow.dtype), mask=is_here)
+        x = x.to(narrow.dtype).to(WIDE)
     root = tl.rsqrt(tl.sum(x * x, 1) / columns + EPS)
     tl.store(root_ptr + row, root, mask=is_row)
     normed = x * root[:, None]
@@ -79,7 +84,8 @@ def _norm_forward(
 
 @triton.jit
 def _norm_backward(
-    slope_ptr, x_ptr, weight_ptr, root_ptr, of_x_ptr, of_weight_ptr, rows, columns,
+    slope_ptr, of_total_ptr, x_ptr, weight_ptr, root_ptr, of_x_ptr, of_weight_ptr,
+    rows, columns, inner, outer, step, KEEPS: tl.constexpr,
     OFFSET: tl.constexpr, ROUNDS_FIRST: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -93,7 +99,8 @@ def _norm_backward(
         is_row = row < rows
         is_here = is_row[:, None] & is_column[None, :]
         place = row[:, None].to(tl.int64) * columns + column[None, :]
-        narrow = tl.load(x_ptr + place, mask=is_here, other=0.0)
+        read = (row // inner * outer + row % inner * step)[:, None] + column[None, :]
+        narrow = tl.load(x_ptr + read, mask=is_here, other=0.0)
         slope = tl.load(slope_ptr + place, mask=is_here, other=0.0).to(WIDE)
         root = tl.load(root_ptr + row, mask=is_row, other=0.0)[:, None]
         normed = narrow.to(WIDE) * root
@@ -105,31 +112,69 @@ def _norm_backward(
             of_weight += slope * normed
         along = tl.sum(of_normed * normed, 1)[:, None] / columns
         of_x = root * (of_normed - normed * along)
+        if KEEPS:
+            of_x += tl.load(of_total_ptr + place, mask=is_here, other=0.0).to(WIDE)
         tl.store(of_x_ptr + place, of_x.to(narrow.dtype), mask=is_here)
     tl.store(of_weight_ptr + program * columns + column, tl.sum(of_weight, 0), mask=is_column)
 
 
+@triton.jit
+def _add_up(
+    parts_ptr, sum_ptr, parts, columns,
+    WIDE: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((PARTS, COLUMNS), dtype=WIDE)
+    for first in range(0, parts, PARTS):
+        part = first + tl.arange(0, PARTS)
+        is_here = (part < parts)[:, None] & (column < columns)[None, :]
+        place = part[:, None] * columns + column[None, :]
+        total += tl.load(parts_ptr + place, mask=is_here, other=0.0)
+    narrow = tl.sum(total, 0).to(sum_ptr.dtype.element_ty)
+    tl.store(sum_ptr + column, narrow, mask=column < columns)
+
+
+def _rows_of(x: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
+    """Return what rows are read from; how many make a group; steps to the next group, and row."""
+    if len(x) == x.stride(-1) == 1 and x.dim() in {3, 4}:
+        return x, (1, x.stride(1), 0) if x.dim() == 3 else (x.shape[2], x.stride(1), x.stride(2))
+    return x.contiguous(), (1, x.shape[-1], 0)
+
+
 class Norm(Function):
-    """The norm of each row of `x`, times a weight."""
+    """The norm of each row of `x`, times a weight.
+
+    With `keeps`, the norm of the sum of `x` and `added`, where something is, and that sum too.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight_M: Tensor, eps: float, offset: float, rounds_first: bool
-    ) -> Tensor:
-        x = x.contiguous()
+        ctx: Any,
+        x: Tensor,
+        weight_M: Tensor,
+        eps: float,
+        offset: float,
+        rounds_first: bool,
+        keeps: bool = False,
+        added: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        x, read = _rows_of(x)
         columns = x.shape[-1]
         rows = x.numel() // columns
         height, width = _tile(columns)
-        y = torch.empty_like(x)
+        y = x.new_empty(x.shape)
         roots_N = x.new_empty(rows, dtype=torch.promote_types(x.dtype, torch.float32))
         ctx.how = {"OFFSET": offset, "ROUNDS_FIRST": rounds_first, "WIDE": _wide(x.dtype)}
         ctx.how |= {"ROWS": height, "COLUMNS": width, "num_warps": _warps(height * width)}
-        ctx.save_for_backward(x, weight_M, roots_N)
+        total = x if added is None else x.new_empty(x.shape)
         if rows:
             _norm_forward[triton.cdiv(rows, height),](
-                x, weight_M, y, roots_N, rows, columns, EPS=eps, **ctx.how
-            )
-        return y
+                x, None if added is None else added.contiguous(), total, weight_M, y, roots_N,
+                rows, columns, *read, ADDS=added is not None, EPS=eps, **ctx.how,
+            )  # fmt: skip
+        ctx.read, ctx.adds = read if added is None else _rows_of(total)[1], added is not None
+        ctx.save_for_backward(total, weight_M, roots_N)
+        return (y, total.view_as(total)) if keeps else y
 
     @staticmethod
     @once_differentiable
@@ -137,15 +182,22 @@ class Norm(Function):
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
         x, weight_M, roots_N = ctx.saved_tensors
-        slope, columns = grad_outputs[0].contiguous(), x.shape[-1]
+        slope, *of_total = (each.contiguous() for each in grad_outputs)
+        columns = x.shape[-1]
         most = PROGRAMS_PER_PROCESSOR * _processors(x.device)
         programs = max(1, min(most, triton.cdiv(len(roots_N), ctx.how["ROWS"])))
-        of_x = torch.empty_like(x)
-        of_weight = roots_N.new_empty(programs, columns)
+        of_x = x.new_empty(x.shape)
+        parts = roots_N.new_empty(programs, columns)
         _norm_backward[programs,](
-            slope, x, weight_M, roots_N, of_x, of_weight, len(roots_N), columns, **ctx.how
-        )
-        return of_x, of_weight.sum(0).to(weight_M.dtype), None, None, None
+            slope, of_total[0] if of_total else None, x, weight_M, roots_N, of_x, parts,
+            len(roots_N), columns, *ctx.read, KEEPS=bool(of_total), **ctx.how,
+        )  # fmt: skip
+        of_weight_M = torch.empty_like(weight_M)
+        _add_up[triton.cdiv(columns, 32),](
+            parts, of_weight_M, programs, columns,
+            WIDE=ctx.how["WIDE"], PARTS=128, COLUMNS=32, num_warps=8,
+        )  # fmt: skip
+        return of_x, of_weight_M, None, None, None, None, of_x if ctx.adds else None
 
 
 def _warps(elements: int) -> int:
@@ -161,7 +213,7 @@ def _turn(
     x_ptr, y_ptr, stride, heads, cos, sin, WIDE: tl.constexpr, PRODUCT: tl.constexpr,
     BACK: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    head, column = tl.arange(0, HEADS), tl.arange(0, WIDTH)
+    head, column = tl.arange(0, HEADS).to(tl.int64), tl.arange(0, WIDTH)  # of a row of any length
     is_here = (head < heads)[:, None] & (column < HALF)[None, :]
     read = head[:, None] * stride + column[None, :]
     first = tl.load(x_ptr + read, mask=is_here, other=0.0)
@@ -275,14 +327,14 @@ def _gate_forward(
 
 @triton.jit
 def _gate_backward(
-    slope_ptr, gate_ptr, up_ptr, of_gate_ptr, of_up_ptr, gate_row, up_row, columns,
+    slope_ptr, gate_ptr, up_ptr, of_gate_ptr, of_up_ptr, gate_row, up_row, of_row, columns,
     IS_SILU: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_here = column < columns
-    place = row * columns + column
-    slope = tl.load(slope_ptr + place, mask=is_here, other=0.0).to(WIDE)
+    place = row * of_row + column
+    slope = tl.load(slope_ptr + row * columns + column, mask=is_here, other=0.0).to(WIDE)
     narrow = tl.load(gate_ptr + row * gate_row + column, mask=is_here, other=0.0)
     up = tl.load(up_ptr + row * up_row + column, mask=is_here, other=0.0).to(WIDE)
     active, of_active = _activate(narrow.to(WIDE), IS_SILU)
@@ -292,22 +344,40 @@ def _gate_backward(
     tl.store(of_up_ptr + place, (slope * active).to(narrow.dtype), mask=is_here)
 
 
+def _gate(gate: Tensor, up: Tensor, is_silu: bool) -> Tensor:
+    columns = gate.shape[-1]
+    y = gate.new_empty(gate.shape)
+    rows = y.numel() // columns
+    if rows:
+        _gate_forward[rows, triton.cdiv(columns, BLOCK)](
+            gate, up, y, gate.stride(-2), up.stride(-2), columns,
+            IS_SILU=is_silu, WIDE=_wide(gate.dtype), BLOCK=BLOCK, num_warps=4,
+        )  # fmt: skip
+    return y
+
+
+def _gate_slopes(
+    slope: Tensor, gate: Tensor, up: Tensor, of_gate: Tensor, of_up: Tensor, is_silu: bool
+) -> None:
+    """Fill in both gradients, whose rows lie equally far from each other."""
+    slope, columns = slope.contiguous(), gate.shape[-1]
+    rows = slope.numel() // columns
+    if rows:
+        _gate_backward[rows, triton.cdiv(columns, BLOCK)](
+            slope, gate, up, of_gate, of_up,
+            gate.stride(-2), up.stride(-2), of_gate.stride(-2), columns,
+            IS_SILU=is_silu, WIDE=_wide(gate.dtype), BLOCK=BLOCK, num_warps=4,
+        )  # fmt: skip
+
+
 class Gate(Function):
     """The activation of a gate times what passes it."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, is_silu: bool) -> Tensor:
-        columns = gate.shape[-1]
-        y = gate.new_empty(gate.shape)
         ctx.is_silu = is_silu
         ctx.save_for_backward(gate, up)
-        rows = y.numel() // columns
-        if rows:
-            _gate_forward[rows, triton.cdiv(columns, BLOCK)](
-                gate, up, y, gate.stride(-2), up.stride(-2), columns,
-                IS_SILU=is_silu, WIDE=_wide(gate.dtype), BLOCK=BLOCK, num_warps=4,
-            )  # fmt: skip
-        return y
+        return _gate(gate, up, is_silu)
 
     @staticmethod
     @once_differentiable
@@ -315,12 +385,28 @@ class Gate(Function):
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
         gate, up = ctx.saved_tensors
-        slope, columns = grad_outputs[0].contiguous(), gate.shape[-1]
         of_gate, of_up = gate.new_empty(gate.shape), up.new_empty(up.shape)
-        rows = slope.numel() // columns
-        if rows:
-            _gate_backward[rows, triton.cdiv(columns, BLOCK)](
-                slope, gate, up, of_gate, of_up, gate.stride(-2), up.stride(-2), columns,
-                IS_SILU=ctx.is_silu, WIDE=_wide(gate.dtype), BLOCK=BLOCK, num_warps=4,
-            )  # fmt: skip
+        _gate_slopes(grad_outputs[0], gate, up, of_gate, of_up, ctx.is_silu)
         return of_gate, of_up, None
+
+
+class JoinedGate(Function):
+    """The same of both in one tensor, gates first."""
+
+    @staticmethod
+    def forward(ctx: Any, both: Tensor, is_silu: bool) -> Tensor:
+        ctx.is_silu = is_silu
+        ctx.save_for_backward(both)
+        gate, up = both.chunk(2, -1)
+        return _gate(gate, up, is_silu)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator's types
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        (both,) = ctx.saved_tensors
+        of_both = both.new_empty(both.shape)
+        (gate, up), (of_gate, of_up) = both.chunk(2, -1), of_both.chunk(2, -1)
+        _gate_slopes(grad_outputs[0], gate, up, of_gate, of_up, ctx.is_silu)
+        return of_both, None

@@ -2,9 +2,11 @@
 
 Float32 weights, gradients and moments stay plain tensors. A layer begins with narrow copies of its
 weights, made by one kernel for all of them, and again where its activations are computed again:
-outside of its passes none of them exists. In the backward pass narrow gradients are added to the
+outside of its passes none of them exists. Weights whose products are joined (`fused.py`) have one
+copy, behind each other. In the backward pass narrow gradients are added to the
 wide ones as they come. The numbers are those of FSDP2 on one rank, whose gathering and reducing
-would copy weights and gradients some times more; as there, a layer's inputs are narrowed too (the
+would copy weights and gradients some times more, but for joined products, which add up gradients of
+their states before these are rounded; as there, a layer's inputs are narrowed too (the
 angles of rotary embeddings, which Olmo-2 has in float32).
 
 What lies outside of the layers (embeddings, last norm, output layer) has its copies from the
@@ -13,7 +15,7 @@ beginning of the model's forward pass to the end of its backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,55 +26,90 @@ from torch.utils._pytree import tree_map_only
 
 from learner.weights.layout import SCALES
 
+from .fused import Joined, join_products
 from .lora import AdaptedLinear
+
+KEYS = "weight", "bias"
 
 
 class Narrowed(Function):
-    """Copies of weights in another dtype, whose gradients are added to those of the weights."""
+    """Copies of weights in another dtype, whose gradients are added to those of the weights.
+
+    `joined` has places of weights that are one copy, behind each other, at the first of the places.
+    """
 
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *wide: Tensor) -> tuple[Tensor, ...]:
-        narrow = [torch.empty_like(each, dtype=dtype) for each in wide]
-        torch._foreach_copy_(narrow, wide)  # pyright: ignore[reportPrivateImportUsage]
-        ctx.wide = wide
+    def forward(
+        ctx: Any, dtype: torch.dtype, joined: Sequence[Sequence[int]], *wide: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        made: list[Tensor | None] = [None] * len(wide)
+        parts: dict[int, Tensor] = {}
+        for places in joined:
+            begin, rows = wide[places[0]], [len(wide[place]) for place in places]
+            made[places[0]] = whole = begin.new_empty(sum(rows), *begin.shape[1:], dtype=dtype)
+            parts |= zip(places, whole.split(rows), strict=True)
+        for place, each in enumerate(wide):
+            if place not in parts:
+                made[place] = parts[place] = torch.empty_like(each, dtype=dtype)
+        _copy([parts[place] for place in range(len(wide))], wide)
+        ctx.wide, ctx.joined = wide, joined
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(
-            *(copy for copy, each in zip(narrow, wide, strict=True) if not each.requires_grad)
-        )
-        return tuple(narrow)
+        pairs = zip(made, wide, strict=True)
+        frozen = [copy for copy, each in pairs if copy is not None and not each.requires_grad]
+        ctx.mark_non_differentiable(*frozen)
+        return tuple(made)
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator's types
         ctx: Any, *grad_outputs: Tensor | None
     ) -> tuple[None, ...]:
-        first: list[tuple[Tensor, Tensor]] = []
-        for wide, gradient in zip(ctx.wide, grad_outputs, strict=True):
+        gradients = [*grad_outputs]
+        for places in ctx.joined:
+            if (whole := gradients[places[0]]) is not None:
+                parts = whole.split([len(ctx.wide[place]) for place in places])
+                for place, part in zip(places, parts, strict=True):
+                    gradients[place] = part
+        begun, first = list[Tensor](), list[Tensor]()
+        for wide, gradient in zip(ctx.wide, gradients, strict=True):
             if gradient is None or not wide.requires_grad:
                 continue
             if wide.grad is None:
                 wide.grad = torch.empty_like(wide)
-                first.append((wide.grad, gradient))
+                begun.append(wide.grad)
+                first.append(gradient)
             else:
                 wide.grad.add_(gradient)
-        if first:
-            torch._foreach_copy_(*map(list, zip(*first, strict=True)))  # pyright: ignore[reportPrivateImportUsage]
-        return (None,) * (1 + len(ctx.wide))
+        _copy(begun, first)
+        return (None,) * (2 + len(ctx.wide))
 
 
-def narrow_layers(layers: Iterable[nn.Module], dtype: torch.dtype) -> None:
-    """Let each layer compute in `dtype`; before its forward pass is checkpointed."""
+def _copy(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
+    """Copy all of them by one kernel, on a card."""
+    if ours:
+        torch._foreach_copy_([*ours], [*theirs])  # pyright: ignore[reportPrivateImportUsage]
+
+
+def narrow_layers(layers: Iterable[nn.Module], dtype: torch.dtype, *, joins: bool = False) -> None:
+    """Let each layer compute in `dtype`; before its forward pass is checkpointed.
+
+    Args:
+        layers: Of one model.
+        dtype: Of their passes.
+        joins: Let products of the same states be one (`fused.py`).
+    """
     narrows_inputs = dtype != torch.float32  # else those of a pass under autocast would be widened
     for layer in layers:
-        own = layer.forward
-        layer.forward = _with_narrow([*layer.modules()], own, dtype, inputs=narrows_inputs)
+        owners = [*layer.modules()]
+        joined = join_products(owners) if joins else []
+        layer.forward = _with_narrow(owners, layer.forward, dtype, joined, inputs=narrows_inputs)
 
 
 def narrow_rest(module: nn.Module, layers: Iterable[nn.Module], dtype: torch.dtype) -> None:
     """Let a module compute in `dtype` with what it has outside of `layers`."""
     inner = {id(each) for layer in layers for each in layer.modules()}
     owners = [each for each in module.modules() if id(each) not in inner]
-    module.forward = _with_narrow(owners, module.forward, dtype, inputs=False)
+    module.forward = _with_narrow(owners, module.forward, dtype, [], inputs=False)
 
 
 def _widens(owner: nn.Module, key: str) -> bool:
@@ -80,8 +117,25 @@ def _widens(owner: nn.Module, key: str) -> bool:
     return isinstance(owner, AdaptedLinear) and key in {"weight", SCALES}
 
 
+def _places(wide: Mapping[int, Tensor], joined: Sequence[Joined]) -> list[list[int]]:
+    """Find weights, and biases, that are joined among those that are copied."""
+    found = [[id(layer._parameters[key]) for layer in each] for each in joined for key in KEYS]
+    order = {each: place for place, each in enumerate(wide)}
+    return [
+        [order[each] for each in ids]
+        for ids in found
+        if all(each in wide for each in ids)
+        and len({wide[each].requires_grad for each in ids}) == 1
+    ]
+
+
 def _with_narrow(
-    owners: Sequence[nn.Module], own: Callable[..., Any], dtype: torch.dtype, *, inputs: bool
+    owners: Sequence[nn.Module],
+    own: Callable[..., Any],
+    dtype: torch.dtype,
+    joined: Sequence[Joined],
+    *,
+    inputs: bool,
 ) -> Callable[..., Any]:
     """Compute `own` with narrow weights of `owners`, and of narrow inputs."""
     owners = [each for each in owners if next(each.parameters(recurse=False), None) is not None]
@@ -98,7 +152,8 @@ def _with_narrow(
             if each is not None and not _widens(owner, key)
         )
         wide = {id(each): each for each in found if each.dtype != dtype}  # tied ones stay tied
-        copies = Narrowed.apply(dtype, *wide.values()) if wide else ()
+        places = _places(wide, joined)
+        copies = Narrowed.apply(dtype, places, *wide.values()) if wide else ()
         narrow = dict(zip(wide, copies, strict=True))
         try:
             for owner, kept in zip(owners, whole, strict=True):

@@ -32,7 +32,7 @@ from learner.weights.layout import count_weights
 
 from .activations import Kept, checkpoint_layers
 from .attention import PACKED, attend_over_ranks, pack_attention, run_trunk, take
-from .compilers import check_compiler
+from .compilers import check_compiler, has_kernels
 from .cpu import choose_products
 from .fused import fuse_layers
 from .logits import ALL_OF_IT
@@ -256,7 +256,7 @@ def shard(
     policy.vocabulary_part = tensor.vocabulary_part(policy.vocabulary)
     is_plain = not compiled and "parameters" not in offload and narrows(policy, mesh, dtype)
     if is_plain:
-        narrow_layers(layers, dtype)
+        narrow_layers(layers, dtype, joins=has_kernels(mesh.device_type))
     checkpoint_layers(layers, activations, offload="activations" in offload)
     if is_plain:
         _move(policy, mesh.device_type)

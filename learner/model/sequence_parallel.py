@@ -86,7 +86,8 @@ class Cut:
         """Find some of these M tokens among the N; no index where a view serves."""
         if self._group.size == 1:
             return rows
-        return self._order_N.split(self._counts)[self._group.rank][rows]
+        places_M: Tensor = self._order_N.split(self._counts)[self._group.rank][rows]
+        return places_M
 
     def gather(self, values_M: Tensor) -> Tensor:
         """Put together the values of all scored tokens.

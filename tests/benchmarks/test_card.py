@@ -12,11 +12,14 @@ import torch
 from benchmarks.card.__main__ import ratios
 from benchmarks.card.beside import IGNORED, LoopBeside
 from benchmarks.card.kernels import group_of
+from benchmarks.card.launches import WAYS, launches_of
 from benchmarks.card.learner import Case, Work
 from benchmarks.card.rows import TINY, episodes_of, made_rows
 from benchmarks.card.stage import Asked, run_stage
 from benchmarks.learner.arm import pack_batch
+from learner.model.ranks import Ranks
 from learner.model.sequence_cost import SequenceCost
+from tests.needs import needs
 from tests.waiting import wait_until
 
 LONGEST = 64
@@ -189,3 +192,20 @@ def test_ratios_are_larger_where_ours_is_faster_than_the_best_of_the_others() ->
     }
     arms["ring"] = {"cold": rate(49.0, model="b")}
     assert "ring_over_engine" not in ratios(arms | {"learner": {"fault": "exit code 1"}})
+
+
+@needs("Triton")
+def test_a_layer_launches_a_quarter_of_what_a_plain_one_does(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.learner.arm._ranks", lambda _: ranks)
+
+    first, second = ([launches_of(way, layers=n, chunks=1).counts for way in WAYS] for n in (1, 2))
+    plain, ours = (b - a for a, b in zip(first, second, strict=True))
+
+    assert 4 * ours.total() < plain.total()
+    for name in ("rsqrt", "mean", "silu", "silu_backward", "slice_backward"):
+        assert plain[name] and not ours[name], name
+    assert not ours["select_backward"], "gradients of an index are copies"
+    copied = sum(ours[name] for name in ("copy_", "_to_copy", "clone"))
+    assert 20 * copied < sum(plain[name] for name in ("copy_", "_to_copy", "clone"))

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests.learner.support.fresh_kernels import LOGITS, compiled_kernels
+from tests.learner.support.fresh_kernels import LAYERS, LOGITS, compiled_kernels
 from tests.needs import needs
 
 pytestmark = needs("Triton")
@@ -51,3 +51,24 @@ def test_kernels_for_logits_are_compiled_for_a_card(
     )  # fmt: skip
 
     assert measured.asm["cubin"] and differentiated.asm["cubin"]
+
+
+def test_norms_of_rows_that_lie_apart_are_compiled_for_a_card() -> None:
+    x = torch.empty(1, 6, 4, 128, dtype=torch.bfloat16)[:, :, :2]
+    weight, roots, parts = x.new_empty(128), torch.empty(12), torch.empty(5, 128)
+    with compiled_kernels(LAYERS) as kernels:
+        read = kernels._rows_of(x)[1]
+        assert read == (2, 512, 128)
+        how = {"OFFSET": 0.0, "ROUNDS_FIRST": True, "WIDE": kernels._wide(x.dtype)}
+        how |= {"ROWS": 32, "COLUMNS": 128, "num_warps": 8, "grid": (1,)}
+        forward = kernels._norm_forward.warmup(
+            x, x, x, weight, x, roots, 12, 128, *read, ADDS=True, EPS=1e-6, **how
+        )  # fmt: skip
+        backward = kernels._norm_backward.warmup(
+            x, x, x, weight, roots, x, parts, 12, 128, *read, KEEPS=True, **how
+        )  # fmt: skip
+        added = kernels._add_up.warmup(
+            parts, weight, 5, 128, WIDE=how["WIDE"], PARTS=128, COLUMNS=32, grid=(4,)
+        )
+
+    assert all(each.asm["cubin"] for each in (forward, backward, added))

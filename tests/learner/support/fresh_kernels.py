@@ -12,29 +12,34 @@ from typing import Any
 import pytest
 import torch
 
-LOGITS = "learner.model.logit_kernels"
+LAYERS, LOGITS = "learner.model.kernels", "learner.model.logit_kernels"
 
 
 @contextmanager
-def fresh_kernels(name: str, *, interpreted: bool) -> Iterator[ModuleType]:
-    """Import a module and Triton anew: it is then that the interpreter is chosen."""
-    usual = {each: sys.modules.pop(each) for each in [*sys.modules] if _is_of_triton(each, name)}
+def fresh_kernels(*names: str, interpreted: bool) -> Iterator[ModuleType]:
+    """Import modules and Triton anew, since it is then that the interpreter is chosen.
+
+    Yields:
+        The first one.
+    """
+    usual = {each: sys.modules.pop(each) for each in [*sys.modules] if _is_of_triton(each, names)}
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.delenv("TRITON_INTERPRET", raising=False)
             if interpreted:
                 patch.setenv("TRITON_INTERPRET", "1")
-            yield importlib.import_module(name)
+            modules = [importlib.import_module(name) for name in names]
+            yield modules[0]
     finally:
         for each in [*sys.modules]:
-            if _is_of_triton(each, name):
+            if _is_of_triton(each, names):
                 del sys.modules[each]
         sys.modules.update(usual)
 
 
-def _is_of_triton(each: str, name: str) -> bool:
+def _is_of_triton(each: str, names: tuple[str, ...]) -> bool:
     """Whether it is of Python: a compiled module is there once for a process."""
-    return each == name or (f"{each}.".startswith("triton.") and "_C" not in each)
+    return each in names or (f"{each}.".startswith("triton.") and "_C" not in each)
 
 
 @contextmanager
