@@ -49,7 +49,7 @@ from . import corrections, surrogates
 from .corrections import CORRECTIONS
 from .microbatch import Prepared, Segments
 from .reference_kl import kl_penalty
-from .surrogates import SURROGATES, Terms
+from .surrogates import SURROGATES, Objective, Terms
 
 # --------------------------------------------------------------------------------------------------
 # The proximal policy: the anchor that the surrogate's ratio is measured from.
@@ -153,6 +153,22 @@ def policy_loss(
         prepared: The microbatch, with the constants of the batch's optimizer steps.
         settings: Names and bounds.
     """
+    loss, keep_N, objective = _loss_of(log_pi_N, entropies_N, prepared, settings)
+    low_N, high_N = objective.outside()
+    return PolicyLoss(loss, kept_N=keep_N, low_N=low_N & keep_N, high_N=high_N & keep_N)
+
+
+def loss_alone(
+    log_pi_N: Tensor, entropies_N: Tensor, prepared: Prepared, settings: AlgorithmSettings
+) -> Tensor:
+    """Compute it without the tokens that were masked or clipped."""
+    return _loss_of(log_pi_N, entropies_N, prepared, settings)[0]
+
+
+def _loss_of(
+    log_pi_N: Tensor, entropies_N: Tensor, prepared: Prepared, settings: AlgorithmSettings
+) -> tuple[Tensor, Tensor, Objective]:
+    """Return the tokens that the correction keeps, and the objective, too."""
     microbatch = prepared.microbatch
     assert log_pi_N.shape == entropies_N.shape == microbatch.advantages_N.shape
     segments = Segments(microbatch.episodes_N, len(microbatch.rewards_B))
@@ -182,12 +198,7 @@ def policy_loss(
         log_rhos_N = log_pi_N - microbatch.behaviour_logprobs_N
         kl_N = kl_penalty(log_pi_N, prepared.log_ref_N, log_rhos_N, settings)
         values_N = values_N - settings.kl_coefficient * kl_N
-    return PolicyLoss(
-        loss=-(microbatch.weights_N * values_N).sum(),
-        kept_N=corrected.keep_N,
-        low_N=objective.low_N & corrected.keep_N,
-        high_N=objective.high_N & corrected.keep_N,
-    )
+    return -(microbatch.weights_N * values_N).sum(), corrected.keep_N, objective
 
 
 def is_sum_over_tokens(settings: AlgorithmSettings) -> bool:

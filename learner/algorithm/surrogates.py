@@ -51,14 +51,25 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Objective:
-    """The quantity that is maximised, and the tokens that a bound acts on."""
+    """The quantity that is maximised, and the tokens that a bound acts on, once they are asked for.
+
+    A loss alone needs none of them, and is computed for every chunk of logits.
+    """
 
     values_N: Tensor
     """With gradient. Shape [N]."""
-    low_N: Tensor
-    """Shape [N], bool."""
-    high_N: Tensor
-    """Shape [N], bool."""
+    outside: Callable[[], tuple[Tensor, Tensor]]
+    """Those of the lower and of the upper bound. Shapes [N], bool."""
+
+    @property
+    def low_N(self) -> Tensor:
+        """Those of the lower one. Shape [N], bool."""
+        return self.outside()[0]
+
+    @property
+    def high_N(self) -> Tensor:
+        """Those of the upper one. Shape [N], bool."""
+        return self.outside()[1]
 
 
 Surrogate = Callable[[Terms, AlgorithmSettings], Objective]
@@ -80,7 +91,7 @@ def reinforce(terms: Terms, _settings: AlgorithmSettings) -> Objective:
         Williams 1992; the baseline is in the advantage.
     """
     never_N = torch.zeros_like(terms.log_ratios_N, dtype=torch.bool)
-    return Objective(terms.log_ratios_N.exp() * terms.advantages_N, never_N, never_N)
+    return Objective(terms.log_ratios_N.exp() * terms.advantages_N, lambda: (never_N, never_N))
 
 
 def clip(terms: Terms, settings: AlgorithmSettings) -> Objective:
@@ -147,7 +158,7 @@ def gmpo(terms: Terms, settings: AlgorithmSettings) -> Objective:
     clipped_N = torch.where(high_N, settings.clip_high, clipped_N)
     mean_N = terms.segments.mean(clipped_N)
     moving_N = torch.where(low_N | high_N, 0.0, log_ratios_N - log_ratios_N.detach())
-    return Objective((mean_N + moving_N).exp() * advantages_N, low_N, high_N)
+    return Objective((mean_N + moving_N).exp() * advantages_N, lambda: (low_N, high_N))
 
 
 def cispo(terms: Terms, settings: AlgorithmSettings) -> Objective:
@@ -169,7 +180,7 @@ def cispo(terms: Terms, settings: AlgorithmSettings) -> Objective:
     ratios_N = terms.log_ratios_N.detach().exp()
     weights_N = ratios_N.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     values_N = weights_N * terms.advantages_N * _moving(terms.log_ratios_N)
-    return Objective(values_N, ratios_N < weights_N, ratios_N > weights_N)
+    return Objective(values_N, lambda: (ratios_N < weights_N, ratios_N > weights_N))
 
 
 def topr(terms: Terms, _settings: AlgorithmSettings) -> Objective:
@@ -193,7 +204,7 @@ def topr(terms: Terms, _settings: AlgorithmSettings) -> Objective:
     is_bad_N = advantages_N < 0
     weights_N = torch.where(is_bad_N, product_N.clamp(max=0).exp(), 1.0)
     values_N = weights_N * advantages_N * _moving(terms.log_ratios_N)
-    return Objective(values_N, torch.zeros_like(is_bad_N), is_bad_N & (product_N > 0))
+    return Objective(values_N, lambda: (torch.zeros_like(is_bad_N), is_bad_N & (product_N > 0)))
 
 
 def m2po(terms: Terms, _settings: AlgorithmSettings) -> Objective:
@@ -278,15 +289,22 @@ OF_TOKENS = frozenset({"clip", "reinforce", "cispo", "m2po", "dppo_tv", "dppo_kl
 
 
 def _clip(log_ratios_N: Tensor, advantages_N: Tensor, settings: AlgorithmSettings) -> Objective:
-    ratios_N, is_bad_N = log_ratios_N.exp(), advantages_N < 0
+    ratios_N = log_ratios_N.exp()
     clipped_N = ratios_N.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     values_N = torch.minimum(ratios_N * advantages_N, clipped_N * advantages_N)
-    high_N = (advantages_N > 0) & (ratios_N > 1 + settings.clip_high)
-    if settings.dual_clip is not None:
-        floor_N = settings.dual_clip * advantages_N
-        values_N = torch.where(is_bad_N, torch.maximum(values_N, floor_N), values_N)
-        high_N = high_N | (is_bad_N & (ratios_N > settings.dual_clip))
-    return Objective(values_N, is_bad_N & (ratios_N < 1 - settings.clip_low), high_N)
+    dual = settings.dual_clip
+    if dual is not None:
+        floored_N = torch.maximum(values_N, dual * advantages_N)
+        values_N = torch.where(advantages_N < 0, floored_N, values_N)
+
+    def outside() -> tuple[Tensor, Tensor]:
+        is_bad_N = advantages_N < 0
+        high_N = (advantages_N > 0) & (ratios_N > 1 + settings.clip_high)
+        if dual is not None:
+            high_N = high_N | (is_bad_N & (ratios_N > dual))
+        return is_bad_N & (ratios_N < 1 - settings.clip_low), high_N
+
+    return Objective(values_N, outside)
 
 
 def _masked(terms: Terms, is_far_low_N: Tensor, is_far_high_N: Tensor) -> Objective:
@@ -296,7 +314,8 @@ def _masked(terms: Terms, is_far_low_N: Tensor, is_far_high_N: Tensor) -> Object
     high_N = is_far_high_N & (advantages_N > 0) & (log_ratios_N > 0)
     # The ratio of a masked token may be infinite: it must not meet the zero.
     ratios_N = torch.where(low_N | high_N, 0.0, log_ratios_N).exp()
-    return Objective(torch.where(low_N | high_N, 0.0, ratios_N * advantages_N), low_N, high_N)
+    values_N = torch.where(low_N | high_N, 0.0, ratios_N * advantages_N)
+    return Objective(values_N, lambda: (low_N, high_N))
 
 
 def _moving(log_ratios_N: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from functools import partial
 import torch
 
 from configs.settings import AlgorithmSettings
-from learner.algorithm.losses import is_sum_over_tokens, policy_loss
+from learner.algorithm.losses import is_sum_over_tokens, loss_alone, policy_loss
 from learner.algorithm.microbatch import Microbatch, Prepared
 from learner.model.policy import Policy, has_room, hold_gradients
 from learner.model.ranks import Ranks
@@ -186,4 +186,4 @@ def _loss_of_places(
     logprobs: torch.Tensor,
     entropies: torch.Tensor,
 ) -> torch.Tensor:
-    return policy_loss(logprobs, entropies, prepared.take(places), settings).loss
+    return loss_alone(logprobs, entropies, prepared.take(places), settings)
