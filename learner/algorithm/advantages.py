@@ -321,11 +321,11 @@ def _best_of_k(rewards_G: Float64, k: int) -> Float64:
     n = len(rewards_G)
     order_G = np.argsort(rewards_G, kind="stable")
     sorted_G = rewards_G[order_G]
-    # Of all sets, those whose best is the j-th lowest: the others are among the j lower ones.
+    # Share of all sets whose best is the j-th lowest: the others are among the j lower ones.
     is_best_G = np.array([comb(j, k - 1) / comb(n, k) for j in range(n)])
     mean = is_best_G @ sorted_G
     std = np.sqrt(is_best_G @ (sorted_G - mean) ** 2)
-    # Of the sets with a given member, those whose best is the j-th lowest, above that member.
+    # Share of the sets with a given member whose best is the j-th lowest, above that member.
     with_G = [comb(j - 1, k - 2) / comb(n - 1, k - 1) if j and k > 1 else 0.0 for j in range(n)]
     above_G = np.append(np.cumsum((with_G * sorted_G)[::-1])[::-1][1:], 0.0)
     own_G = np.array([comb(j, k - 1) / comb(n - 1, k - 1) for j in range(n)]) * sorted_G

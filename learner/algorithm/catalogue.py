@@ -32,7 +32,7 @@ class Choice:
     """One of the settings that take a name."""
 
     setting: str
-    """As in `algorithm.correction`."""
+    """Name of the setting, such as `algorithm.correction`."""
     registry: Mapping[str, Callable[..., Any]]
 
     @property
@@ -53,12 +53,12 @@ CHOICES = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Description of one name."""
+    """Description of one name that a setting takes."""
 
     setting: str
     name: str
     summary: str
-    """Its effect, in a sentence or a few."""
+    """The effect of this choice, in one or a few sentences."""
     formula: str
     kind: str
     """Unit it works on, such as tokens or sequences, where a choice has both."""

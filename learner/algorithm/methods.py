@@ -226,5 +226,5 @@ def overrides_of(name: str) -> list[str]:
     for method in METHODS:
         if method.name.casefold() == name.casefold():
             return [f"{key}={json.dumps(value)}" for key, value in method.settings.items()]
-    known = ", ".join(method.name for method in METHODS)
-    raise SettingsError(f"--method must be one of {known}, got {name!r}; `nyala losses` has more")
+    names = ", ".join(method.name for method in METHODS)
+    raise SettingsError(f"--method must be one of {names}, got {name!r}; `nyala losses` has more")

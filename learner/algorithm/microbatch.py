@@ -40,7 +40,7 @@ class Seen:
 
 
 class Run(NamedTuple):
-    """Neighbours that are equally long and see equally many tokens."""
+    """Neighbouring sequences that are equally long and see equally many tokens."""
 
     number: int
     length: int
@@ -63,7 +63,7 @@ class Sequences:
     lengths: tuple[int, ...]
     """Tokens of each sequence, on the host: no kernel waits for them."""
     seen: Seen | None
-    """None = each sequence sees itself alone."""
+    """The tokens that each sequence sees; None = each sees only itself."""
 
     @classmethod
     def of(
@@ -72,7 +72,7 @@ class Sequences:
         """Put sequences behind each other; there is at least one, and none is empty.
 
         Args:
-            sequences: Token ids of each.
+            sequences: Token ids of each sequence.
             prefixes: The number of the earlier sequence that each continues; None = it begins.
         """
         arrays = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
@@ -83,8 +83,8 @@ class Sequences:
         for (begin, end), prefix in zip(
             itertools.pairwise(bounds), prefixes or [None] * len(lengths), strict=True
         ):
-            own = np.arange(begin, end)
-            seen.append(own if prefix is None else np.concatenate([seen[prefix], own]))
+            places = np.arange(begin, end)
+            seen.append(places if prefix is None else np.concatenate([seen[prefix], places]))
         before = [np.concatenate([places[:1], places[:-1]]) for places in seen]
         is_alone = all(len(places) == length for places, length in zip(seen, lengths, strict=True))
         return cls(
@@ -97,7 +97,7 @@ class Sequences:
         )
 
     def to(self, device: torch.device) -> Sequences:
-        """Copy to a device."""
+        """Copy the tensors to a device."""
         seen = self.seen
         return Sequences(
             self.token_ids_T.to(device),
@@ -114,16 +114,16 @@ class Sequences:
         return self.lengths if self.seen is None else self.seen.lengths
 
     def equal_runs(self) -> Iterator[Run]:
-        """Neighbours that attention can take together."""
+        """Neighbouring sequences that attention can take together."""
         sizes = zip(self.lengths, self.seen_lengths, strict=True)
         for size, run in itertools.groupby(sizes):
             yield Run(len(list(run)), *size)
 
 
 def _join(seen: Sequence[np.ndarray], lengths: Sequence[int]) -> Tensor:
-    """Of what belongs to each token that a sequence sees, keep its own tokens'. Shape [T]."""
-    own = [values[-length:] for values, length in zip(seen, lengths, strict=True)]
-    return torch.from_numpy(np.concatenate(own))
+    """Join the values of each sequence's own tokens, without those of its prefix. Shape [T]."""
+    parts = [values[-length:] for values, length in zip(seen, lengths, strict=True)]
+    return torch.from_numpy(np.concatenate(parts))
 
 
 def _seen(seen: Sequence[np.ndarray]) -> Seen:
@@ -162,7 +162,7 @@ class Microbatch:
     """Index of its optimizer step within an epoch, from 0."""
 
     def to(self, device: torch.device) -> Microbatch:
-        """Copy to a device."""
+        """Copy the tensors to a device."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         moved: dict[str, Any] = {
             name: value.to(device)
@@ -189,9 +189,9 @@ class Prepared:
     """M2PO: largest |log(pi/mu)| that stays, set before each optimizer step; nats."""
 
     def take(self, places: Tensor | slice) -> Prepared:
-        """Keep some of the N tokens alone; what belongs to sequences and episodes stays."""
-        own = replace(self.microbatch, **_taken(self.microbatch, places))
-        return replace(self, microbatch=own, **_taken(self, places))
+        """Keep only some of the N tokens; values of sequences and episodes stay as they are."""
+        microbatch = replace(self.microbatch, **_taken(self.microbatch, places))
+        return replace(self, microbatch=microbatch, **_taken(self, places))
 
 
 def _taken(owner: Microbatch | Prepared, places: Tensor | slice) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def _taken(owner: Microbatch | Prepared, places: Tensor | slice) -> dict[str, An
 
 
 def empty_microbatch(minibatch: int = 0) -> Microbatch:
-    """Make a microbatch without a trained token.
+    """Make a microbatch that has no trained token.
 
     A rank with fewer microbatches than another adds these, to take part in every collective of
     FSDP2.
@@ -238,5 +238,5 @@ class Segments:
         return self.sum(values_N) / self.sum(values_N.new_ones(values_N.shape))
 
     def any(self, flags_N: Tensor) -> Tensor:
-        """True where any token of the same episode is. Shape [N], bool."""
+        """Mark every token of an episode in which one is marked. Shape [N], bool."""
         return self.sum(flags_N.float()) > 0

@@ -48,8 +48,8 @@ def kl_penalty(
     """Estimate KL(pi || ref) at each token, with the gradient of the KL.
 
     Args:
-        log_pi_N: Of the sampled tokens, nats, with gradient. Shape [N].
-        log_ref_N: The same under the reference. Shape [N].
+        log_pi_N: log pi of the sampled tokens, nats, with gradient. Shape [N].
+        log_ref_N: Their log-probs under the reference, nats. Shape [N].
         log_rhos_N: log(pi/mu), nats. Shape [N].
         settings: The estimator and `rho_bar`.
 
@@ -86,7 +86,7 @@ def rewards_to_go(microbatch: Microbatch, rewards_N: Tensor) -> Tensor:
     """Add to each episode's reward the rewards of its tokens from each one on.
 
     Args:
-        microbatch: Gives each token its episode, and each episode its reward.
+        microbatch: Microbatch with each token's episode, and each episode's reward.
         rewards_N: Rewards of single tokens. Shape [N].
 
     Returns:

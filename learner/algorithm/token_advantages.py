@@ -112,7 +112,7 @@ def _gae(episodes: Trajectories, settings: CriticSettings) -> tuple[Tensor, Tens
 
 
 def _vtrace(episodes: Trajectories, settings: CriticSettings) -> tuple[Tensor, Tensor]:
-    found = vtrace(
+    corrected = vtrace(
         episodes.log_rhos_N1,
         episodes.rewards_N1,
         episodes.discounts_N1,
@@ -121,7 +121,7 @@ def _vtrace(episodes: Trajectories, settings: CriticSettings) -> tuple[Tensor, T
         rho_bar=settings.rho_bar,
         c_bar=settings.c_bar,
     )
-    return found.pg_advantages, found.vs
+    return corrected.pg_advantages, corrected.vs
 
 
 TOKEN_ADVANTAGES: Mapping[str, Callable[[Trajectories, CriticSettings], tuple[Tensor, Tensor]]] = {
@@ -143,7 +143,7 @@ def token_advantages(
     """Compute the advantages of a microbatch's tokens, and the critic's targets.
 
     Args:
-        microbatch: Gives each token its episode, and each episode its reward.
+        microbatch: Microbatch with each token's episode, and each episode's reward.
         log_rhos_N: log(pi/mu) at the beginning of the batch, nats. Shape [N].
         values_N: V of the state that each token was drawn in. Shape [N].
         name: A line of `TOKEN_ADVANTAGES`.

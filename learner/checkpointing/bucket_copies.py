@@ -41,14 +41,14 @@ PAUSES_S = (1.0, 4.0, 15.0)
 
 
 class BucketCopies:
-    """The copies of one run.
+    """The copies of one run's checkpoints in a bucket.
 
     Args:
-        url: As fsspec writes it.
+        url: Address of the bucket, as fsspec writes it.
         run: Name of the run.
 
     Raises:
-        SettingsError: There is no filesystem for the URL here.
+        SettingsError: No filesystem for the URL is installed.
     """
 
     def __init__(self, url: str, run: str) -> None:
@@ -57,48 +57,48 @@ class BucketCopies:
 
     @classmethod
     def of(cls, settings: Settings) -> BucketCopies | None:
-        """Make those that the settings ask for, if they do."""
+        """Make the copies that the settings ask for; None if they ask for none."""
         url = settings.learner.checkpoint_url
         return None if url is None else cls(url, settings.run.name)
 
     def write(
-        self, checkpoint: Path, own: Iterable[str], stay: Iterable[str], ranks: Ranks
+        self, checkpoint: Path, files: Iterable[str], stay: Iterable[str], ranks: Ranks
     ) -> None:
-        """Copy a checkpoint; it counts when this returns, on all ranks. Collective.
+        """Copy a checkpoint; the copy counts when this returns, on all ranks. Collective.
 
         Args:
-            checkpoint: Durable.
-            own: Files that this rank wrote of it.
+            checkpoint: Folder of a durable checkpoint.
+            files: Names of the files of the checkpoint that this rank wrote.
             stay: Names of the copies to keep; all others are removed.
-            ranks: All of them.
+            ranks: All ranks.
 
         Raises:
             OSError: A rank could not write.
         """
         _on_all(ranks, lambda: self._uncommit(checkpoint.name) if ranks.is_first else None)
-        _on_all(ranks, lambda: self._put(checkpoint, own))
+        _on_all(ranks, lambda: self._put(checkpoint, files))
         _on_all(ranks, lambda: self._finish(checkpoint, stay) if ranks.is_first else None)
 
     def complete(self, checkpoint: Path) -> None:
-        """Copy a checkpoint unless there is a copy: an earlier life may have been killed before.
+        """Copy a checkpoint unless there is a whole copy: the learner may have died before it.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The copy cannot be written.
         """
         mark = self._mark(checkpoint.name)
         if _retried(lambda: self._files.exists(mark)):
-            found = bytes(_retried(lambda: self._files.cat_file(mark)))
-            if found == _digest(checkpoint):
+            committed = bytes(_retried(lambda: self._files.cat_file(mark)))
+            if committed == _digest(checkpoint):
                 return
             self._uncommit(checkpoint.name)
         self._put(checkpoint, read_manifest(checkpoint).digests)
         self._commit(checkpoint)
 
     def fetch_newer(self, folder: Path) -> None:
-        """Read the newest copy into the folder of checkpoints, if it is newer than what is there.
+        """Read the newest copy into the folder of checkpoints, if it is newer than those there.
 
         Raises:
-            CheckpointError: There are copies, and neither they nor what is there can be loaded.
+            CheckpointError: There are copies, and no copy and no checkpoint there can be loaded.
             OSError: The bucket does not answer.
         """
         refused, newest = "", max(map(step_of, complete_checkpoints(folder)), default=0)
@@ -123,7 +123,7 @@ class BucketCopies:
             )
 
     def _fetch(self, name: str, folder: Path) -> None:
-        """Read a copy whole, compare it, and put it into its place.
+        """Read a whole copy, verify it, and move it into its place.
 
         Raises:
             CheckpointError: A file of it is missing or changed.
@@ -150,14 +150,14 @@ class BucketCopies:
             raise CheckpointError(f"{name} must be whole in {self._root}, got: {error}") from error
 
     def _found(self) -> dict[str, bool]:
-        """Whether each checkpoint of which there is an object counts, oldest first."""
+        """Return whether each checkpoint that has an object counts, oldest first."""
         self._files.invalidate_cache()
-        found: dict[str, bool] = {}
+        counts: dict[str, bool] = {}
         for path in _retried(lambda: self._files.find(self._root)):
             *_, name, file = path.split("/")
             if name.removeprefix("step-").isdecimal():
-                found[name] = found.get(name, False) or file == COMMITTED
-        return dict(sorted(found.items(), key=lambda each: step_of(Path(each[0]))))
+                counts[name] = counts.get(name, False) or file == COMMITTED
+        return dict(sorted(counts.items(), key=lambda item: step_of(Path(item[0]))))
 
     def _put(self, checkpoint: Path, names: Iterable[str]) -> None:
         place = self._place(checkpoint.name)
@@ -171,7 +171,7 @@ class BucketCopies:
         _retried(lambda: self._files.pipe_file(self._mark(checkpoint.name), _digest(checkpoint)))
 
     def _finish(self, checkpoint: Path, stay: Iterable[str]) -> None:
-        """Have a copy count, and remove all that are not to stay."""
+        """Mark a copy as whole, and remove all copies that are not to stay."""
         self._put(checkpoint, [STATE])
         self._commit(checkpoint)
         for name in self._found().keys() - {checkpoint.name, *stay}:
@@ -201,7 +201,7 @@ class BucketCopies:
 
 
 def _digest(checkpoint: Path) -> bytes:
-    """Return what the COMMITTED object of a checkpoint holds."""
+    """Return the content of a checkpoint's COMMITTED object."""
     return blake3((checkpoint / MANIFEST).read_bytes()).hexdigest().encode()
 
 
@@ -212,8 +212,8 @@ def _on_all(ranks: Ranks, action: Callable[[], object]) -> None:
         action()
     except OSError as error:
         reason = str(error) or type(error).__name__
-    reasons = [each.decode() for each in ranks.gather(f" {reason}".encode())]
-    if failed := [each for each in reasons if each.strip()]:
+    reasons = [message.decode() for message in ranks.gather(f" {reason}".encode())]
+    if failed := [text for text in reasons if text.strip()]:
         raise OSError(f"the copy of a checkpoint cannot be written:{failed[0]}")
 
 

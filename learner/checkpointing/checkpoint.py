@@ -93,7 +93,7 @@ def adapter_of(path: Path) -> Adapter | None:
     """Read the identity of a checkpoint's adapters; None = it has the weights themselves.
 
     Raises:
-        CheckpointError: Its state cannot be read.
+        CheckpointError: The checkpoint's state cannot be read.
     """
     return LearnerState.decode((path / STATE).read_text(encoding="utf-8")).adapter
 
@@ -102,23 +102,23 @@ def check_adapter(path: Path, wanted: Adapter | None) -> None:
     """Refuse adapters of another rank, scale or base, and those of a run without any.
 
     Args:
-        path: Of the checkpoint.
-        wanted: Of the policy.
+        path: Folder of the checkpoint.
+        wanted: Adapter of the policy.
 
     Raises:
-        CheckpointError: They are.
+        CheckpointError: The adapters differ, or only one of the two has any.
     """
-    found = adapter_of(path)
-    if found == wanted:
+    adapter = adapter_of(path)
+    if adapter == wanted:
         return
-    if found is not None and wanted is not None and found.base != wanted.base:
+    if adapter is not None and wanted is not None and adapter.base != wanted.base:
         raise CheckpointError(
             f"{path} must have adapters of the run's model, whose digest is {wanted.base[:12]}, "
-            f"got those of {found.base[:12]}; restore run.model, run.dtype and learner.base_dtype, "
-            "or begin again with --fresh"
+            f"got those of {adapter.base[:12]}; restore run.model, run.dtype and "
+            "learner.base_dtype, or begin again with --fresh"
         )
     raise CheckpointError(
-        f"{path} must be of {_settings(wanted)}, got one of {_settings(found)}; restore the "
+        f"{path} must be of {_settings(wanted)}, got one of {_settings(adapter)}; restore the "
         "settings, or begin again with --fresh"
     )
 
@@ -127,22 +127,22 @@ def check_critic(
     path: Path,
     part: Part,
     tensors: Mapping[str, Tensor],
-    found: Mapping[str, object],
+    saved: Mapping[str, object],
     critic: Critic | None,
 ) -> None:
     """Refuse a checkpoint of a run that had no critic, or one of the other kind.
 
     Args:
-        path: Of the checkpoint.
-        part: Of what is loaded.
-        tensors: Of that part.
-        found: Names in the checkpoint.
-        critic: Of the run, if it has one.
+        path: Folder of the checkpoint.
+        part: Part of the state that is loaded.
+        tensors: Tensors of that part.
+        saved: Names of the tensors in the checkpoint.
+        critic: Critic of the run, if it has one.
 
     Raises:
-        CheckpointError: It is.
+        CheckpointError: The checkpoint has no critic of this kind.
     """
-    if critic is not None and part.name == "critic" and not tensors.keys() <= found.keys():
+    if critic is not None and part.name == "critic" and not tensors.keys() <= saved.keys():
         raise CheckpointError(
             f"{path} must hold a critic of critic.kind = {critic.settings.kind}, got "
             "none; restore the setting, or begin again with --fresh"
@@ -163,13 +163,13 @@ DEADLINE_S = 1.1 * BACKGROUND_TIMEOUT.total_seconds()
 
 
 class BackgroundSave:
-    """Runs one save after the other."""
+    """Runs one save after the other in a thread."""
 
     def __init__(self) -> None:
         self._worker: Worker | None = None
 
     def start(self, save: Callable[[], object]) -> None:
-        """Save in the background; the save before has been waited for."""
+        """Save in the background; the previous save has been waited for."""
         assert self._worker is None, "a save is under way, and its copies are being written"
         context = contextvars.copy_context()  # its log lines carry the caller's fields
         self._worker = Worker(lambda: context.run(save), name="checkpoint").start()
@@ -180,10 +180,10 @@ class BackgroundSave:
         return self._worker is not None and self._worker.is_alive
 
     def check(self) -> None:
-        """Raise what ended the last save, if anything did.
+        """Raise the error that ended the last save, if there is one.
 
         Raises:
-            BaseException: As the save raised it.
+            BaseException: The error that the save raised.
         """
         if self._worker is not None:
             self._worker.check()
@@ -192,8 +192,8 @@ class BackgroundSave:
         """Wait until the last save has ended.
 
         Raises:
-            DeadlineError: It hangs.
-            BaseException: As `check`.
+            DeadlineError: The save hangs.
+            BaseException: The error that the save raised.
         """
         worker, self._worker = self._worker, None
         if worker is None:
@@ -206,8 +206,8 @@ class BackgroundSave:
             )
 
     def close(self) -> None:
-        """Wait for the end of a save under way, whatever it is."""
-        with contextlib.suppress(Exception):  # the loop has ended, and with it the use of an error
+        """Wait for the end of a save under way, whatever its result."""
+        with contextlib.suppress(Exception):  # the loop has ended, so an error has no use
             self.wait()
 
 
@@ -223,11 +223,11 @@ SIGN_OF_LIFE_S = 5.0
 
 
 class Kept(NamedTuple):
-    """Where the state after a batch lies. Producer and consumer: `Checkpoints`."""
+    """The state after a batch, where it lies. Producer and consumer: `Checkpoints`."""
 
-    found: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor]
     is_copied: bool
-    """Optimizer steps do not change it."""
+    """Whether it is a copy, which optimizer steps do not change."""
     random: bytes
     """States of the random number generators."""
     adapter: Adapter | None
@@ -252,16 +252,16 @@ class Checkpoints:
         is_evaluated: Callable[[int], bool] = lambda _: False,
         copies: BucketCopies | None = None,
     ) -> None:
-        """Take the folder as it is.
+        """Remember the folder; nothing is read or written.
 
         Args:
-            folder: Of checkpoints; the run's key lies beside it.
+            folder: Folder of the checkpoints; the run's key lies beside it.
             keep: Number of checkpoints to keep.
-            ranks: All of them call the same methods.
-            critic: Of the run, if it has one.
-            is_evaluated: Whether the policy after a batch is, so that its checkpoint stays if it is
-                the best.
-            copies: Elsewhere, if there are to be any.
+            ranks: All ranks; each of them calls the same methods.
+            critic: Critic of the run, if it has one.
+            is_evaluated: Whether the policy after a batch is evaluated, so that the best checkpoint
+                stays.
+            copies: Copies in a bucket, if there are any.
         """
         self._folder = folder
         self._is_evaluated = is_evaluated
@@ -273,17 +273,17 @@ class Checkpoints:
         self._copied_step = 0
         """Batch after which the copies are the state."""
         self._bytes_per_s = math.inf
-        """With which this rank wrote its last files; infinite before the first."""
+        """Speed at which this rank wrote its last files; infinite before the first."""
         self.under_way = BackgroundSave()
-        """What `begin` began."""
+        """The save that `begin` started."""
 
     def save(self, state: LearnerState, policy: Policy, optimizer: ScheduledOptimizer) -> Path:
         """Write a checkpoint; it is durable when this returns.
 
         Raises:
-            LostLineage: A later learner has begun; the checkpoint would take the place of its own.
+            LostLineage: A later learner has begun; the checkpoint would replace one of its own.
             OSError: A rank could not write.
-            Exception: What ended the save before, if anything did.
+            Exception: The error that ended the previous save, if one did.
         """
         self.under_way.wait()
         state = replace(state, adapter=policy.adapter)
@@ -298,15 +298,15 @@ class Checkpoints:
         *,
         then: Callable[[], object],
     ) -> None:
-        """Copy what a checkpoint holds, and write it in the background.
+        """Copy the contents of a checkpoint, and write it in the background.
 
-        The checkpoint before, whose copies these replace, has been waited for.
+        The previous checkpoint, whose copies are replaced, has been waited for.
 
         Args:
-            state: Beside tensors; may change afterwards.
-            policy: May be trained on when this returns, as may the critic.
-            optimizer: May take steps when this returns.
-            then: Called in that thread once the checkpoint is durable.
+            state: State besides the tensors; may change afterwards.
+            policy: Policy; it and the critic may be trained when this returns.
+            optimizer: Optimizer; it may take steps when this returns.
+            then: Called in the background thread once the checkpoint is durable.
         """
         assert not self.under_way.is_under_way
         files = self._files(policy, optimizer, copied=True)
@@ -328,35 +328,35 @@ class Checkpoints:
 
         Args:
             step: Batch after which it is the state.
-            policy: At rest.
-            optimizer: At rest.
+            policy: Policy at rest.
+            optimizer: Optimizer at rest.
             copied: Copy it, so that it outlasts optimizer steps, unless the checkpoint under way
                 still needs the copies of an earlier batch, or this one has been copied for it.
         """
         parts = parts_of(policy, optimizer, self._critic)
-        found = self._copies.find(parts, is_first=self._ranks.is_first)
+        tensors = self._copies.find(parts, is_first=self._ranks.is_first)
         copied = copied and (step == self._copied_step or not self.under_way.is_under_way)
         if copied and step > 0:  # before the first batch there is nothing to save
-            found = self._copies.copies_of(found, anew=step != self._copied_step)
+            tensors = self._copies.copies_of(tensors, anew=step != self._copied_step)
             self._copied_step = step
-        return Kept(found, copied, random_state(self._ranks.device), policy.adapter)
+        return Kept(tensors, copied, random_state(self._ranks.device), policy.adapter)
 
     def save_kept(self, state: LearnerState, kept: Kept, *, deadline: float = math.inf) -> Path:
-        """Write a checkpoint of what `keep` noted; it is durable when this returns.
+        """Write the state that `keep` noted; the checkpoint is durable when this returns.
 
         The save before has been waited for. Collective of threads beside those that train.
 
         Args:
             state: Beside tensors.
-            kept: By `keep`.
+            kept: State that `keep` returned.
             deadline: Moment by which it has to be durable, of the monotonic clock.
 
         Raises:
-            DeadlineError: It would not be, at the speed of the last checkpoint; nothing is written.
-            LostLineage: As `save`.
-            OSError: As `save`.
+            DeadlineError: At the speed of the last checkpoint it would be late; nothing is written.
+            LostLineage: A later learner has begun.
+            OSError: A rank could not write.
         """
-        num_bytes = sum(tensor.nbytes for tensor in kept.found.values())
+        num_bytes = sum(tensor.nbytes for tensor in kept.tensors.values())
         needed_s, left_s = num_bytes / self._bytes_per_s, deadline - time.monotonic()
         if needed_s > left_s:
             raise DeadlineError(
@@ -365,7 +365,7 @@ class Checkpoints:
                 "faster disk"
             )
         state = replace(state, adapter=kept.adapter)
-        files = self._encode(self._copies.on_host(kept.found), kept.random)
+        files = self._encode(self._copies.on_host(kept.tensors), kept.random)
         return self._write(state.encode(), state, files, self._ranks.in_background)
 
     def newest(self, before: int | None = None) -> tuple[Path, LearnerState] | None:
@@ -389,10 +389,10 @@ class Checkpoints:
             copies = self._elsewhere if before is None else None
             if copies is not None:
                 self._while_others_wait(partial(copies.fetch_newer, self._folder))
-            found = self._choose(before)
-            if copies is not None and found is not None:
-                self._while_others_wait(partial(copies.complete, found))
-            chosen = str(found) if found is not None else ""
+            newest = self._choose(before)
+            if copies is not None and newest is not None:
+                self._while_others_wait(partial(copies.complete, newest))
+            chosen = str(newest) if newest is not None else ""
             self._ranks.broadcast(END)
             self._ranks.broadcast(chosen.encode())
         if not chosen:
@@ -430,10 +430,10 @@ class Checkpoints:
             restore_random_state(random.read_bytes(), self._ranks.device)
 
     def _files(self, policy: Policy, optimizer: ScheduledOptimizer, *, copied: bool) -> Files:
-        """Collect what this rank writes."""
+        """Collect the files that this rank writes."""
         parts = parts_of(policy, optimizer, self._critic)
-        found = self._copies.find(parts, is_first=self._ranks.is_first)
-        pieces = self._copies.on_host(found, copied=copied)
+        tensors = self._copies.find(parts, is_first=self._ranks.is_first)
+        pieces = self._copies.on_host(tensors, copied=copied)
         return self._encode(pieces, random_state(self._ranks.device))
 
     def _encode(self, pieces: Mapping[str, Piece], random: bytes) -> Files:
@@ -477,11 +477,11 @@ class Checkpoints:
     def _choose(self, before: int | None) -> Path | None:
         """Choose the newest checkpoint that can be trusted; rank 0."""
         restore_replaced(self._folder)
-        found = [path for path in self.all() if before is None or step_of(path) < before]
-        key = run_key(self._folder.parent) if found else b""
+        paths = [path for path in self.all() if before is None or step_of(path) < before]
+        key = run_key(self._folder.parent) if paths else b""
         damaged: list[Path] = []
         reason = ""
-        for path in reversed(found):
+        for path in reversed(paths):
             try:
                 refuse_foreign(path, read_manifest(path), key)
                 verify(path, self._hash_files)
@@ -496,9 +496,9 @@ class Checkpoints:
             for other in damaged:
                 set_aside(other)
             return path
-        if found:
+        if paths:
             raise CheckpointError(
-                f"one of the {len(found)} checkpoints in {self._folder} must be intact and of "
+                f"one of the {len(paths)} checkpoints in {self._folder} must be intact and of "
                 f"this run, got none; restore one from a copy, or begin again with --fresh. The "
                 f"newest: {reason}"
             )
@@ -509,7 +509,7 @@ class Checkpoints:
         return hash_on_all_ranks(self._ranks, path, names)
 
     def _while_others_wait(self, action: Callable[[], object]) -> None:
-        """Do something on rank 0 while the others, told to hash nothing, stay with it."""
+        """Run a function on rank 0 while the other ranks, told to hash nothing, wait."""
         worker = Worker(action, name="copies").start()
         while worker.is_alive:
             self._hash_files(self._folder, [])
@@ -517,7 +517,7 @@ class Checkpoints:
         worker.check()
 
     def _remove_old(self, saved: Path) -> None:
-        """Remove all of this run's but the newest and the best; the one just saved is newest."""
+        """Remove all checkpoints of this run except the newest ones and the best."""
         key = run_key(self._folder.parent)
         others = [path for path in self.all() if path != saved and is_own(path, key)]
         scores = Journal(self._folder.parent).scores()

@@ -46,27 +46,27 @@ class MergedTensors:
     def __init__(
         self, shards: Shards, adapter: Adapter, *, prefix: str, model_path: str, dtype: torch.dtype
     ) -> None:
-        """Open the base, and compare it with the one that was trained.
+        """Open the base model, and compare its digest with that of the model that was trained.
 
         Args:
-            shards: With the adapters.
-            adapter: Their identity.
-            prefix: Of the names of the model's tensors.
-            model_path: Of the base.
-            dtype: Published.
+            shards: Tensors of the checkpoint, with the adapters.
+            adapter: Identity of the adapters.
+            prefix: Prefix of the names of the model's tensors.
+            model_path: Folder or name of the base model.
+            dtype: Dtype of the published weights.
 
         Raises:
-            CheckpointError: The base is another one.
+            CheckpointError: The base model is another one.
         """
         self._shards, self._adapter, self._prefix, self._dtype = shards, adapter, prefix, dtype
         model = empty_causal_lm(model_path)
         self._base = SavedWeights(model, model_path)
         self.shapes = {f"{prefix}{name}": shape for name, shape in self._base.shapes.items()}
-        found = digest_of(bytes_of(self._of_base(name)) for name, _ in published(model))
-        if found != adapter.base:
+        digest = digest_of(bytes_of(self._of_base(name)) for name, _ in published(model))
+        if digest != adapter.base:
             raise CheckpointError(
                 f"run.model must be the one that the adapters were trained with, whose digest is "
-                f"{adapter.base[:12]}, got {found[:12]} in {Path(model_path)}; restore it"
+                f"{adapter.base[:12]}, got {digest[:12]} in {Path(model_path)}; restore it"
             )
 
     def read_whole(self, name: str) -> Tensor:
@@ -105,12 +105,12 @@ def export_model(checkpoint: Path, run: RunSettings, folder: Path) -> None:
     nearest value is the unchanged weight for much of what they have learned.
 
     Args:
-        checkpoint: Verified.
-        run: Of the checkpoint; its model has configuration and tokenizer.
-        folder: For the files.
+        checkpoint: Folder of a verified checkpoint.
+        run: Settings of the checkpoint's run; its model has configuration and tokenizer.
+        folder: Folder that the files are written to.
 
     Raises:
-        CheckpointError: It is of another model.
+        CheckpointError: The checkpoint is of another model.
     """
     shards: Shards | MergedTensors = Shards(checkpoint)
     dtype: torch.dtype = getattr(torch, run.dtype)
@@ -134,12 +134,12 @@ def export_adapter(checkpoint: Path, run: RunSettings, folder: Path) -> None:
     """Write the adapters alone in PEFT's form, in float32; what was there is replaced.
 
     Args:
-        checkpoint: Verified.
-        run: Of the checkpoint.
-        folder: For the files.
+        checkpoint: Folder of a verified checkpoint.
+        run: Settings of the checkpoint's run.
+        folder: Folder that the files are written to.
 
     Raises:
-        CheckpointError: It has none.
+        CheckpointError: The checkpoint has no adapters.
     """
     adapter = adapter_of(checkpoint)
     if adapter is None:
@@ -176,7 +176,7 @@ def export_adapter(checkpoint: Path, run: RunSettings, folder: Path) -> None:
 
 @contextmanager
 def _put_in_place(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder, which takes the place of another once it is filled and on the disk."""
+    """Yield an empty folder, which replaces another one once it is filled and durable."""
     unfinished = folder.with_name(f".unfinished-{folder.name}")
     durable.DISK.remove(unfinished)
     durable.make_private_folder(unfinished)
@@ -188,21 +188,21 @@ def _put_in_place(folder: Path) -> Iterator[Path]:
 
 
 def _copy_generation_config(model: str, folder: Path) -> None:
-    """Copy what a model may have; `save_pretrained` refuses some that are on the hub."""
-    found = cached_file(
+    """Copy the generation config if there is one; `save_pretrained` refuses some of the hub's."""
+    config_path = cached_file(
         model,
         GENERATION_CONFIG_NAME,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    if found is not None:
-        shutil.copyfile(found, folder / GENERATION_CONFIG_NAME)
+    if config_path is not None:
+        shutil.copyfile(config_path, folder / GENERATION_CONFIG_NAME)
 
 
 def _filled(
     shards: Shards | MergedTensors, names: Iterable[str], dtype: torch.dtype
 ) -> list[list[str]]:
-    """Share tensors among files, in their order."""
+    """Distribute tensors over files, in their order."""
     files: list[list[str]] = [[]]
     num_bytes = 0
     for name in names:

@@ -50,8 +50,8 @@ def best_of(paths: Iterable[Path], scores: Mapping[int, float]) -> Path | None:
     """Return the checkpoint with the best held-out score, the later of equal ones.
 
     Args:
-        paths: Of checkpoints.
-        scores: Of the policy after a batch; None if no checkpoint has one.
+        paths: Folders of checkpoints.
+        scores: Step -> held-out score of the policy after it; None if no checkpoint has one.
     """
     evaluated = [path for path in paths if step_of(path) in scores]
     return max(evaluated, key=lambda path: (scores[step_of(path)], step_of(path)), default=None)
@@ -66,7 +66,7 @@ def may_be_best(
     """Whether a checkpoint is the best of those that are evaluated, or its evaluation is open."""
     step = step_of(path)
     is_open = step > max(scores, default=0)
-    candidates = (each for each in among if is_evaluated(step_of(each)))
+    candidates = (candidate for candidate in among if is_evaluated(step_of(candidate)))
     return is_evaluated(step) and (is_open or path == best_of(candidates, scores))
 
 
@@ -106,7 +106,7 @@ def set_aside(path: Path) -> None:
 
 
 def put_in_place(unfinished: Path, final: Path) -> None:
-    """Rename a checkpoint; of one with the same step and this one, `newest` always finds either."""
+    """Move a checkpoint to its place; where one replaces another, `newest` always finds one."""
     replaced = final.with_name(f"{REPLACED}{final.name}")
     if final.exists():
         durable.DISK.remove(replaced)

@@ -24,7 +24,7 @@ def intact(run_folder: Path, name: str | None) -> Path:
     """Return the named checkpoint, by default the newest, after comparing every byte.
 
     Raises:
-        CheckpointError: It is not intact, not of this run, or not there.
+        CheckpointError: The checkpoint is not intact, not of this run, or not there.
     """
     paths = chosen(run_folder, [name]) if name else checkpoints_of(run_folder)[-1:]
     if not paths:
@@ -37,19 +37,19 @@ def intact(run_folder: Path, name: str | None) -> Path:
 def pruned(
     run_folder: Path, keep: int, *, keep_best: bool = False
 ) -> Iterator[Mapping[str, object]]:
-    """Remove all of the run's own but the newest `keep`, which must be intact, and the best.
+    """Remove the run's own checkpoints except the newest `keep`, which are verified, and the best.
 
     Raises:
-        CheckpointError: One that is to stay is not intact; nothing is removed.
+        CheckpointError: A checkpoint that is to stay is not intact; nothing is removed.
     """
     key = run_key(run_folder)
-    own = [path for path in checkpoints_of(run_folder) if is_own(path, key)]
-    best = best_of(own, Journal(run_folder).scores()) if keep_best else None
-    stay = {*own[-keep:], best}
-    for path in own:
+    paths = [path for path in checkpoints_of(run_folder) if is_own(path, key)]
+    best = best_of(paths, Journal(run_folder).scores()) if keep_best else None
+    stay = {*paths[-keep:], best}
+    for path in paths:
         if path in stay:
             verify(path)
-    for path in own:
+    for path in paths:
         if path not in stay:
             durable.DISK.remove(path)
             yield {"removed": path.name}
@@ -64,18 +64,18 @@ def chosen(run_folder: Path, names: Sequence[str]) -> list[Path]:
     """Find checkpoints by their names; `best` is the one with the best held-out score.
 
     Raises:
-        CheckpointError: There is none of such a name.
+        CheckpointError: No checkpoint has such a name.
     """
     paths = checkpoints_of(run_folder)
-    found = {path.name: path for path in paths}
+    by_name = {path.name: path for path in paths}
     best = best_of(paths, Journal(run_folder).scores())
-    found |= {BEST: best} if best is not None else {}
+    by_name |= {BEST: best} if best is not None else {}
     for name in names:
-        if name not in found:
+        if name not in by_name:
             raise CheckpointError(
-                f"{run_folder / FOLDER} must hold {name}, got {', '.join(found) or 'none'}"
+                f"{run_folder / FOLDER} must hold {name}, got {', '.join(by_name) or 'none'}"
             )
-    return [found[name] for name in names]
+    return [by_name[name] for name in names]
 
 
 def _finding(path: Path, run_folder: Path) -> str:

@@ -26,9 +26,9 @@ class LearnerState:
     step: int
     """Batches trained."""
     lineage: int
-    """Of the learner that wrote it."""
+    """Lineage of the learner that wrote the state."""
     cursor: int
-    """The curriculum's next group."""
+    """Next group of the curriculum."""
     trained: tuple[tuple[int, int], ...]
     """Groups of all batches, as ranges [start, end): recovery asserts them."""
     totals: Totals
@@ -37,15 +37,15 @@ class LearnerState:
     """Identity of the adapters whose tensors it has; None = those of the whole model."""
 
     def encode(self) -> str:
-        """Encode as JSON."""
+        """Encode the state as JSON."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
 
     @classmethod
     def decode(cls, text: str) -> LearnerState:
-        """Decode what `encode` made.
+        """Decode a state from JSON.
 
         Raises:
-            CheckpointError: It is not such a state.
+            CheckpointError: The text is no such state.
         """
         try:
             if msgspec.json.decode(text, type=_Schema).schema != SCHEMA:
@@ -56,6 +56,6 @@ class LearnerState:
 
 
 class _Schema(msgspec.Struct):
-    """The field that every state begins with."""
+    """The field that is read first of every state."""
 
     schema: int

@@ -1,8 +1,8 @@
 """Manifest of a checkpoint: the digests of its files, and a MAC under a key of the run.
 
-Weights that somebody else wrote decide what is trained. An HMAC-SHA256 of the digests says that
-this run wrote them. The key lies in the run's folder, outside `checkpoints/`: a copied folder of
-checkpoints has no key with it. Only rank 0 reads the key, writes manifests and checks them.
+Weights written by somebody else would decide what is trained. An HMAC-SHA256 of the digests proves
+that this run wrote them. The key lies in the run's folder, outside `checkpoints/`: a copied folder
+of checkpoints has no key with it. Only rank 0 reads the key, writes manifests and checks them.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ DIGESTS = "blake3"
 
 
 class Manifest(NamedTuple):
-    """What `manifest.json` holds."""
+    """The contents of a checkpoint's `manifest.json`."""
 
     digests: dict[str, str]
     """BLAKE3 of each file, by name."""
     mac: str | None
-    """None where it was written without one."""
+    """MAC of the digests; None where the checkpoint was written without one."""
 
 
 def run_key(run_folder: Path) -> bytes:
     """Read the key of a run, or make it.
 
     Raises:
-        CheckpointError: It is malformed, or others can read it.
+        CheckpointError: The key is malformed, or others can read it.
     """
     file = run_folder / KEY
     if not file.exists():
@@ -68,7 +68,7 @@ def read_manifest(path: Path) -> Manifest:
     """Read the manifest of a checkpoint.
 
     Raises:
-        CheckpointError: There is none, or it is malformed.
+        CheckpointError: There is no manifest, or it is malformed.
     """
     try:
         tree = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
@@ -79,15 +79,15 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def encode_manifest(digests: Mapping[str, str], key: bytes) -> bytes:
-    """Write a manifest that this run vouches for."""
+    """Write a manifest with the MAC of this run."""
     return json.dumps({DIGESTS: digests, "mac": _mac(digests, key)}, indent=1).encode()
 
 
 def refuse_foreign(path: Path, manifest: Manifest, key: bytes) -> None:
-    """Refuse a checkpoint that this run did not write, before anything else of it is read.
+    """Refuse a checkpoint that this run did not write, before the rest of it is read.
 
     Raises:
-        ForeignCheckpoint: Its manifest has no MAC, or another.
+        ForeignCheckpoint: The manifest has no MAC, or a wrong one.
     """
     if _is_vouched_for(manifest, key):
         return
@@ -107,8 +107,8 @@ def is_own(path: Path, key: bytes) -> bool:
 
 
 def _is_vouched_for(manifest: Manifest, key: bytes) -> bool:
-    found = manifest.mac or ""
-    return hmac.compare_digest(found.encode(), _mac(manifest.digests, key).encode())
+    mac = manifest.mac or ""
+    return hmac.compare_digest(mac.encode(), _mac(manifest.digests, key).encode())
 
 
 def _mac(digests: Mapping[str, str], key: bytes) -> str:

@@ -30,10 +30,10 @@ T = TypeVar("T")
 
 
 class RunsOperations(Protocol):
-    """A store's client, with retries or without."""
+    """A client of the store, with or without retries."""
 
     def run(self, operation: Operation[T]) -> T:
-        """Run an operation."""
+        """Run an operation in the store."""
         ...
 
 
@@ -43,11 +43,11 @@ def recover(
     """Make the store agree with the facts, then let actors and learner go on.
 
     Args:
-        store: Works with this server process only.
-        run_id: Of that process.
+        store: Store that trusts this server process only.
+        run_id: Id of that process.
         run: Settings of the run.
         buffer: Settings that the store is registered with.
-        facts: Of this learner's ledger.
+        facts: Facts of this learner's ledger.
 
     Raises:
         LostLineage: Another learner began this lineage, or a later one.
@@ -89,10 +89,10 @@ def register_run(
     """Register the run in the store, or check that the one there has the same settings.
 
     Args:
-        store: Of the run.
-        run: Its settings.
-        buffer: Its settings of admission.
-        vocabulary: Tokens of its model; brokers refuse larger ids.
+        store: Store of the run.
+        run: Settings of the run.
+        buffer: Settings of admission.
+        vocabulary: Number of token ids of the model; brokers refuse larger ids.
     """
     store.run(
         operations.begin_run(
@@ -119,7 +119,7 @@ def publish_pointer(store: RunsOperations, publication: Publication) -> None:
 
 
 def _reassert_batches(store: RunsOperations, run: RunSettings, facts: Facts) -> int:
-    """Bring claims and commits up to the facts; returns how many committed groups were lost."""
+    """Bring claims and commits up to the facts; return the number of lost committed groups."""
     lineage = facts.lineage
     committed = _groups_in(store.run(operations.committed_tasks()), run.group_size)
     forgotten = [g for g in sorted(facts.checkpointed) if g >= len(committed) or not committed[g]]
@@ -138,8 +138,8 @@ def _reassert_batches(store: RunsOperations, run: RunSettings, facts: Facts) -> 
 
 def _create_again(store: RunsOperations, run: RunSettings, facts: Facts) -> int:
     """Create the groups that are missing from the store; returns the number of tasks."""
-    known = known_groups(store, run)
-    missing = [g for g in range(facts.reach) if g >= len(known) or not known[g]]
+    exists = known_groups(store, run)
+    missing = [g for g in range(facts.reach) if g >= len(exists) or not exists[g]]
     if not missing:
         return 0
     tasks = training_tasks(run, missing, facts.second_tries)
@@ -147,7 +147,7 @@ def _create_again(store: RunsOperations, run: RunSettings, facts: Facts) -> int:
 
 
 def _reopen_rounds(store: RunsOperations, run: RunSettings, facts: Facts) -> None:
-    """Create what is missing of open evaluation rounds, and end those that have ended."""
+    """Create the missing tasks of open evaluation rounds, and close rounds that have ended."""
     for step in range(facts.step + 1):
         if step in facts.open_rounds:
             tasks = round_tasks(run, facts.lineage, step)

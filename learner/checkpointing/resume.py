@@ -43,17 +43,17 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class StartState:
-    """Start of a learner, agreed on. Producer: rank 0. Consumer: all ranks."""
+    """The agreed start of a learner. Producer: rank 0. Consumer: all ranks."""
 
     lineage: int
     lineages: dict[int, int]
     """lineage -> step it forked at, this one included."""
     owner: str
-    """Of the take-over that began this lineage."""
+    """Id of the take-over that began this lineage."""
     state: LearnerState
-    """Of the checkpoint, or of a run that has not begun."""
+    """State of the checkpoint, or of a run that has not begun."""
     checkpoint: Path | None
-    """To load; None = the initial weights."""
+    """Checkpoint to load; None = the initial weights."""
     reach: int
     """First group id not yet created."""
     asked_again: dict[int, int | None]
@@ -62,16 +62,16 @@ class StartState:
     """Tokens of the policy's model."""
 
     def encode(self) -> bytes:
-        """Encode as msgpack."""
+        """Encode the state as msgpack."""
         return msgspec.msgpack.encode(self, enc_hook=str)  # paths as text
 
     @classmethod
     def decode(cls, encoded: bytes) -> StartState:
-        """Decode what `encode` made."""
+        """Decode a state from msgpack."""
         return msgspec.msgpack.decode(encoded, type=cls, dec_hook=lambda type_, text: type_(text))
 
     def ledger(self) -> Ledger:
-        """Make the ledger of this learner."""
+        """Make the ledger with the facts of this start."""
         return Ledger(
             Facts(
                 lineage=self.lineage,
@@ -103,12 +103,12 @@ def take_over(
     Args:
         run: Settings of the run.
         buffer: Settings that the store is registered with.
-        store: Of the run.
-        checkpoints: Of the run.
-        vocabulary: Tokens of the policy's model, for the brokers.
+        store: Store of the run.
+        checkpoints: Checkpoints of the run.
+        vocabulary: Number of token ids of the policy's model, for the brokers.
 
     Raises:
-        CheckpointError: None of the checkpoints is intact, or they are of another run.
+        CheckpointError: No checkpoint is intact, or they are of another run.
         SettingsError: The run began with other settings.
         LostLineage: Another learner took the run over at the same moment.
     """
@@ -131,7 +131,7 @@ def take_over(
 
 
 def _warn_of_gaps(stats: Stats, state: LearnerState) -> None:
-    """Log where store and checkpoint disagree."""
+    """Warn of gaps between the store and the checkpoint."""
     if stats.lineage < state.lineage:
         log.error(
             "THE STORE IS OLDER THAN THE CHECKPOINT: Redis was wiped, rewound, or is another one; "
@@ -166,14 +166,14 @@ def _begin_lineage(
         raise LostLineage("another learner has just taken the run over; this one must stop")
     lineages = remembered | store.run(operations.lineages())
     write_lineages(run.folder, lineages)  # before anything is published under it
-    known = np.flatnonzero(known_groups(store, run))
+    groups = np.flatnonzero(known_groups(store, run))
     return StartState(
         lineage,
         lineages,
         owner,
         state,
         path,
-        reach=max(state.cursor, int(known[-1]) + 1 if len(known) else 0),
+        reach=max(state.cursor, int(groups[-1]) + 1 if len(groups) else 0),
         asked_again=store.run(operations.recreations()),
     )
 
@@ -192,10 +192,10 @@ def _fresh_state(run: RunSettings) -> LearnerState:
 
 
 def check_same_run(run: RunSettings, state: LearnerState, path: Path) -> None:
-    """Refuse other settings: the task of an id depends on them, and some would be trained twice.
+    """Refuse other settings, under which ids have other tasks, so that some would be trained twice.
 
     Raises:
-        CheckpointError: They are others.
+        CheckpointError: The checkpoint's settings are others.
     """
     if (state.run, state.settings_hash) != (run.name, settings_hash(run)):
         raise CheckpointError(
@@ -224,18 +224,18 @@ def roll_back(
     """Load the newest checkpoint into policy, critic and optimizers; collective.
 
     Args:
-        checkpoints: Of the run.
-        policy: Its weights are replaced.
-        optimizer: Its moments are replaced.
+        checkpoints: Checkpoints of the run.
+        policy: Policy whose weights are replaced.
+        optimizer: Optimizer whose moments are replaced.
         model_path: The initial model, loaded where there is no checkpoint.
         before: Only checkpoints of earlier batches than this; None = any.
-        critic: Of the run, if it has one, as in `checkpoints`.
+        critic: Critic of the run, if it has one, as in `checkpoints`.
 
     Returns:
         Batches that the weights contain now.
 
     Raises:
-        CheckpointError: None of these checkpoints is intact.
+        CheckpointError: No checkpoint among them is intact.
     """
     newest = checkpoints.newest(before=before)
     if newest is not None:
@@ -265,16 +265,16 @@ def trust_checkpoint(run: RunSettings, name: str) -> None:
     """Make a checkpoint in the run's folder the run's own.
 
     Raises:
-        SettingsError: There is none of this name.
-        CheckpointError: It is damaged, or of a run with other settings.
+        SettingsError: No checkpoint has this name.
+        CheckpointError: The checkpoint is damaged, or of a run with other settings.
     """
-    found = {path.name: path for path in complete_checkpoints(run.folder / FOLDER)}
-    if name not in found:
+    by_name = {path.name: path for path in complete_checkpoints(run.folder / FOLDER)}
+    if name not in by_name:
         raise SettingsError(
             f"--trust-checkpoint must name a checkpoint in {run.folder / FOLDER}, got {name!r}; "
-            f"there are: {', '.join(found) or 'none'}"
+            f"there are: {', '.join(by_name) or 'none'}"
         )
-    path = found[name]
+    path = by_name[name]
     check_same_run(run, verify(path), path)
     sealed = encode_manifest(read_manifest(path).digests, run_key(run.folder))
     durable.replace_file(path / MANIFEST, sealed)

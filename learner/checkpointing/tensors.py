@@ -52,7 +52,7 @@ TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a rank holds of a tensor."""
+    """The part of a tensor that a rank holds."""
 
     local: Tensor
     box: Box
@@ -99,10 +99,10 @@ class Shards:
     """The tensors in a folder of shards, to be read box by box."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the files that the manifest lists, and read what is in them.
+        """Open the files that the manifest lists, and read the names of their tensors.
 
         Raises:
-            CheckpointError: One of them is no such file.
+            CheckpointError: A file holds no tensors.
         """
         self._folder = folder
         self._files = TensorFiles()
@@ -166,7 +166,7 @@ class Part(NamedTuple):
 
 
 def parts_of(policy: Policy, optimizer: ScheduledOptimizer, critic: Critic | None) -> list[Part]:
-    """List what has tensors in a checkpoint."""
+    """List the parts of the state that have tensors in a checkpoint."""
     parts = [Part("model", "optimizer", policy, optimizer)]
     if critic is not None:
         parts.append(Part("critic", "critic_optimizer", critic.model, critic.optimizer))
@@ -174,7 +174,7 @@ def parts_of(policy: Policy, optimizer: ScheduledOptimizer, critic: Critic | Non
 
 
 def model_tensors(part: Part) -> dict[str, Tensor]:
-    """Name parameters and buffers; where some are frozen, the trained parameters alone."""
+    """Return parameters and buffers by name; where some are frozen, only trained parameters."""
     named: dict[str, Tensor] = {}
     seen: set[int] = set()
     is_frozen = not all(parameter.requires_grad for parameter in part.model.parameters())
@@ -188,7 +188,7 @@ def model_tensors(part: Part) -> dict[str, Tensor]:
 
 
 def moments(part: Part) -> dict[str, Tensor]:
-    """Name the optimizer's state."""
+    """Return the optimizer's moments by name."""
     return {
         f"{prefix}.{key}": moment
         for prefix, parameter in _optimized(part)
@@ -202,15 +202,15 @@ def make_moments(
     """Replace the optimizer's state by empty tensors for what was saved, and name them.
 
     Raises:
-        CheckpointError: They are another optimizer's.
+        CheckpointError: The checkpoint has the moments of another optimizer.
     """
     keys: dict[str, list[str]] = defaultdict(list)
     for name in shapes:
         prefix, _, key = name.rpartition(".")
         keys[prefix].append(key)
     part.optimizer.forget()
-    made: dict[str, Tensor] = {}
-    for prefix, parameter in _optimized(part):  # in the order in which steps would make them
+    tensors: dict[str, Tensor] = {}
+    for prefix, parameter in _optimized(part):  # in the order in which steps make them
         expected = part.optimizer.names_of_moments(parameter)
         if keys[prefix] and set(keys[prefix]) != expected:
             raise CheckpointError(
@@ -220,8 +220,8 @@ def make_moments(
         moments = part.optimizer.moments_of(parameter)
         for key in keys[prefix]:
             name = f"{prefix}.{key}"
-            moments[key] = made[name] = zeros_for(parameter, shapes[name], dtypes[name])
-    return made
+            moments[key] = tensors[name] = zeros_for(parameter, shapes[name], dtypes[name])
+    return tensors
 
 
 def _optimized(part: Part) -> Iterator[tuple[str, nn.Parameter]]:
@@ -238,47 +238,47 @@ class HostCopies:
         self._boxes: dict[str, Box] = {}
 
     def find(self, parts: list[Part], *, is_first: bool) -> dict[str, Tensor]:
-        """Find the tensors that this rank writes its pieces of, where they lie.
+        """Find the tensors of which this rank writes its pieces, without copying them.
 
         Args:
             parts: Models and optimizers.
-            is_first: What all ranks have alike, rank 0 writes.
+            is_first: Whether this is rank 0, which writes what is equal on all ranks.
         """
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for part in parts:
             for name, tensor in (model_tensors(part) | moments(part)).items():
                 if not is_written_here(tensor, is_first=is_first) or not local_of(tensor).numel():
                     continue
-                found[name] = local_of(tensor)
+                tensors[name] = local_of(tensor)
                 if name not in self._boxes:
                     self._boxes[name] = box_of(tensor)
-        return found
+        return tensors
 
-    def copies_of(self, found: Mapping[str, Tensor], *, anew: bool) -> dict[str, Tensor]:
-        """Return copies of what `find` found, made `anew` or those of the last time."""
-        return self._copy(found) if anew else {name: self._buffers[name] for name in found}
+    def copies_of(self, tensors: Mapping[str, Tensor], *, anew: bool) -> dict[str, Tensor]:
+        """Return copies of what `find` returned: made `anew`, or those of the last time."""
+        return self._copy(tensors) if anew else {name: self._buffers[name] for name in tensors}
 
-    def on_host(self, found: Mapping[str, Tensor], *, copied: bool = False) -> dict[str, Piece]:
-        """Return the pieces that `find` found, in host memory.
+    def on_host(self, tensors: Mapping[str, Tensor], *, copied: bool = False) -> dict[str, Piece]:
+        """Return the pieces of the tensors that `find` returned, in host memory.
 
         Args:
-            found: By `find`.
-            copied: Copy them: training may then go on. Otherwise those on a GPU are copied alone.
+            tensors: Tensors by name, as `find` returned them.
+            copied: Copy all tensors, so that training may go on; otherwise only those on a GPU.
         """
-        if copied or any(tensor.is_cuda for tensor in found.values()):
-            found = self._copy(found)
-        return {name: Piece(local, self._boxes[name]) for name, local in found.items()}
+        if copied or any(tensor.is_cuda for tensor in tensors.values()):
+            tensors = self._copy(tensors)
+        return {name: Piece(local, self._boxes[name]) for name, local in tensors.items()}
 
-    def _copy(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        for name, tensor in found.items():
+    def _copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        for name, tensor in tensors.items():
             if name not in self._buffers:
                 self._buffers[name] = torch.empty(
                     tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda
                 )
             self._buffers[name].copy_(tensor, non_blocking=True)
-        if any(tensor.is_cuda for tensor in found.values()):
+        if any(tensor.is_cuda for tensor in tensors.values()):
             torch.cuda.synchronize()
-        return {name: self._buffers[name] for name in found}
+        return {name: self._buffers[name] for name in tensors}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ class HostCopies:
 
 
 def random_state(device: torch.device) -> bytes:
-    """Encode the states."""
+    """Encode the states of the random number generators."""
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
@@ -294,7 +294,7 @@ def random_state(device: torch.device) -> bytes:
 
 
 def restore_random_state(encoded: bytes, device: torch.device) -> None:
-    """Restore what `random_state` encoded; the CPU's alone where the device is another kind."""
+    """Restore states from `random_state`; only the CPU's where the device is of another kind."""
     both = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
     size = torch.get_rng_state().numel()
     torch.set_rng_state(both[:size])

@@ -30,7 +30,7 @@ def verify(path: Path, hash_files: HashFiles | None = None) -> LearnerState:
     """Compare every byte of a checkpoint with its manifest and return its state.
 
     Args:
-        path: Of the checkpoint.
+        path: Folder of the checkpoint.
         hash_files: Hashes the named files in the folder; by default in this process.
 
     Raises:
@@ -38,14 +38,14 @@ def verify(path: Path, hash_files: HashFiles | None = None) -> LearnerState:
     """
     manifest = read_manifest(path)
     names = sorted(manifest.digests)
-    found = (hash_files or hash_here)(path, names)
+    digests = (hash_files or hash_here)(path, names)
     for name, digest in manifest.digests.items():
-        if found[name] != digest:
+        if digests[name] != digest:
             raise CheckpointError(
-                f"{path / name} must have the digest {digest[:12]}..., got {found[name][:12]}...; "
-                "it was changed or cut short"
+                f"{path / name} must have the digest {digest[:12]}..., got "
+                f"{digests[name][:12]}...; it was changed or cut short"
             )
-    if STATE not in found:
+    if STATE not in digests:
         raise CheckpointError(f"{path / MANIFEST} must list {STATE}")
     return LearnerState.decode((path / STATE).read_text(encoding="utf-8"))
 
@@ -54,7 +54,7 @@ def hash_here(path: Path, names: list[str]) -> dict[str, str]:
     """Hash files in this process.
 
     Raises:
-        CheckpointError: One cannot be read.
+        CheckpointError: A file cannot be read.
     """
     digests: dict[str, str] = {}
     for name in names:
@@ -73,28 +73,28 @@ def hash_on_all_ranks(ranks: Ranks, path: Path, names: list[str]) -> dict[str, s
     """Hash files, each on one of the ranks; collective.
 
     Raises:
-        CheckpointError: One cannot be read.
+        CheckpointError: A file cannot be read.
     """
-    own: dict[str, str] = {}
+    digests: dict[str, str] = {}
     reason = ""
     try:
-        own = hash_here(path, names[ranks.rank :: ranks.size])
+        digests = hash_here(path, names[ranks.rank :: ranks.size])
     except CheckpointError as error:
         reason = str(error)
-    digests, reason = gather_digests(ranks, own, reason)
+    digests, reason = gather_digests(ranks, digests, reason)
     if reason:
         raise CheckpointError(reason)
     return digests
 
 
-def gather_digests(ranks: Ranks, own: dict[str, str], reason: str) -> tuple[dict[str, str], str]:
-    """Merge the digests of all ranks, and give the first reason for which one has none.
+def gather_digests(ranks: Ranks, local: dict[str, str], reason: str) -> tuple[dict[str, str], str]:
+    """Merge the digests of all ranks; return them with the first reason for which one is missing.
 
     Collective.
     """
     digests: dict[str, str] = {}
     reasons: list[str] = []
-    for message in ranks.gather(msgspec.msgpack.encode((own, reason))):
+    for message in ranks.gather(msgspec.msgpack.encode((local, reason))):
         theirs, why = msgspec.msgpack.decode(message, type=tuple[dict[str, str], str])
         digests |= theirs
         reasons += [why] if why else []
@@ -102,7 +102,7 @@ def gather_digests(ranks: Ranks, own: dict[str, str], reason: str) -> tuple[dict
 
 
 def write_hashed(path: Path, chunks: Iterable[bytes | memoryview]) -> str:
-    """Write a file, bring it to the disk, and return the BLAKE3 of what it is to hold."""
+    """Write a file durably, and return the BLAKE3 of the content that it should have."""
     running = blake3()
 
     def passing() -> Iterator[bytes | memoryview]:
@@ -121,17 +121,17 @@ def write_files(folder: Path, files: Files, ranks: Ranks) -> tuple[dict[str, str
     Collective: when it returns, the first rank may have renamed the folder.
 
     Raises:
-        OSError: A rank could not write its own.
+        OSError: A rank could not write its files.
     """
-    own: dict[str, str] = {}
+    digests: dict[str, str] = {}
     num_bytes = 0
     failure: OSError | None = None
     try:
-        own = {name: write_hashed(folder / name, chunks) for name, chunks in files.items()}
-        num_bytes = sum((folder / name).stat().st_size for name in own)
+        digests = {name: write_hashed(folder / name, chunks) for name, chunks in files.items()}
+        num_bytes = sum((folder / name).stat().st_size for name in digests)
     except OSError as error:
         failure = error
-    digests, reason = gather_digests(ranks, own, str(failure) if failure else "")
+    digests, reason = gather_digests(ranks, digests, str(failure) if failure else "")
     if failure is not None:
         raise failure
     if reason:

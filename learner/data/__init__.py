@@ -8,8 +8,7 @@ curriculum      Tasks as a pure function of (run seed, id), and the thread that 
 dealing         Dealing of a batch's sequences to ranks and microbatches
 evaluation      Evaluation rounds beside training: held-out questions, answered by one policy
                 version
-grades          Grades of held-out answers: the part of the reward that judges them, and what it
-                is called
+grades          Grades of held-out answers: the part of the reward that judges them, and its title
 group_filter    The filter of groups before training: impossible, stale, or without variance of
                 rewards
 ledger          Facts that rank 0 asserts again after Redis lost writes

@@ -26,11 +26,11 @@ log = structlog.get_logger()
 
 
 class SamplingAlarm:
-    """Watches the waits of rank 0; its owner calls it a few times a minute.
+    """Watches the waits of rank 0; it must be called a few times a minute.
 
     Args:
         store: Asked only once a wait is longer than `console.alarm_s`.
-        settings: Of the run.
+        settings: Settings of the run.
         clock: Seconds.
     """
 
@@ -52,7 +52,7 @@ class SamplingAlarm:
         """Since the learner started."""
 
     def look(self, progress: object) -> None:
-        """Sound the alarm, or end it.
+        """Raise the alarm, or end it.
 
         Args:
             progress: Changes whenever episodes have come.
@@ -126,5 +126,5 @@ class CommitPressure:
         return True
 
     def committed(self, k: int) -> None:
-        """Forget the batches up to k: their records are deleted. From any thread."""
+        """Forget the batches up to k, whose records are deleted. From any thread."""
         self._committed = k

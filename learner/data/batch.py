@@ -53,7 +53,7 @@ class BatchPlan:
     step: int
     rows: tuple[PlanRow, ...]
     counts: tuple[Counts, ...]
-    """Of each minibatch."""
+    """Counts of each minibatch."""
 
     def task_ids_of(self, rank: int) -> list[int]:
         """List the tasks whose episodes a rank trains."""
@@ -64,12 +64,12 @@ class BatchPlan:
         return 1 + max(row.microbatch for row in self.rows if row.minibatch == minibatch)
 
     def encode(self) -> bytes:
-        """Encode as msgpack."""
+        """Encode the plan as msgpack."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls, encoded: bytes) -> BatchPlan:
-        """Decode what `encode` made."""
+        """Decode a plan from msgpack."""
         return msgspec.msgpack.decode(encoded, type=cls)
 
 
@@ -89,14 +89,14 @@ def plan_batch(
     Minibatches consist of whole groups; their numbers of groups differ by at most one.
 
     Args:
-        step: Of the batch.
-        episodes: All of it.
+        step: Number of the batch.
+        episodes: All episodes of the batch.
         ranks: Number of ranks.
-        settings: The advantage.
+        settings: Settings of the advantage.
         max_completion_tokens: `run.max_completion_tokens`.
         microbatch_tokens: Most tokens of one forward pass.
         num_minibatches: Optimizer steps per epoch.
-        cost: Of an episode, by which ranks and microbatches are balanced.
+        cost: Cost of an episode, by which ranks and microbatches are balanced.
     """
     groups: dict[int, list[int]] = defaultdict(list)
     for row, episode in enumerate(episodes):
@@ -175,9 +175,9 @@ def pack(
     Args:
         plan: The whole batch.
         episodes: This rank's share, any order.
-        settings: The aggregation.
+        settings: Settings of the aggregation.
         lineages: lineage -> step it forked at.
-        lineage: The learner's own.
+        lineage: Lineage of the learner.
 
     Raises:
         RecordError: An episode is not in the plan, or has no prompt to predict its first token.
@@ -191,13 +191,13 @@ def pack(
             )
     microbatches = []
     for minibatch, counts in enumerate(plan.counts):
-        own = [e for e in episodes if planned[e.task_id].minibatch == minibatch]
-        own.sort(key=lambda episode: episode.task_id)
-        lengths_E = np.array([e.completion.num_trained for e in own], dtype=np.int64)
+        share = [e for e in episodes if planned[e.task_id].minibatch == minibatch]
+        share.sort(key=lambda episode: episode.task_id)
+        lengths_E = np.array([e.completion.num_trained for e in share], dtype=np.int64)
         weights_E = AGGREGATIONS[settings.aggregation](lengths_E, counts)
         rows = [
             _Row(e, planned[e.task_id], float(weight), token_lags(e, plan.step, lineage, lineages))
-            for e, weight in zip(own, weights_E, strict=True)
+            for e, weight in zip(share, weights_E, strict=True)
         ]
         for number in range(plan.num_microbatches(minibatch)):
             members = [row for row in rows if row.planned.microbatch == number]
@@ -206,7 +206,7 @@ def pack(
 
 
 class _Row(NamedTuple):
-    """An episode with what belongs to it."""
+    """An episode with its plan, weight and lags."""
 
     episode: Episode
     planned: PlanRow
@@ -215,7 +215,7 @@ class _Row(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Tokens that are run together: a whole episode, a prompt of several, or a completion."""
+    """Tokens of one sequence: a whole episode, a prompt of several, or a completion."""
 
     token_ids: np.ndarray
     row: int | None

@@ -51,10 +51,10 @@ class ClaimedBatch:
 
     step: int
     episodes: tuple[Episode, ...]
-    """In the order of the claim: oldest unit first, members by id; then those of groups that are
-    trained again. Rewards are shaped."""
+    """Episodes in the order of the claim: oldest unit first, members by id; then those of groups
+    that are trained again. Rewards are shaped."""
     is_replay: bool
-    """Sealed by an earlier life of the learner."""
+    """Whether an earlier life of the learner sealed it."""
     filtered_groups: int = 0
     """Groups of equal rewards that were replaced by others."""
     uses: Mapping[int, int] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class ClaimedBatch:
     missing_parts: tuple[str, ...] = ()
     """Parts of the reward that have a weight, and that no episode has."""
     in_order: bool = False
-    """It has the groups whose numbers are those of the batch, and no others."""
+    """Whether it has exactly the groups whose numbers are those of the batch."""
 
 
 @dataclass(slots=True)
@@ -134,11 +134,11 @@ class Claims:
 
     @property
     def num_ready(self) -> int:
-        """Groups that are there for the batch that is being filled."""
+        """Number of groups that are complete for the batch that is being filled."""
         return len(self._episodes)
 
     def poll(self, step: int) -> ClaimedBatch | None:
-        """Claim, judge and drop once; return the batch if it is complete."""
+        """Claim, judge and drop groups once; return the batch if it is complete."""
         if self._recoveries != self._store.recoveries:
             self._recoveries = self._store.recoveries
             self._episodes.clear()  # other records may have taken their place
@@ -202,21 +202,21 @@ class Claims:
             self._episodes.clear()
             self._filter.begin_batch()
         units = self._run.groups_per_batch
-        known = len(self._episodes)
+        num_read = len(self._episodes)
         claim = self._store.run(
             operations.claim(
                 self._lineage,
                 step,
                 units,
                 start=starts_now and step != self._left,
-                num_read=known,
+                num_read=num_read,
                 in_order=self._in_order,
             )
         )
         self._started = step
         most = self._max_attempts
         if claim.sealed and claim.starts > most:
-            # Training it has ended that many lives: better lose a batch than the run.
+            # A batch during which the learner has died so often is given up, rather than the run.
             self._abandon(step, claim, "poison")
             again = operations.claim(
                 self._lineage, step, units, start=True, in_order=self._in_order
@@ -273,7 +273,7 @@ class Claims:
             return list(self._records.units(units))
 
     def _replay(self, step: int, claim: Claim) -> ClaimedBatch | None:
-        """Read a sealed batch without judging it again; None if the store has lost records of it.
+        """Read a sealed batch without judging it again; None if the store lost some of its records.
 
         Records are lost if an earlier life trained them, was reconciled after a rewind, and ended
         before its next checkpoint. No weights contain them any more.
@@ -335,7 +335,7 @@ def refuse_losses(stats: Stats, run: RunSettings, step: int) -> None:
         step: The batch that is being filled.
 
     Raises:
-        DeterminismError: One has died, was dropped, or was trained before an older checkpoint.
+        DeterminismError: A task has died, was dropped, or was trained before an older checkpoint.
     """
     before = (step - 1) * run.groups_per_batch * run.group_size
     lost = stats.dropped | {"dead": stats.dead, "trained already": stats.committed - before}

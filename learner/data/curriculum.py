@@ -36,7 +36,7 @@ SEED_BITS = 31  # what every library takes as a seed
 
 
 def training_task(run: RunSettings, task_id: int) -> TaskSpec:
-    """Make the spec of training task `task_id`; the same for ever, on every machine.
+    """Make the spec of training task `task_id`, which never changes, on any machine.
 
     All members of a group get the same seed: a group is the episodes of one prompt.
     """
@@ -51,7 +51,7 @@ def training_task(run: RunSettings, task_id: int) -> TaskSpec:
 
 
 def environment_by_group(run: RunSettings, ledger: Ledger) -> Callable[[int], str]:
-    """Return what names the environment of a group; a second try has that of its prompt."""
+    """Return a function that names the environment of a group; a second try has its prompt's."""
     names, mixture = list(run.by_environment), run.mixture
 
     def name(group_id: int) -> str:
@@ -68,7 +68,7 @@ def training_tasks(
 
     Args:
         run: Settings that specs depend on.
-        group_ids: Of the groups.
+        group_ids: Ids of the groups.
         second_tries: Group -> the group, dropped as too old, whose prompt it asks again.
     """
     size = run.group_size
@@ -149,11 +149,11 @@ class Feeder:
         return self._cursor
 
     def start(self) -> None:
-        """Begin to create tasks."""
+        """Start the thread that creates tasks."""
         self._worker.start()
 
     def check(self) -> None:
-        """Raise what ended the thread, if anything did; call it while waiting for its tasks.
+        """Raise the error that ended the thread, if any; call it while waiting for its tasks.
 
         Raises:
             NyalaError: The store refused it or was away for too long.
@@ -162,7 +162,7 @@ class Feeder:
         self._worker.check()
 
     def stop(self) -> None:
-        """Create no more; returns when the thread has ended, and leaves its error to `check`."""
+        """Stop creating tasks, and wait for the end of the thread; `check` then has its error."""
         self._stopping.set()
         with contextlib.suppress(Exception):
             self._worker.join()
@@ -173,7 +173,7 @@ class Feeder:
                 self._stopping.wait(PAUSE_S)
 
     def feed(self) -> int:
-        """Create what is missing; returns the number of groups."""
+        """Create the missing groups; return their number."""
         run = self._run
         wanted = units_to_create(
             self._store.run(operations.stats()),

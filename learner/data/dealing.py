@@ -1,7 +1,7 @@
 """Dealing of a batch's sequences to ranks and microbatches.
 
 All ranks run their j-th microbatch together, layer by layer, so each waits for the one that costs
-most: what is dealt alike is not only a rank's sum, but each microbatch over the ranks.
+most: not only the sums of the ranks are balanced, but each microbatch over the ranks.
 
 A prompt is computed once for its completions in a microbatch. Keeping them together saves prompts,
 but large bundles are dealt less alike, so several sizes of bundles are tried. They also leave gaps:
@@ -26,7 +26,7 @@ FILLED = 0.97  # of the budget, on average: fuller ones leave no choice, and cos
 
 
 class Place(NamedTuple):
-    """Where a sequence is trained."""
+    """The rank and the microbatch that train a sequence."""
 
     rank: int
     microbatch: int
@@ -34,15 +34,15 @@ class Place(NamedTuple):
 
 
 class Size(NamedTuple):
-    """What decides where an episode is trained."""
+    """The sizes of an episode that decide where it is trained."""
 
     prompt: bytes
-    """Its tokens; where equal, they are computed once."""
+    """Tokens of the prompt; equal prompts are computed once."""
     prompt_tokens: int
     tokens: int
-    """Of the completion."""
+    """Tokens of the completion."""
     scored: int
-    """Of these, as many are scored."""
+    """Tokens of the completion that are scored."""
 
 
 class Bundle(NamedTuple):
@@ -54,10 +54,10 @@ class Bundle(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[int], sizes: Sequence[Size], cost: SequenceCost) -> Self:
-        """Weigh them: their prompt counts once."""
+        """Make a bundle and compute its cost; the prompt counts once."""
         prompt = sizes[rows[0]].prompt_tokens
         completions = [(sizes[row].tokens, sizes[row].scored) for row in rows]
-        took = cost(prompt, 0) + sum(cost(*each, after=prompt) for each in completions)
+        took = cost(prompt, 0) + sum(cost(*completion, after=prompt) for completion in completions)
         return cls(-took, rows, prompt + sum(tokens for tokens, _ in completions))
 
 
@@ -67,12 +67,12 @@ def deal_episodes(
     """Deal episodes to the microbatches of all ranks, in the bundles that take the least time.
 
     Args:
-        sizes: Of each episode.
-        cost: Of a sequence.
+        sizes: Size of each episode.
+        cost: Cost of a sequence.
         ranks: Number of ranks.
         microbatch_tokens: Most tokens of a microbatch.
     """
-    found: list[tuple[int, float, list[Place]]] = []
+    deals: list[tuple[int, float, list[Place]]] = []
     cheapest = least = math.inf
     prompts = {size.prompt: size.prompt_tokens for size in sizes}
     tokens = sum(prompts.values()) + sum(size.tokens for size in sizes)
@@ -87,7 +87,7 @@ def deal_episodes(
             costs = _weigh(dealt, sizes, cost)
             too_many = max(0, 1 + max(place.microbatch for place in dealt) - enough)
             took = lockstep(list(costs), list(costs.values()))
-            found.append((too_many, took, dealt))
+            deals.append((too_many, took, dealt))
             cheapest = min(cheapest, took)
             if not is_tight:
                 least = sum(costs.values()) / ranks  # smaller bundles repeat more prompts
@@ -97,7 +97,7 @@ def deal_episodes(
         if (not too_many and not waits) or least > SLACK * cheapest:
             break
         room = min(room, max(bundle.tokens for bundle in bundles)) * 3 // 4
-    return min(each for each in found if each[1] <= SLACK * cheapest)[2]
+    return min(deal for deal in deals if deal[1] <= SLACK * cheapest)[2]
 
 
 def _bundle(sizes: Sequence[Size], room: int) -> list[list[int]]:
@@ -144,34 +144,35 @@ def _deal_bundles(
     *,
     is_tight: bool,
 ) -> list[Place]:
-    """Deal bundles as `deal` does sequences; the place of each episode.
+    """Deal bundles as `deal` does sequences, and return the place of each episode.
 
     Args:
-        sizes: Of each episode.
-        bundles: Of all episodes, dearest first.
-        cost: Of a sequence.
+        sizes: Size of each episode.
+        bundles: Bundles of all episodes, dearest first.
+        cost: Cost of a sequence.
         ranks: Number of ranks.
         budget: Most tokens of a microbatch.
-        is_tight: Fill what room bundles leave in a microbatch with episodes of later ones, longest
-            first, which repeat their prompt.
+        is_tight: Fill the room that bundles leave in a microbatch with episodes of later bundles,
+            longest first, which repeat their prompt.
     """
     places: dict[int, Place] = {}
     left = list(bundles)
     for number in itertools.count():
         if not left:
             return [places[row] for row in range(len(sizes))]
-        tokens, costs = [each.tokens for each in left], [-each.negative_cost for each in left]
+        tokens = [bundle.tokens for bundle in left]
+        costs = [-bundle.negative_cost for bundle in left]
         most = _most(tokens, costs, ranks, budget)
         dealt = _fill(range(len(left)), tokens, costs, most, ranks=ranks, room=budget)
         places |= {row: Place(rank, number) for n, rank in dealt.items() for row in left[n].rows}
-        left, first = [each for n, each in enumerate(left) if n not in dealt], left
+        left, first = [bundle for n, bundle in enumerate(left) if n not in dealt], left
         if not is_tight:
             continue
         for rank in range(ranks):
-            own = [first[n] for n, each in dealt.items() if each == rank]
-            free = budget - sum(each.tokens for each in own)
-            prompts = {sizes[each.rows[0]].prompt for each in own}
-            waiting = [row for each in left for row in each.rows if row not in places]
+            bundles_here = [first[n] for n, dealt_to in dealt.items() if dealt_to == rank]
+            free = budget - sum(bundle.tokens for bundle in bundles_here)
+            prompts = {sizes[bundle.rows[0]].prompt for bundle in bundles_here}
+            waiting = [row for bundle in left for row in bundle.rows if row not in places]
             places |= {row: Place(rank, number) for row in _gap(sizes, waiting, free, prompts)}
         left = sorted(_left_of(left, places, sizes, cost))
     raise AssertionError("unreachable")
@@ -209,8 +210,8 @@ def _gap(
 def lockstep(places: Sequence[Place], costs: Sequence[float]) -> float:
     """Time of ranks that wait for one another in every microbatch, in units of cost."""
     sums: defaultdict[Place, float] = defaultdict(float)
-    for place, each in zip(places, costs, strict=True):
-        sums[place] += each
+    for place, cost in zip(places, costs, strict=True):
+        sums[place] += cost
     dearest: defaultdict[int, float] = defaultdict(float)
     for place, total in sums.items():
         dearest[place.microbatch] = max(dearest[place.microbatch], total)
@@ -228,7 +229,7 @@ def deal(
 
     Args:
         tokens: Length of each sequence; one longer than the budget gets a microbatch of its own.
-        costs: Of each sequence, in any unit.
+        costs: Cost of each sequence, in any unit.
         ranks: Number of ranks.
         microbatch_tokens: Most tokens of a microbatch.
     """
@@ -247,9 +248,9 @@ def deal(
 
 
 def _most(tokens: Sequence[int], costs: Sequence[float], ranks: int, budget: int) -> float:
-    """Return what each of the next microbatches may cost, of sequences dearest first."""
+    """Return the most that one of the next microbatches may cost, for sequences dearest first."""
     needed = math.ceil(sum(tokens) / (FILLED * ranks * budget))
-    # Of the last ones every sequence is part, if its tokens fit; and nobody waits for one rank.
+    # The last microbatches take every sequence that fits, and a single rank waits for no other.
     if needed == 1 or ranks == 1:
         return math.inf
     return max(costs[0], sum(costs) / (ranks * needed))

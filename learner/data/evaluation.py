@@ -57,7 +57,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
     Args:
         n: Answers.
-        c: How many of them are right.
+        c: Number of right answers.
         k: At most n.
 
     Source:
@@ -88,9 +88,15 @@ def figures_of(answers: Sequence[Answer], metrics: Mapping[str, Metric]) -> dict
             grades[answer.question].append(_grade(answer, metrics))
     if grades:
         most = max(map(len, grades.values()))
-        figures[f"avg@{most}"] = float(np.mean([np.mean(each) for each in grades.values()]))
+        figures[f"avg@{most}"] = float(
+            np.mean([np.mean(grades_of_one) for grades_of_one in grades.values()])
+        )
         for k in _powers_of_two(most):
-            passed = [_passed(each, k) for each in grades.values() if len(each) >= k]
+            passed = [
+                _passed(grades_of_one, k)
+                for grades_of_one in grades.values()
+                if len(grades_of_one) >= k
+            ]
             figures[f"pass@{k}"] = float(np.mean(passed))
     return figures
 
@@ -99,12 +105,16 @@ def environment_figures(
     answers: Sequence[Answer], metrics: Mapping[str, Metric]
 ) -> dict[str, dict[str, float | str]]:
     """Return the figures of each environment, their `metric`, and its answers as `episodes`."""
-    found: dict[str, dict[str, float | str]] = {}
+    figures: dict[str, dict[str, float | str]] = {}
     for name, metric in metrics.items():
-        own = [answer for answer in answers if answer.environment == name]
-        if own:
-            found[name] = {**figures_of(own, metrics), "episodes": len(own), "metric": metric.title}
-    return found
+        own_answers = [answer for answer in answers if answer.environment == name]
+        if own_answers:
+            figures[name] = {
+                **figures_of(own_answers, metrics),
+                "episodes": len(own_answers),
+                "metric": metric.title,
+            }
+    return figures
 
 
 def _grade(answer: Answer, metrics: Mapping[str, Metric]) -> float:
@@ -134,13 +144,13 @@ class Evaluation:
     step: int
     """Batches trained by the policy that answered."""
     metric: str
-    """What answers are judged by: `accuracy`, `reward`, or the name of another part."""
+    """Metric by which answers are judged: `accuracy`, `reward`, or the name of another part."""
     score: float
-    """Mean of it, of greedy answers."""
+    """Mean of the metric over greedy answers."""
     accuracy: float | None
-    """That score where it is the environment's own part `exact`, and is trained."""
+    """The score where the metric is the environment's own part `exact`, and is trained."""
     reward: float
-    """Of greedy answers, as it is trained."""
+    """Mean reward of greedy answers, as it is trained."""
     parts: dict[str, float]
     """Mean of each part of the reward, of the greedy answers that have it."""
     sampled: dict[str, float]
@@ -152,15 +162,15 @@ class Evaluation:
     expected: int
     """Answers requested."""
     versions: list[list[int]]
-    """(lineage, step) of every policy that wrote a token of them."""
+    """(lineage, step) of every policy that wrote a token of the answers."""
     off_version: int
     """Answers with a token of another policy than the evaluated one, such as a newer one."""
     wall_s: float
-    """From creation to close."""
+    """Seconds from creation to close."""
 
 
 def log_result(evaluation: Evaluation) -> None:
-    """Log it, and that of each environment where there are several."""
+    """Log the result of a round, and of each environment where there are several."""
     figures = {evaluation.metric: evaluation.score, REWARD: evaluation.reward, **evaluation.sampled}
     log.info("evaluated", step=evaluation.step, **_rounded(figures))
     if len(evaluation.environments) > 1:
@@ -198,7 +208,7 @@ class _Open:
     step: int
     created: float
     counted_from: float
-    """Its time is over `learner.eval_timeout_s` after this."""
+    """Time from which `learner.eval_timeout_s` is counted."""
 
 
 class Evaluations:
@@ -242,7 +252,7 @@ class Evaluations:
         self._open.append(_Open(step, now, now))
 
     def note_sampling(self) -> None:
-        """Episodes come: from now on every round has a deadline. Before, actors may be starting."""
+        """Note that episodes arrive: from now on every round has a deadline."""
         self._is_sampled = True
 
     def collect(self) -> None:
@@ -308,22 +318,24 @@ class Evaluations:
         )
 
     def _found_in(self, answers: Sequence[Answer]) -> dict[str, Metric]:
-        """Return what the answers of each environment can be judged by."""
-        found = {}
+        """Return the metric by which the answers of each environment can be judged."""
+        metrics = {}
         for name, metric in self._metrics.items():
-            parts = [each.episode.reward_parts for each in answers if each.environment == name]
-            found[name] = metric.in_answers(parts)
-            if parts and found[name].part != metric.part == self._run.eval_metric:
+            parts = [
+                answer.episode.reward_parts for answer in answers if answer.environment == name
+            ]
+            metrics[name] = metric.in_answers(parts)
+            if parts and metrics[name].part != metric.part == self._run.eval_metric:
                 log.warning(
                     "no answer has the part that run.eval_metric names",
                     eval_metric=metric.part,
                     environment=name,
                     parts=sorted(set().union(*parts)),
                 )
-        return found
+        return metrics
 
     def _answers(self, step: int, records: Mapping[int, bytes]) -> list[Answer]:
-        """Read records; what a task asked follows from its number in the round."""
+        """Read the records of answers; a task's question follows from its number in the round."""
         first = eval_task_id(self._run, self._lineage, step, 0)
         answers = []
         for task_id, record in sorted(records.items()):

@@ -1,4 +1,4 @@
-"""Grades of held-out answers: the part of the reward that judges them, and what it is called.
+"""Grades of held-out answers: the part of the reward that judges them, and its title.
 
 `run.eval_metric` names the part. Without it, answers are judged by what is trained: by the part
 `exact` where the environment's own score is the reward and has one, else by the reward. Loads
@@ -19,31 +19,31 @@ from configs.tables.algorithm import RewardSettings
 
 EXACT, REWARD = "exact", "reward"
 ACCURACY = "accuracy"
-"""What the part `exact` is called where it is trained."""
+"""Title of the part `exact` where it is trained."""
 MIXED = "score"
-"""What is shown together is called where answers are judged by different parts."""
+"""Title of answers that are judged by different parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What the answers of one environment are judged by."""
+    """The metric by which the answers of one environment are judged."""
 
     part: str = EXACT
     """Name of a part, or `reward` for the whole reward."""
     title: str = ACCURACY
-    """Its name for people, which says whose it is."""
+    """Title that is shown to people."""
 
     def in_answers(self, parts: Iterable[Mapping[str, float]]) -> Metric:
-        """Return what these answers can be judged by: the reward where none has the part."""
-        return self if any(self.part in each for each in parts) else Metric(REWARD, REWARD)
+        """Return the metric that these answers have: the reward where none has the part."""
+        return self if any(self.part in names for names in parts) else Metric(REWARD, REWARD)
 
     def grade(self, reward: float, parts: Mapping[str, float]) -> float:
-        """Grade an answer, 1 = right; it counts 0 where others have the part and it has not."""
+        """Grade an answer, 1 = right; it counts 0 if it lacks a part that other answers have."""
         return reward if self.part == REWARD else parts.get(self.part, 0.0)
 
 
 def metrics_of(run: RunSettings, rewards: RewardSettings) -> dict[str, Metric]:
-    """Name of each environment -> what its answers are judged by."""
+    """Return the metric of each environment, by its name."""
     return {name: _metric(alone, rewards) for name, alone in run.by_environment.items()}
 
 
@@ -61,9 +61,9 @@ def _metric(run: RunSettings, rewards: RewardSettings) -> Metric:
 
 
 def common_title(titles: Iterable[str]) -> str:
-    """Name what answers are judged by, to several environments or of several runs."""
-    each = set(titles)
-    return each.pop() if len(each) == 1 else MIXED
+    """Name the metric of several environments or runs; `MIXED` where they differ."""
+    distinct = set(titles)
+    return distinct.pop() if len(distinct) == 1 else MIXED
 
 
 def mean_parts(answers: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -82,7 +82,7 @@ def mean_parts(answers: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 class HeldOut(NamedTuple):
-    """The score of greedy answers, and the name of what they were judged by."""
+    """The score of greedy answers, and the title of their metric."""
 
     title: str
     score: float
@@ -91,17 +91,17 @@ class HeldOut(NamedTuple):
 
     @property
     def trained(self) -> float:
-        """Mean reward, whatever answers are judged by."""
+        """Mean reward of the answers, whatever their metric."""
         return self.score if self.reward is None else self.reward
 
     @property
     def label(self) -> str:
-        """Name the score beside figures of training."""
+        """Name of the score beside figures of training."""
         return self.title if self.title.startswith(ACCURACY) else f"held-out {self.title}"
 
 
 def held_out(line: Mapping[str, object]) -> HeldOut | None:
-    """Read a line, or one environment's figures of it; None where nothing was answered."""
+    """Read the score from a line, or from one environment's figures; None without answers."""
     score, reward = line.get("score", line.get(ACCURACY)), line.get(REWARD)
     if isinstance(score, bool) or not isinstance(score, int | float):
         return None

@@ -102,7 +102,7 @@ class GroupFilter:
         """Groups of equal rewards dropped from the present batch."""
 
     def begin_batch(self) -> None:
-        """Start counting the groups of equal rewards of another batch."""
+        """Start counting groups of equal rewards for another batch."""
         self.num_filtered = 0
 
     def reason_to_drop(self, step: int, episodes: Sequence[Episode]) -> str | None:
@@ -120,25 +120,25 @@ class GroupFilter:
         return None
 
     def _outcome(self, episode: Episode) -> float:
-        """Return what the members of a group are compared by."""
+        """Return the value by which the members of a group are compared."""
         parts = episode.reward_parts
         reward = round(episode.reward - parts.get(OVERLONG, 0.0), DIGITS)
         if self._metric is None:
             return reward
-        known = episode.environment_metrics | parts
-        if self._metric == ACCURACY and ACCURACY not in known:
+        values = episode.environment_metrics | parts
+        if self._metric == ACCURACY and ACCURACY not in values:
             is_exact = self._trains_exact and EXACT in parts and ENVIRONMENT not in parts
             return parts[EXACT] if is_exact else reward
-        if self._metric not in known:
+        if self._metric not in values:
             log.error(
                 "algorithm.filter_metric must be a part of the reward or a metric; the reward "
                 "itself is compared",
                 got=self._metric,
-                known=sorted(known),
+                known=sorted(values),
                 task_id=episode.task_id,
             )
             return reward
-        return known[self._metric]
+        return values[self._metric]
 
     def _is_impossible(self, step: int, episodes: Sequence[Episode]) -> bool:
         """Find episodes that no policy of this run can have sampled; training them would crash.

@@ -23,7 +23,7 @@ class Facts:
 
     lineage: int
     owner: str
-    """Of the take-over that began this lineage."""
+    """Id of the take-over that began this lineage."""
     lineages: Mapping[int, int]
     """lineage -> step it forked at, this one included."""
     step: int
@@ -79,7 +79,7 @@ class Ledger:
         return self._facts
 
     def hold(self, k: int, group_ids: Iterable[int], reused: Iterable[int] = ()) -> None:
-        """Note what batch k is about to be sealed with: new groups, and those trained before."""
+        """Note the groups that batch k is about to be sealed with: new ones, and reused ones."""
         with self._lock:
             self._facts = replace(
                 self._facts,
@@ -105,11 +105,11 @@ class Ledger:
             )
 
     def ask_again(self, group_ids: Iterable[int]) -> list[int]:
-        """Note groups that are too old; a second try gets no third. Returns those that are new."""
+        """Note groups that are too old, and return the new ones; a second try gets no third."""
         with self._lock:
             facts = self._facts
-            known = {*facts.second_tries, *facts.second_tries.values(), *facts.waiting}
-            new = [group for group in group_ids if group not in known]
+            settled = {*facts.second_tries, *facts.second_tries.values(), *facts.waiting}
+            new = [group for group in group_ids if group not in settled]
             self._facts = replace(facts, waiting=(*facts.waiting, *new))
             return new
 
@@ -138,7 +138,7 @@ class Ledger:
             self._facts = replace(self._facts, open_rounds=self._facts.open_rounds | {step})
 
     def close_round(self, step: int) -> None:
-        """Note that it waits no longer."""
+        """Note that the evaluation no longer waits for answers."""
         with self._lock:
             self._facts = replace(self._facts, open_rounds=self._facts.open_rounds - {step})
 

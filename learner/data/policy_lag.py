@@ -29,9 +29,9 @@ def policy_lag(
     """Compute the lag of a token of `version` when batch `step` is trained in `lineage`.
 
     Args:
-        version: Of the policy that sampled the token.
+        version: Version of the policy that sampled the token.
         step: The batch that trains it, the first being 1.
-        lineage: The learner's own.
+        lineage: Lineage of the learner.
         lineages: lineage -> step it forked at.
 
     Returns:

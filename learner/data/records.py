@@ -63,7 +63,7 @@ class Records:
         """Read the episodes of tasks of a sealed batch.
 
         Raises:
-            RecordError: One is missing or malformed.
+            RecordError: An episode is missing or malformed.
         """
         records = self._store.run(operations.records(task_ids))
         return [self._episode(i, record) for i, record in zip(task_ids, records, strict=True)]
@@ -114,8 +114,8 @@ def shape_reward(
     batch gets the same rewards.
 
     Args:
-        episode: As the actor made it.
-        rewards: Weights, and what is done about length.
+        episode: Episode as the actor made it.
+        rewards: Weights of the parts, and the penalties of length.
         max_completion_tokens: The limit that cut episodes off.
     """
     completion = episode.completion
@@ -136,9 +136,9 @@ def shaped(
     """Weigh the parts of a reward and punish length.
 
     Args:
-        reward: The actor's own.
-        parts: Of it.
-        rewards: Weights, and what is done about length.
+        reward: Reward as the actor computed it.
+        parts: Parts of that reward.
+        rewards: Weights of the parts, and the penalties of length.
         tokens: Length of the completion, and the limit that cuts completions off.
     """
     if rewards.weights:
@@ -164,8 +164,8 @@ def overlong(length: int, limit: int, buffer: int) -> float:
 def missing_parts(episodes: Iterable[Episode], settings: RewardSettings) -> tuple[str, ...]:
     """Name the parts of the reward that have a weight and that no episode has.
 
-    An alarm, not an error: whoever fills a batch must not be able to end the run. A part that only
+    The caller warns and raises no error: an actor must not be able to end the run. A part that only
     some episodes have counts 0 in the others.
     """
-    known = {name for episode in episodes for name in episode.reward_parts}
-    return tuple(name for name in settings.weights if name not in known)
+    names = {name for episode in episodes for name in episode.reward_parts}
+    return tuple(name for name in settings.weights if name not in names)

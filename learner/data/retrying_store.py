@@ -36,7 +36,7 @@ Recover = Callable[[Store, str], None]
 
 
 class GoneAtStop:
-    """A block that a store which is away ends early and without an error, once a learner stops.
+    """A block that ends early and without an error if the store is away while the learner stops.
 
     When all processes of a run are told to end at once, the store may be the first to go. What it
     was to be told is in the files of the run, and the next start puts it right.
@@ -46,13 +46,15 @@ class GoneAtStop:
         self._stopping = stopping
 
     def __enter__(self) -> None:
-        """Begin."""
+        """Begin the block."""
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        """Take a store that is gone as the end of the run."""
+        """Suppress the error of a store that is away while the learner stops."""
         if not isinstance(error, StoreUnreachable) or not self._stopping.is_set():
             return False
-        log.warning("the store is gone: the next start tells it the rest", reason=str(error))
+        log.warning(
+            "the store went before the learner: the next start writes the rest", reason=str(error)
+        )
         return True
 
 
@@ -60,9 +62,9 @@ class RetryingStore:
     """Runs operations, and retries while the store cannot be reached, up to a deadline.
 
     Args:
-        store: Of the run.
-        patience_s: Longest time for which a store that is away is asked again.
-        stopping: Set when the learner is asked to stop; a store that is away then is gone.
+        store: Store of the run.
+        patience_s: Longest time for which an operation is retried.
+        stopping: Set when the learner is asked to stop; from then on nothing is retried.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class RetryingStore:
         """Recoveries so far; what was read from the store before the last may be wrong."""
 
     def on_rewind(self, recover: Recover) -> None:
-        """Recover with this; without it, a restarted or rewound store is an error."""
+        """Set the function that recovers; without it, a restarted or rewound store is an error."""
         self._recover = recover
 
     def trust(self) -> str:
@@ -92,7 +94,7 @@ class RetryingStore:
         return run_id
 
     def run(self, operation: Operation[T]) -> T:
-        """Run an operation.
+        """Run an operation, retrying while the store is away.
 
         Raises:
             LostLineage: A newer learner owns the run.

@@ -43,7 +43,7 @@ class ReusedGroup:
 
 
 class Reuse:
-    """Adds groups to batches that were trained before."""
+    """Adds groups that were trained before to batches."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Reuse:
         self._groups = groups if self._replay.capacity else 0
 
     def keep_within_bounds(self, step: int) -> None:
-        """Forget groups too old for batch `step` and those too many; once a second at most."""
+        """Drop groups that are too old for batch `step`, or too many; at most once a second."""
         now = time.monotonic()
         if self._trimmed_at is not None and now - self._trimmed_at < TRIM_EVERY_S:
             return
@@ -87,18 +87,18 @@ class Reuse:
         if not self._groups:
             return {}
         drawn = self._take(step, self._groups)
-        fit = {group: found for group, found in drawn.items() if self._is_fit(step, found)}
+        fit = {group: kept for group, kept in drawn.items() if self._is_fit(step, kept)}
         if unfit := sorted(drawn.keys() - fit.keys()):
             log.info("forgetting kept groups", step=step, groups=len(unfit))
             self._store.run(operations.forget_reused(self._ledger.lineage, step, unfit))
-        return {group: found for group, found in fit.items() if found is not None}
+        return {group: kept for group, kept in fit.items() if kept is not None}
 
     def replay(self, step: int) -> dict[int, ReusedGroup]:
         """Read the groups that a sealed batch reuses; they are not judged again."""
-        found = self._take(step, 0)
-        if None in found.values():
+        read = self._take(step, 0)
+        if None in read.values():
             log.error("the store has lost records that a sealed batch reuses", step=step)
-        return {group: reused for group, reused in found.items() if reused is not None}
+        return {group: reused for group, reused in read.items() if reused is not None}
 
     def rate(self, step: int, groups: Mapping[int, Sequence[Episode]]) -> list[Rating]:
         """Rate the new groups of batch `step` for the store to keep."""

@@ -4,7 +4,7 @@
 
 A block is part of one row, so pieces of rows are whole blocks, and any number of ranks can load
 a checkpoint. The 256 levels lie the denser the smaller they are ("dynamic tree", Dettmers et al.
-2022, arXiv:2110.02861). Of the second moment the root is kept: it spans half of the decades, so
+2022, arXiv:2110.02861). The second moment is kept as its root, which spans half of the decades, so
 none is rounded to 0, by which a step would be divided.
 
 Shapes: R rows of a piece, C columns, N blocks of K in a row.
@@ -44,7 +44,7 @@ class AdamW8bit(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Apply the gradients."""
+        """Apply the gradients to the parameters."""
         assert closure is None
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -111,12 +111,12 @@ def _update(
 @cache
 def levels(device: torch.device, *, signed: bool) -> Tensor:
     """List the 256 values of codes, ascending, the largest 1: twice as many in each decade."""
-    found = [0.0, 1.0]
+    values = [0.0, 1.0]
     for decade in range(DECADES):
         edges = torch.linspace(0.1, 1, 2 ** (decade + (not signed)) + 1, dtype=torch.float64)
         middles = (edges[1:] + edges[:-1]) / 2 * 10.0 ** (decade + 1 - DECADES)
-        found += [*middles.tolist(), *((-middles).tolist() if signed else [])]
-    return torch.tensor(sorted(found), dtype=torch.float32, device=device)
+        values += [*middles.tolist(), *((-middles).tolist() if signed else [])]
+    return torch.tensor(sorted(values), dtype=torch.float32, device=device)
 
 
 def decode(codes_RC: Tensor, scales_RN: Tensor, levels_256: Tensor) -> Tensor:

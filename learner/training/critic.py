@@ -47,7 +47,7 @@ class ValueModel(nn.Module):
         """Take the first weights: a trunk's are the policy's, and every value is 0.
 
         Args:
-            model_path: Of a trunk.
+            model_path: Folder or name of the model whose weights a trunk takes.
         """
         if self.trunk is not None:
             read_weights(self.trunk, model_path)
@@ -58,10 +58,10 @@ class ValueModel(nn.Module):
         """Value the states before the tokens at `indices_N`.
 
         Args:
-            sequences: The packed ones.
+            sequences: Packed sequences.
             indices_N: Tokens whose states are valued, of all T. Shape [N], int64.
-            states_MD: Those of the policy's hidden states that this rank has; unused by a model
-                with a trunk.
+            states_MD: Hidden states of the policy that this rank has; unused by a model with a
+                trunk.
 
         Returns:
             Shape [N, 1], float32: a view of it would lose the hooks that FSDP2 attaches to outputs.
@@ -86,7 +86,7 @@ class Critic:
         self._meter = ValueMeter()
 
     def is_warming_up(self, step: int) -> bool:
-        """True if batch `step` trains the critic alone."""
+        """Return whether batch `step` trains the critic alone."""
         return step <= self.settings.warmup_batches
 
     @torch.no_grad()
@@ -112,7 +112,7 @@ class Critic:
         self._meter.outcomes.append(self.optimizer.step(step))
 
     def reset(self, model_path: str) -> None:
-        """Return to the state in which `make_critic` made it.
+        """Restore the critic as `make_critic` made it.
 
         Args:
             model_path: Initial weights of a second model.
@@ -142,13 +142,13 @@ def make_critic(
     """Make and shard the critic; None for `kind: none`.
 
     Args:
-        policy: Gives the width of the states.
+        policy: Policy, whose states have the width of the critic's input.
         settings: Kind and learning rate.
         learner: AdamW's betas, the bound of the gradient norm, activation checkpointing, offload
             and compilation, as for the policy.
         model_path: Initial weights of a second model.
         ranks: Ranks to shard over.
-        dtype: Of a second model's forward and backward passes; the head stays in float32.
+        dtype: Dtype of a second model's forward and backward passes; the head stays in float32.
     """
     if settings.kind == "none":
         return None
@@ -225,7 +225,7 @@ class ValueMeter:
 
     def __init__(self) -> None:
         self.outcomes: list[StepOutcome] = []
-        """Of each optimizer step."""
+        """Outcome of each optimizer step."""
         self._sums: Tensor | float = 0.0
 
     @torch.no_grad()

@@ -51,7 +51,7 @@ def percentile(counts_K: Tensor, percent: float) -> float:
 
     Args:
         counts_K: Sum of results of `count`. Shape [K].
-        percent: In [0, 100].
+        percent: Percentage, in [0, 100].
 
     Returns:
         The value in nats; 0 where nothing was counted.
@@ -313,23 +313,23 @@ class DivergenceMeter:
         log_rhos_N: Tensor,
         entropies_N: Tensor,
         microbatch: Microbatch,
-        found: PolicyLoss,
+        loss: PolicyLoss,
         deltas_N: Tensor | None = None,
     ) -> None:
-        """Count one microbatch.
+        """Add the terms of one microbatch.
 
         Args:
-            log_rhos_N: log(pi/mu) of its tokens, nats. Shape [N].
-            entropies_N: Of pi, nats. Shape [N].
+            log_rhos_N: log(pi/mu) of the tokens, nats. Shape [N].
+            entropies_N: Entropy of pi at each token, nats. Shape [N].
             microbatch: The microbatch of these tokens.
-            found: The loss, with the tokens that bounds and masks acted on.
+            loss: The loss, with the tokens that bounds and masks acted on.
             deltas_N: log(pi/ref), nats; None without a reference. Shape [N].
         """
         if not len(log_rhos_N):
             return
         # Beyond this bound a ratio is practically infinite, and its square would overflow.
         log_rhos_N = log_rhos_N.double().clamp(-WIDEST, WIDEST)
-        terms = self._terms(log_rhos_N, entropies_N, microbatch, found, deltas_N)
+        terms = self._terms(log_rhos_N, entropies_N, microbatch, loss, deltas_N)
         self._sums += torch.stack([term_N.double().sum() for term_N in terms])
         values = _values(log_rhos_N, microbatch, self._is_lag0(microbatch))
         largest = torch.stack([values_N.double().max() for values_N in values])
@@ -338,7 +338,7 @@ class DivergenceMeter:
         self._counts_K += count(log_rhos_N)
 
     def policy_moved(self) -> None:
-        """Note an optimizer step: from now on pi = mu for no token of this batch."""
+        """Note an optimizer step: from now on pi differs from mu at all tokens of this batch."""
         self._has_moved = True
 
     def merge(self, ranks: Ranks) -> Divergence:
@@ -370,7 +370,7 @@ class DivergenceMeter:
         log_rhos_N: Tensor,
         entropies_N: Tensor,
         microbatch: Microbatch,
-        found: PolicyLoss,
+        loss: PolicyLoss,
         deltas_N: Tensor | None,
     ) -> Sums[Tensor]:
         advantages_N = microbatch.advantages_N.double()
@@ -395,10 +395,10 @@ class DivergenceMeter:
             lag0_spread=lean_N.square() * lag0_N,
             lagged_ratio=rhos_N * ~lag0_N,
             lagged_diff=diffs_N * ~lag0_N,
-            low=found.low_N,
-            high=found.high_N,
-            masked_low=~found.kept_N & (log_rhos_N < 0),
-            masked_high=~found.kept_N & (log_rhos_N >= 0),
+            low=loss.low_N,
+            high=loss.high_N,
+            masked_low=~loss.kept_N & (log_rhos_N < 0),
+            masked_high=~loss.kept_N & (log_rhos_N >= 0),
             truncated=rhos_N > self._settings.rho_bar,
             ref_k1=rhos_N * ESTIMATORS["k1"](refs_N),
             ref_k2=rhos_N * ESTIMATORS["k2"](refs_N),

@@ -90,7 +90,7 @@ class Guard:
 
     @property
     def must_roll_back(self) -> bool:
-        """`max_skipped_in_a_row` batches had a skipped step: the weights are at fault."""
+        """Whether `max_skipped_in_a_row` batches had a skipped step: the weights are at fault."""
         return self.state.skipped_in_a_row >= self._bounds.max_skipped_in_a_row
 
     def watch(self, trained: TrainedBatch) -> list[Alert]:
@@ -113,12 +113,12 @@ class Guard:
         self.state.restored_step = restored_step
 
     def checkpoints(self) -> None:
-        """Record a new checkpoint; one of a shaken run is none to roll back to."""
+        """Record a new checkpoint; rollbacks do not use one of a shaken run."""
         if not self.is_shaken:
             self.state.restored_step = None
 
     def state_to_save(self) -> GuardState:
-        """Return the state that a checkpoint of now would hold; the guard goes on as it is."""
+        """Return the state for a checkpoint made now; the guard goes on unchanged."""
         return replace(
             self.state, restored_step=self.state.restored_step if self.is_shaken else None
         )
@@ -223,7 +223,7 @@ def adapt_kl_coefficient(coefficient: float, kl: float, *, target: float) -> flo
     Args:
         coefficient: Weight in this batch.
         kl: KL(pi || ref) of this batch, nats per token.
-        target: What it should be, nats per token.
+        target: Target of the KL, nats per token.
 
     Returns:
         The weight in the next batch.
@@ -241,8 +241,8 @@ def adapt_entropy_bonus(bonus: float, entropy: float, *, target: float, step: fl
     Args:
         bonus: Weight in this batch.
         entropy: Mean entropy of pi in this batch, nats per token.
-        target: What it should be at least, nats per token.
-        step: How much the weight changes with a batch.
+        target: Least entropy, nats per token.
+        step: Change of the weight with a batch.
 
     Returns:
         The weight in the next batch.

@@ -96,11 +96,11 @@ class ScheduledOptimizer:
         return kept
 
     def names_of_moments(self, parameter: nn.Parameter) -> set[str]:
-        """Name what is kept for a parameter after its first step."""
+        """Name the moments that are kept for a parameter after its first step."""
         return NAMES[type(self._optimizer_of[parameter])]
 
     def forget(self) -> None:
-        """Clear all moments."""
+        """Clear the moments of all parameters."""
         for optimizer in self._optimizers:
             optimizer.state.clear()
 
@@ -147,13 +147,13 @@ NAMES: dict[type[torch.optim.Optimizer], set[str]] = {
     torch.optim.Muon: {"momentum_buffer"},
     AdamW8bit: {"step", "exp_avg_codes", "exp_avg_scales", "root_codes", "root_scales"},
 }
-"""Of the moments that an optimizer keeps for a parameter."""
+"""Names of the moments that an optimizer keeps for a parameter."""
 
 
 def _optimizers(
     model: nn.Module, rate: float, settings: LearnerSettings
 ) -> Iterator[torch.optim.Optimizer]:
-    """Make one for the matrices that `learner.optimizer` is for, and AdamW for the rest."""
+    """Make the optimizer that `learner.optimizer` names for matrices, and AdamW for the rest."""
     betas, decay = (settings.adam_beta1, settings.adam_beta2), settings.weight_decay
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     matrices = {} if settings.optimizer == "adamw" else dict(_matrices(trained, settings.optimizer))
@@ -171,7 +171,7 @@ def _optimizers(
 def _matrices(
     trained: Mapping[str, nn.Parameter], optimizer: str
 ) -> Iterator[tuple[str, nn.Parameter]]:
-    """Choose those that an optimizer other than AdamW is for: Muon leaves embeddings out."""
+    """Choose the matrices for an optimizer other than AdamW: Muon leaves embeddings out."""
     for name, parameter in trained.items():
         if parameter.ndim == 2 and (optimizer != "muon" or ".layers." in f".{name}"):
             yield name, parameter

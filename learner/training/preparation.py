@@ -42,33 +42,35 @@ def prepare(
     Args:
         policy: The policy at the beginning of the batch.
         microbatches: This rank's share; all ranks have the same number.
-        settings: Decide what is computed.
-        ranks: All of them; give the device.
-        reference: Of the KL penalty, if there is one; adapters of its own do not count.
+        settings: Settings that decide what is computed.
+        ranks: All ranks; they give the device.
+        reference: Reference policy of the KL penalty, if there is one; its adapters do not count.
         critic: Values the states for token advantages, if there is one.
     """
     pays_in_reward = reference is not None and settings.kl_in == "reward"
     is_scored = pays_in_reward or critic is not None or settings.proximal == "recomputed"
     prepared = []
     for microbatch in microbatches:
-        own = microbatch.to(ranks.device)
-        scores = score(policy, own) if is_scored else None
+        on_device = microbatch.to(ranks.device)
+        scores = score(policy, on_device) if is_scored else None
         log_ref_N = None
         if reference is not None:
             with without_adapters(reference):
-                log_ref_N = score(reference, own).logprobs_N
+                log_ref_N = score(reference, on_device).logprobs_N
         log_prox_N = None if scores is None else scores.logprobs_N
-        each = Prepared(own, log_prox_N=log_prox_N, log_ref_N=log_ref_N)
+        constants = Prepared(on_device, log_prox_N=log_prox_N, log_ref_N=log_ref_N)
         if scores is not None and (pays_in_reward or critic is not None):
-            each = _evaluate(each, scores, critic, settings, pays_in_reward=pays_in_reward)
-        prepared.append(each)
+            constants = _evaluate(
+                constants, scores, critic, settings, pays_in_reward=pays_in_reward
+            )
+        prepared.append(constants)
     if (critic is not None and settings.whiten == "batch") or (
         critic is None and pays_in_reward and settings.whiten != "none"
     ):
-        whitened = whiten([each.microbatch.advantages_N for each in prepared], ranks)
+        whitened = whiten([constants.microbatch.advantages_N for constants in prepared], ranks)
         prepared = [
-            replace(each, microbatch=replace(each.microbatch, advantages_N=advantages_N))
-            for each, advantages_N in zip(prepared, whitened, strict=True)
+            replace(constants, microbatch=replace(constants.microbatch, advantages_N=advantages_N))
+            for constants, advantages_N in zip(prepared, whitened, strict=True)
         ]
     return prepared
 
@@ -99,7 +101,7 @@ def _evaluate(
         advantages_N = rewards_to_go(microbatch, rewards_N)
         return replace(prepared, microbatch=replace(microbatch, advantages_N=advantages_N))
     values_N = critic.evaluate(microbatch, scores.states_MD)
-    found = token_advantages(
+    assigned = token_advantages(
         microbatch,
         scores.logprobs_N - microbatch.behaviour_logprobs_N,
         values_N,
@@ -109,9 +111,9 @@ def _evaluate(
     )
     return replace(
         prepared,
-        microbatch=replace(microbatch, advantages_N=found.advantages_N),
+        microbatch=replace(microbatch, advantages_N=assigned.advantages_N),
         values_N=values_N,
-        targets_N=found.targets_N,
+        targets_N=assigned.targets_N,
     )
 
 
@@ -153,17 +155,18 @@ def bound_ratios(
         policy: The present one.
         minibatch: This rank's share of the step's tokens.
         most: Largest mean of log(rho)^2, nats^2.
-        ranks: All of them.
+        ranks: All ranks.
     """
     moves = [
         (
-            score(policy, each.microbatch).logprobs_N - each.microbatch.behaviour_logprobs_N,
-            each.microbatch.advantages_N,
+            score(policy, constants.microbatch).logprobs_N
+            - constants.microbatch.behaviour_logprobs_N,
+            constants.microbatch.advantages_N,
         )
-        for each in minibatch
+        for constants in minibatch
     ]
     bound = second_moment_bound(moves, most, ranks)
-    return [replace(each, log_ratio_bound=bound) for each in minibatch]
+    return [replace(constants, log_ratio_bound=bound) for constants in minibatch]
 
 
 def second_moment_bound(moves: Sequence[tuple[Tensor, Tensor]], most: float, ranks: Ranks) -> float:
@@ -176,7 +179,7 @@ def second_moment_bound(moves: Sequence[tuple[Tensor, Tensor]], most: float, ran
     Args:
         moves: log(pi/mu), nats, and advantages of each microbatch's tokens. Shapes [N].
         most: Largest mean of log(rho)^2, nats^2.
-        ranks: All of them call this.
+        ranks: All ranks; each of them calls this.
 
     Returns:
         Largest |log(rho)| that stays, nats; infinite if all may.

@@ -10,16 +10,16 @@ from bisect import bisect_right
 
 _SIZES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)  # a usual clip bound, 1.2, is at 0.18
 EDGES = (*(-size for size in reversed(_SIZES)), *_SIZES)
-"""Between the bins, ascending, nats."""
+"""Bounds between the bins, ascending, nats."""
 NAMES = tuple(f"{value:g}" for value in (*EDGES[: len(_SIZES)], 0.0, *_SIZES))
-"""Of the bins, in the order of their values: bin i ends at edge i."""
+"""Names of the bins, in the order of their values: bin i ends at edge i."""
 
 
 def name_of(log_ratio: float) -> str:
     """Name the bin of a log-ratio.
 
     Args:
-        log_ratio: In nats.
+        log_ratio: Log-ratio in nats.
 
     Example:
         >>> [name_of(x) for x in (0.0, 0.05, -0.05, 40.0)]

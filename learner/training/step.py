@@ -86,7 +86,11 @@ def train_batch(
     steps: list[StepOutcome] = []
     for _epoch in range(settings.num_epochs):
         for minibatch in range(settings.num_minibatches):
-            share = [each for each in prepared if each.microbatch.minibatch == minibatch]
+            share = [
+                microbatch
+                for microbatch in prepared
+                if microbatch.microbatch.minibatch == minibatch
+            ]
             if settings.surrogate == "m2po":
                 with phase("prepare"):
                     share = bound_ratios(policy, share, settings.second_moment, ranks)
@@ -162,12 +166,12 @@ def accumulate(
             entropy_gradient=settings.entropy_bonus > 0,
             loss_of=loss_of,
         )
-        found = policy_loss(scores.logprobs_N, scores.entropies_N, prepared, settings)
+        outcome = policy_loss(scores.logprobs_N, scores.entropies_N, prepared, settings)
         log_rhos_N = scores.logprobs_N.detach() - microbatch.behaviour_logprobs_N
         deltas_N = None
         if prepared.log_ref_N is not None:
             deltas_N = scores.logprobs_N.detach() - prepared.log_ref_N
-        total = found.loss if scores.loss is None else scores.loss
+        total = outcome.loss if scores.loss is None else scores.loss
         if critic is not None:
             assert prepared.values_N is not None and prepared.targets_N is not None
             total = total + critic.loss(
@@ -175,8 +179,8 @@ def accumulate(
             )
     with phase("backward"):
         total.backward()
-    meter.add(log_rhos_N, scores.entropies_N, microbatch, found, deltas_N)
-    return found.loss.detach()
+    meter.add(log_rhos_N, scores.entropies_N, microbatch, outcome, deltas_N)
+    return outcome.loss.detach()
 
 
 def _loss_of_places(
