@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _train(settings: Settings, arguments: list[str], chosen: argparse.Namespace) -> int:
-    """Run one rank, or launch all of this machine; the exit code."""
+    """Run one rank, or launch all ranks of this machine; return the exit code."""
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
@@ -87,7 +87,7 @@ def _train(settings: Settings, arguments: list[str], chosen: argparse.Namespace)
         if "TORCHELASTIC_RUN_ID" not in os.environ:  # the launcher is ours
             die_with_parent()  # other ranks start in place of these
     elif chosen.nodes > 1:
-        if chosen.node_rank and _is_over(settings):  # node 0 has ended, and nobody would answer
+        if chosen.node_rank and _is_over(settings):  # node 0 has ended, and would not answer
             return 0
         return _launch_node(settings, arguments, chosen, stopping) or _code_of_end(settings)
     elif settings.learner.ranks > 1:
@@ -109,7 +109,7 @@ def _train(settings: Settings, arguments: list[str], chosen: argparse.Namespace)
 
 @contextmanager
 def _heard_at_once(stopping: threading.Event) -> Iterator[None]:
-    """Set `stopping` at a signal while the main thread is in the middle of a long call.
+    """Set `stopping` at a signal even while the main thread is in a long call.
 
     A handler of Python runs between two of the main thread's steps, and one backward pass is one.
     """
@@ -132,7 +132,7 @@ def _heard_at_once(stopping: threading.Event) -> Iterator[None]:
 
 
 def _leave(settings: Settings, error: Exception | None) -> None:
-    """End this process as one that was told to, or because of an error, from a thread."""
+    """End this process from a thread: after a request to stop, or because of an error."""
     code = 0 if "RANK" in os.environ else _code_of_end(settings)
     if error is None:
         log.info("stopped")
@@ -144,7 +144,7 @@ def _leave(settings: Settings, error: Exception | None) -> None:
 
 
 def _code_of_end(settings: Settings) -> int:
-    """Return the exit code of a learner that has ended well: at the last batch, or told to go."""
+    """Return the exit code of a learner that has ended well: at the last batch, or on request."""
     return 0 if _is_over(settings) else settings.learner.exit_when_told
 
 
@@ -158,7 +158,7 @@ def _is_over(settings: Settings) -> bool:
 
 
 def _tracing(settings: Settings) -> AbstractContextManager[None]:
-    """Trace what rank 0 sees of episodes, where the settings ask for it."""
+    """Trace episodes on rank 0, where the settings ask for it."""
     if os.environ.get("RANK", "0") != "0":
         return nullcontext()
     keys = settings.broker.keys or settings.run.folder / "keys"

@@ -62,7 +62,7 @@ from .stopping import SHARE_TO_END, Leave
 log = structlog.get_logger()
 
 LEAVE_S = 3.0
-"""For publisher and files of a run to be closed by a process that leaves in mid-batch, at most."""
+"""Most time for closing the publisher and the files of a run when a process leaves in mid-batch."""
 
 
 def run_learner(settings: Settings, stopping: threading.Event, leave: Leave | None = None) -> bool:
@@ -137,7 +137,7 @@ def _resume(
 
 
 def leave_limit_s(grace_s: float) -> float:
-    """Return how long what a process closes may take, of the time until it is killed."""
+    """Return how long closing may take, of the time until the process is killed."""
     return min(LEAVE_S, SHARE_TO_END * grace_s)
 
 
@@ -147,7 +147,7 @@ def _leaving(
     leave: Leave | None,
     grace_s: float,
 ) -> Leave | None:
-    """Make what ends this process in mid-batch."""
+    """Return the function that ends this process in mid-batch."""
     if leave is None:
         return None
     return partial(_leave, publisher, coordinator, leave, leave_limit_s(grace_s))
@@ -160,7 +160,7 @@ def _leave(
     limit_s: float,
     error: Exception | None,
 ) -> None:
-    """Free the shared memory and what else outlives a process, then end this one."""
+    """Free the shared memory and all else that outlives a process, then end this one."""
 
     def close() -> None:
         publisher.close()
@@ -189,7 +189,7 @@ def _agree_on_start(
     *,
     vocabulary: int,
 ) -> StartState:
-    """Take the run over on rank 0, and broadcast where it starts."""
+    """Take the run over on rank 0, and broadcast the state at which it begins."""
     if not ranks.is_first:
         checkpoints.newest()  # as rank 0 does in `take_over`
         return StartState.decode(ranks.broadcast(None))
@@ -210,7 +210,7 @@ def _lead(
     page: LearnerPage,
     stopping: threading.Event,
 ) -> tuple[Coordinator, WeightPublisher]:
-    """Make what only rank 0 has."""
+    """Make the parts that only rank 0 has."""
     ledger = start.ledger()
     recover_from(store, settings, ledger)
     coordinator = RankZero(
@@ -238,7 +238,7 @@ def _follow(
     *,
     under_way: BackgroundSave,
 ) -> tuple[Coordinator, FollowerPublisher]:
-    """Make what every other rank has in its place."""
+    """Make the parts that all other ranks have instead."""
     run = settings.run
     records = Records(store, run, settings.buffer, settings.rewards)
     publisher = FollowerPublisher(policy.causal_lm, run, probe=_probe(run, policy))
@@ -318,7 +318,7 @@ def load_reference(settings: Settings, ranks: Ranks, policy: Policy) -> Policy |
     A policy with adapters is its own: without them it is what the run began with.
 
     Raises:
-        SettingsError: It does not have the policy's vocabulary.
+        SettingsError: The reference does not have the policy's vocabulary.
     """
     algorithm = settings.algorithm
     if not algorithm.kl_coefficient:

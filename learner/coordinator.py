@@ -41,7 +41,7 @@ class Coordinator(Protocol):
     """The work of a rank around the training of batches."""
 
     def start(self, step: int) -> None:
-        """Begin what runs beside training; `step` batches are trained."""
+        """Start the threads that run beside training; `step` batches are trained."""
         ...
 
     def next_batch(
@@ -64,14 +64,14 @@ class Coordinator(Protocol):
         ...
 
     def must_checkpoint(self, step: int, *, is_shaken: bool) -> bool:
-        """Whether to checkpoint after batch `step` although none is due. Collective.
+        """Whether to checkpoint after batch `step` although no checkpoint is due. Collective.
 
         May wait for a checkpoint under way.
         """
         ...
 
     def begin_checkpoint(self, step: int, guards: GuardState) -> LearnerState:
-        """Return the state that a checkpoint after batch `step` holds beside tensors."""
+        """Return the state besides tensors for a checkpoint after batch `step`."""
         ...
 
     def commit(self, step: int) -> None:
@@ -82,7 +82,7 @@ class Coordinator(Protocol):
         ...
 
     def after_step(self, step: int) -> None:
-        """Check what runs beside training, and evaluate the policy after `step` if it is due."""
+        """Check the threads beside training, and evaluate the policy after `step` if it is due."""
         ...
 
     def finish(self, guards: GuardState) -> bool:
@@ -98,7 +98,7 @@ class Coordinator(Protocol):
         ...
 
     def close(self) -> None:
-        """End what runs beside training."""
+        """End the threads that run beside training."""
         ...
 
 
@@ -114,7 +114,7 @@ class Follower:
         self._start = start
 
     def start(self, step: int) -> None:
-        """Nothing runs beside training."""
+        """Do nothing: no thread runs beside training."""
 
     def next_batch(
         self,
@@ -131,10 +131,10 @@ class Follower:
             return plan, self._records.episodes(plan.task_ids_of(self._ranks.data_rank))
 
     def advance(self, step: int) -> None:
-        """Rank 0 does it."""
+        """Do nothing: rank 0 does it."""
 
     def record(self, trained: TrainedBatch, times: StepTimes, alerts: Sequence[Alert]) -> None:
-        """Rank 0 does it; figures are sums over all ranks."""
+        """Do nothing: rank 0 records figures, which are sums over all ranks."""
 
     def must_checkpoint(
         self,
@@ -152,20 +152,20 @@ class Follower:
         return replace(self._start.state, step=step, guards=guards)
 
     def commit(self, step: int) -> None:
-        """Rank 0 does it."""
+        """Do nothing: rank 0 does it."""
 
     def after_step(self, step: int) -> None:
-        """Nothing runs beside training."""
+        """Do nothing: no thread runs beside training."""
 
     def finish(self, guards: GuardState) -> bool:  # noqa: ARG002 - as every coordinator
-        """Rank 0 does the rest."""
+        """Return True; rank 0 does the rest."""
         return True
 
     def stopped(self) -> None:
-        """Rank 0 knows why."""
+        """Do nothing: rank 0 logs the reason."""
 
     def close(self) -> None:
-        """Nothing runs beside training."""
+        """Do nothing: no thread runs beside training."""
 
 
 # --------------------------------------------------------------------------------------------------

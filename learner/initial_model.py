@@ -57,9 +57,9 @@ def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
     """Return the id of a token of this vocabulary."""
-    found = tokenizer.convert_tokens_to_ids(token)
-    assert isinstance(found, int)
-    return found
+    number = tokenizer.convert_tokens_to_ids(token)
+    assert isinstance(number, int)
+    return number
 
 
 def make_model(
@@ -113,7 +113,7 @@ class Pair:
 
     @property
     def text(self) -> str:
-        """All characters of the pair."""
+        """The text of the pair, prompt and segments together."""
         return self.prompt + "".join(text for text, _ in self.segments)
 
 
@@ -154,7 +154,7 @@ def read_pairs(path: Path) -> list[Pair]:
 
 
 def echo(pair: Pair) -> Pair:
-    """Return the example that repeats the question, less the mark at its end.
+    """Return the example that repeats the question, without the mark at its end.
 
     Raises:
         SettingsError: The pair has several turns; there is no one place for the question.

@@ -54,13 +54,13 @@ class RankProcesses:
         *,
         inherited: int | None = None,
     ) -> None:
-        """Start them.
+        """Start the processes of these ranks.
 
         Args:
-            command: Of a rank.
-            share: Which ranks they are.
-            environment: How a rank finds the others, in addition to the present one.
-            inherited: A descriptor that they keep.
+            command: Command of a rank.
+            share: The ranks that are started.
+            environment: Variables that tell a rank where the others are, besides the present ones.
+            inherited: A descriptor that the processes inherit.
         """
         self._processes = [
             subprocess.Popen(
@@ -116,15 +116,15 @@ REJOIN_S = 30.0
 
 
 class Meeting(NamedTuple):
-    """Where the ranks of a start meet, as one machine sees it."""
+    """Where the ranks of one start meet, from the view of one machine."""
 
     share: Share
     host: str
     port: int
     own_address: str
-    """Of this machine, on the network of the others."""
+    """Address of this machine, on the network of the others."""
     listener: socket.socket | None = None
-    """On the machine of rank 0: where its store listens."""
+    """On the machine of rank 0: the socket on which its store listens."""
 
 
 StartRanks = Callable[[Meeting], RankProcesses]
@@ -132,12 +132,12 @@ StartRanks = Callable[[Meeting], RankProcesses]
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The machines, as each of them was given them."""
+    """The machines, as each of them is told on its command line."""
 
     number: int
-    """Of machines."""
+    """Number of machines."""
     node: int
-    """This one, from 0."""
+    """Number of this machine, from 0."""
     host: str
     port: int
     """Where node 0 listens."""
@@ -151,10 +151,10 @@ class Nodes:
 
 
 def check_nodes(run: RunSettings, number: int, node: int, rendezvous: str) -> tuple[str, int]:
-    """Check what was given on the command line; host and port of node 0.
+    """Check the nodes on the command line; return host and port of node 0.
 
     Raises:
-        SettingsError: It cannot be, or others could join.
+        SettingsError: The nodes cannot meet there, or others could join them.
     """
     host, _, port = rendezvous.rpartition(":")
     if not 0 <= node < number:
@@ -184,7 +184,7 @@ COUNT_S = 120.0  # torch is imported, and the driver may have to be woken
 
 
 def fits_of(settings: Settings) -> Callable[[int], bool]:
-    """Return what says whether so many ranks can be divided as `parallel` says."""
+    """Return a function that says whether so many ranks can be divided as `parallel` asks."""
 
     def fits(ranks: int) -> bool:
         try:
@@ -204,7 +204,7 @@ def usable_ranks(learner: LearnerSettings, fits: Callable[[int], bool] = lambda 
         fits: Whether so many can be divided as `parallel` says.
 
     Raises:
-        SettingsError: They are too few.
+        SettingsError: There are too few GPUs.
     """
     least = learner.min_ranks
     if least is None or learner.device == "cpu":

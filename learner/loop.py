@@ -52,14 +52,14 @@ from .stopping import BatchHold, LeftBatch, write_left_batch
 
 MEMORY_FILE = "memory.json"
 MOST_HALVINGS = 6
-"""To 256 of 16,384 tokens; a microbatch has at least one episode, so less would change nothing."""
+"""From 16,384 to 256 tokens; a microbatch has at least one episode, so less changes nothing."""
 
 
 class MemoryBudget:
     """The budget of each batch; the same on every rank."""
 
     def __init__(self, run_folder: Path, tokens: int, ranks: Ranks) -> None:
-        """Read what earlier lives wrote down; collective.
+        """Read the budgets that earlier lives wrote down; collective.
 
         Raises:
             CheckpointError: The file is not what `halve` writes.
@@ -83,13 +83,13 @@ class MemoryBudget:
         return max(1, self._tokens >> halvings)
 
     def halve(self, step: int, error: Exception) -> None:
-        """Write down that batch `step` ran out of memory, and end this life.
+        """Write down that batch `step` ran out of memory, and end this process.
 
         Several ranks write the same.
 
         Raises:
             OutOfMemory: The next life has the smaller budget.
-            SettingsError: It has been halved too often.
+            SettingsError: The budget has been halved too often.
         """
         used = self.tokens(step)
         reason = str(error).splitlines()[0]
@@ -137,7 +137,7 @@ class Loop:
         self._background = BackgroundPublisher(components.ranks.device)
         self._cost = SequenceCost.of(components.policy.causal_lm.config.to_dict())
         peak = stated_peak(components.ranks.device, self._run.dtype) or 0.0
-        # Of the slowest card, so that all ranks agree whether there is one.
+        # The peak of the slowest card, so that all ranks agree whether there is one.
         least = -components.ranks.maximum(torch.tensor(-peak, dtype=torch.float64))
         self._peak_tflops = float(least) or None
         self._hold = BatchHold(
@@ -250,14 +250,16 @@ class Loop:
             raise
 
     def _times(self, microbatches: Sequence[Microbatch]) -> StepTimes:
-        """Take what this batch took. Collective where cards have a stated peak."""
+        """Return the times of this batch. Collective where cards have a stated peak."""
         measured, ranks, mfu = take(), self._components.ranks, None
         if self._peak_tflops is not None:
             costs = [
                 self._cost.of_packed(
-                    each.sequences.lengths, each.sequences.seen_lengths, len(each.indices_N)
+                    microbatch.sequences.lengths,
+                    microbatch.sequences.seen_lengths,
+                    len(microbatch.indices_N),
                 )
-                for each in microbatches
+                for microbatch in microbatches
             ]
             total = float(ranks.sum(torch.tensor(costs, dtype=torch.float64).sum()))
             mfu = utilization(
@@ -327,7 +329,7 @@ class Loop:
         self._checkpointed = step
 
     def _hold_state(self) -> None:
-        """Have a stop in the coming batch save the state of now."""
+        """Hold the present state, so that a stop in the coming batch saves it."""
         components, step = self._components, self._step
         if components.ranks.size > 1 and not components.are_all_told:
             return
@@ -353,7 +355,7 @@ class Loop:
         self._hold.begin(save, is_copied=kept.is_copied)
 
     def _note_left(self) -> None:
-        """Name the batch under way, for whoever stops the run."""
+        """Name the batch under way for the process that stops the run."""
         if self._components.ranks.is_first and self._step < self._run.steps:
             write_left_batch(self._run.folder, self._step + 1)
 

@@ -31,7 +31,7 @@ from .phase_names import PHASES
 # over: nothing synchronises), and each phase is an NVTX range.
 
 PREFIX = "nyala."
-"""Of a phase's name in traces."""
+"""Begins a phase's name in traces."""
 GIB = 2**30
 
 Mark: TypeAlias = float | torch.cuda.Event
@@ -39,10 +39,10 @@ Mark: TypeAlias = float | torch.cuda.Event
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the phases of a batch took on this rank."""
+    """Times and memory of the phases of a batch on this rank."""
 
     seconds: dict[str, float]
-    """Of each of `PHASES`."""
+    """Seconds of each phase in `PHASES`."""
     peak_gib: dict[str, float] | None
     """Most memory allocated during each phase that was entered; None on a CPU, whose allocator does
     not count."""
@@ -50,7 +50,7 @@ class Measured:
 
 @dataclass(slots=True)
 class Recorder:
-    """The phases of one process."""
+    """Recorder of the phases of one process."""
 
     is_cuda: bool = False
     is_traced: bool = False
@@ -61,7 +61,7 @@ class Recorder:
     _peaks: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def begin(self, device: torch.device) -> None:
-        """Measure from now on, on this device; before, nothing is."""
+        """Measure from now on, on this device."""
         self.is_cuda = device.type == "cuda"
         self._open[1:] = []
         self._marks[:] = [("other", self._now())]
@@ -69,7 +69,7 @@ class Recorder:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count what happens within as `name`."""
+        """Count the time of the body as phase `name`."""
         self._mark()
         self._open.append(name)
         try:
@@ -80,7 +80,7 @@ class Recorder:
             self._open.pop()
 
     def take(self) -> Measured:
-        """Return what was measured since `begin` or the last call."""
+        """Return the measurements since `begin` or the last call."""
         self._mark()
         seconds = dict.fromkeys(PHASES, 0.0)
         last = self._marks[-1][1]
@@ -94,7 +94,7 @@ class Recorder:
         return Measured(seconds, peaks if self.is_cuda else None)
 
     def _mark(self) -> None:
-        """End the innermost phase here, or go on with it."""
+        """End the innermost phase here, or continue it."""
         if not self._marks:
             return
         name = self._open[-1]
@@ -141,7 +141,7 @@ FOLDER = "traces"
 
 @contextmanager
 def traced(run_folder: Path, step: int, *, rank: int) -> Iterator[None]:
-    """Write a trace of what happens within, as that of batch `step`."""
+    """Write a trace of the body, as the trace of batch `step`."""
     kinds = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         kinds.append(ProfilerActivity.CUDA)
@@ -202,10 +202,10 @@ def utilization(
     """Compute the MFU of a batch; None without a peak.
 
     Args:
-        multiply_adds: Of one forward pass over all that all ranks trained, each epoch counted.
-        seconds: By phase.
-        ranks: Cards.
-        peak_tflops: Of a card.
+        multiply_adds: Multiply-adds of one forward pass over what all ranks trained in all epochs.
+        seconds: Phase -> its seconds.
+        ranks: Number of cards.
+        peak_tflops: Peak of one card.
     """
     spent_s = sum(seconds[name] for name in TRAINING)
     if peak_tflops is None or not spent_s:

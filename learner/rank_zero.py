@@ -52,14 +52,14 @@ class RankZero:
     """The `Coordinator` that talks to the store, decides for all ranks, and writes the run files.
 
     Args:
-        settings: Of the run; its parts are made here.
-        store: Of the run.
-        ranks: To which plans and decisions are broadcast.
-        start: Where the run stands.
+        settings: Settings of the run; its parts are made here.
+        store: Store of the run.
+        ranks: All ranks, to which plans and decisions are broadcast.
+        start: State at which the run begins.
         under_way: The checkpoint that is being written, if one is.
         ledger: Facts that recovery asserts.
-        vocabulary: Size of the policy's; larger token ids are refused.
-        cost: Of an episode, by which ranks are balanced.
+        vocabulary: Number of token ids of the policy; larger ids are refused.
+        cost: Cost of an episode, by which ranks are balanced.
         page: Shows what is trained and evaluated.
         stopping: Set when the learner is asked to stop.
     """
@@ -124,7 +124,7 @@ class RankZero:
         """Recoveries before the newest checkpoint began."""
 
     def start(self, step: int) -> None:
-        """Start what runs beside training, and evaluate what an earlier learner has not."""
+        """Start the threads beside training, and evaluations that an earlier learner left open."""
         self._feeder.start()
         self._samples.start()
         self._batch_log.start()
@@ -180,11 +180,11 @@ class RankZero:
         self._page.trained(line)
 
     def stopped(self) -> None:
-        """Raise where the budget is why."""
+        """Raise the error of a spent budget, if that is the reason."""
         self._batch_log.check_budget()
 
     def must_checkpoint(self, step: int, *, is_shaken: bool) -> bool:
-        """Decide for all ranks whether to checkpoint although no number of batches has passed.
+        """Decide for all ranks whether to checkpoint although none is due by the number of batches.
 
         `learner.checkpoint_minutes` have passed, which waits for a good batch where steps are being
         skipped. Or records of trained batches crowd Redis, even once the checkpoint under way is
@@ -204,7 +204,7 @@ class RankZero:
         return self._ranks.broadcast(YES if is_crowded or was_rewound or is_late else NO) == YES
 
     def begin_checkpoint(self, step: int, guards: GuardState) -> LearnerState:
-        """Return the state that a checkpoint after batch `step` holds beside tensors."""
+        """Return the state besides tensors for a checkpoint after batch `step`."""
         self._checkpoint_began = time.monotonic()
         self._recoveries = self._store.recoveries
         return replace(
@@ -265,13 +265,13 @@ class RankZero:
         return True
 
     def close(self) -> None:
-        """Stop what runs beside training."""
+        """Stop the threads that run beside training."""
         self._feeder.stop()
         self._samples.close()
         self._batch_log.close()
 
     def _show(self) -> None:
-        """Let observers see how the run goes; a bulletin that is too large is left out."""
+        """Show observers how the run goes; a bulletin that is too large is left out."""
         bulletin = self._journal.bulletin.encode()
         if bulletin is not None:
             self._store.run(operations.show(self._ledger.lineage, bulletin))

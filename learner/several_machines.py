@@ -7,8 +7,8 @@
     ends its ranks, joins again  <--  halt
     ends                         <--  finished: exit code
 
-Rank 0, which talks to Redis and publishes weights, is always on node 0. So node 0 cannot be done
-without: the others wait until it is there again. torchrun would put rank 0 on any node, and
+Rank 0, which talks to Redis and publishes weights, is always on node 0. So the learner needs node
+0, and the other nodes wait until it is there again. torchrun would put rank 0 on any node, and
 listen on every interface; here each socket is on the network of `--rendezvous`.
 """
 
@@ -50,7 +50,7 @@ LONGEST_LINE = 4096
 
 
 class Lost(Exception):
-    """The other side is gone, silent, or no launcher."""
+    """The other side is gone, silent, or no launcher of Nyala."""
 
 
 class Lines:
@@ -65,11 +65,11 @@ class Lines:
 
     @property
     def own_address(self) -> str:
-        """Address of this machine on the way to the other."""
+        """Address of this machine on the route to the other one."""
         return str(self._socket.getsockname()[0])
 
     def send(self, **message: Any) -> None:
-        """Send a message.
+        """Send a message as one line of JSON.
 
         Raises:
             Lost: The other side is gone.
@@ -110,7 +110,7 @@ class Lines:
         return messages
 
     def end(self) -> None:
-        """End the connection once the other side has, so that it reads what was sent last."""
+        """End the connection after the other side has, so that it reads what was sent last."""
         deadline = time.monotonic() + END_S
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
@@ -120,7 +120,7 @@ class Lines:
         self.close()
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection to the other side."""
         with contextlib.suppress(OSError):
             self._socket.close()
 
@@ -145,12 +145,14 @@ class Lines:
 log = structlog.get_logger()
 
 SEVERAL_CAUSES_S = 2.0
-"""From a rank's failure to the end of those that it takes with it: the first is not the cause."""
+"""Time from a rank's failure to the end of the ranks that fail with it; the first to end is not
+always the cause."""
 PAUSE_S = (1.0, 3.0)
 MOST_FAILURES = 10
-"""In a row, each within `JOIN_S` of its start: then another start does not help."""
+"""Failures in a row, each within `JOIN_S` of the start, after which starting again is given up."""
 HELPLESS = (2, 3)
-"""Exit codes after which no other start helps: a person must act; another learner has the run."""
+"""Exit codes after which starting again does not help: a person must act, or another learner has
+the run."""
 
 
 @dataclass(slots=True, eq=False)
@@ -162,14 +164,14 @@ class Member:
     """-1 until it has joined."""
     ranks: int = 0
     is_ready: bool = False
-    """It waits for its ranks to be started."""
+    """Whether it waits for its ranks to be started."""
     code: int | None = None
-    """Of its ranks."""
+    """Exit code of its ranks."""
 
 
 @dataclass(slots=True, eq=False)
 class NodeZero:
-    """The launcher that the others follow."""
+    """The launcher on node 0, which the other nodes follow."""
 
     nodes: Nodes
     start: StartRanks
@@ -178,20 +180,20 @@ class NodeZero:
     members: list[Member] = field(default_factory=list)
 
     def run(self) -> int:
-        """Start all ranks, again and again, until they end for good; the exit code."""
+        """Start all ranks, again and again, until they end for good; return the exit code."""
         self.listener.setblocking(False)
         failures = code = 0
         try:
-            own = self.nodes.ranks()
-            while (ready := self._gather(own)) is not None:
+            local_ranks = self.nodes.ranks()
+            while (ready := self._gather(local_ranks)) is not None:
                 began = time.monotonic()
-                code = self._run_once(own, ready)
+                code = self._run_once(local_ranks, ready)
                 failures = failures + 1 if time.monotonic() - began < JOIN_S else 1
                 if code == 0 or code in HELPLESS or failures > MOST_FAILURES:
                     break
                 log.error("ranks failed; all begin at the newest checkpoint", exit_code=code)
                 self.stopping.wait(random.uniform(*PAUSE_S))
-                own = self.nodes.ranks()
+                local_ranks = self.nodes.ranks()
         except NyalaError as error:
             code = exit_code(error)
             raise
@@ -204,7 +206,7 @@ class NodeZero:
                 member.lines.end()
         return code
 
-    def _gather(self, own: int) -> list[Member] | None:
+    def _gather(self, local_ranks: int) -> list[Member] | None:
         """Wait for the other nodes, in their order; None if asked to stop meanwhile.
 
         Raises:
@@ -215,7 +217,7 @@ class NodeZero:
         while not self.stopping.is_set():
             self._listen()
             ready = sorted((m for m in self.members if m.is_ready), key=lambda m: m.node)
-            size = own + sum(member.ranks for member in ready)
+            size = local_ranks + sum(member.ranks for member in ready)
             waited_s = time.monotonic() - began
             if len(ready) == self.nodes.number - 1:
                 return ready
@@ -233,15 +235,15 @@ class NodeZero:
             time.sleep(TICK_S)
         return None
 
-    def _run_once(self, own: int, ready: list[Member]) -> int:
-        """Start all ranks, and wait until they have ended; their exit code."""
-        size = own + sum(member.ranks for member in ready)
+    def _run_once(self, local_ranks: int, ready: list[Member]) -> int:
+        """Start all ranks, wait until they have ended, and return their exit code."""
+        size = local_ranks + sum(member.ranks for member in ready)
         host = self.nodes.host
         with socket.create_server((host, 0)) as store:
             port = store.getsockname()[1]
-            share = Share(0, own, size)
+            share = Share(0, local_ranks, size)
             processes = self.start(Meeting(share, host, port, socket.gethostbyname(host), store))
-        first = own
+        first = local_ranks
         for member in ready:
             member.code = None
             with contextlib.suppress(Lost):  # noticed when it is read from
@@ -263,10 +265,10 @@ class NodeZero:
                 processes.signal(signal.SIGTERM)  # rank 0 checkpoints, and all end
                 is_told = True
             self._listen()
-            own = processes.code()
-            codes = [own, *(1 if m not in self.members else m.code for m in ready)]
+            own_code = processes.code()
+            codes = [own_code, *(1 if m not in self.members else m.code for m in ready)]
             failed = [code for code in codes if code]
-            if own == 0 and not failed:
+            if own_code == 0 and not failed:
                 return 0
             if helpless := [code for code in failed if code in HELPLESS]:
                 return helpless[0]
@@ -277,7 +279,7 @@ class NodeZero:
             time.sleep(TICK_S)
 
     def _listen(self) -> None:
-        """Read what nodes say, let new ones in, and forget those that are gone."""
+        """Read messages of nodes, accept new nodes, and drop those that are gone."""
         with contextlib.suppress(BlockingIOError):
             while len(self.members) < 2 * self.nodes.number:
                 self.members.append(Member(Lines(self.listener.accept()[0])))
@@ -318,12 +320,12 @@ class NodeZero:
 
 CONNECT_S = 2.0
 CONNECT_FOR_S = JOIN_S
-"""In which node 0 must answer, be it by a try of `CONNECT_S` that comes late."""
+"""Time within which node 0 must answer, at least by a try of `CONNECT_S` that comes late."""
 AGAIN_S = (0.5, 1.5)
 
 
 def follow(nodes: Nodes, start: StartRanks, stopping: threading.Event) -> int:
-    """Take part until node 0 says that the learner has ended; its exit code.
+    """Take part until node 0 reports the end of the learner; return its exit code.
 
     Raises:
         DeadlineError: Node 0 does not listen.
@@ -341,7 +343,7 @@ def follow(nodes: Nodes, start: StartRanks, stopping: threading.Event) -> int:
 
 
 def _connect(nodes: Nodes, stopping: threading.Event) -> Lines | None:
-    """Reach node 0; None if asked to stop meanwhile."""
+    """Connect to node 0; None if asked to stop meanwhile."""
     deadline = time.monotonic() + CONNECT_FOR_S
     while not stopping.is_set():
         with contextlib.suppress(OSError):
@@ -357,7 +359,7 @@ def _connect(nodes: Nodes, stopping: threading.Event) -> Lines | None:
 
 @dataclass(slots=True, eq=False)
 class _Follower:
-    """This machine, while node 0 is there."""
+    """This machine, while it is connected to node 0."""
 
     nodes: Nodes
     start: StartRanks
@@ -370,7 +372,7 @@ class _Follower:
     """Node 0 was asked to stop."""
 
     def run(self) -> int:
-        """Start and end ranks as node 0 says; the exit code in the end."""
+        """Start and end ranks as node 0 says; return the exit code in the end."""
         self._join()
         while True:
             messages = self.lines.receive()
@@ -383,7 +385,7 @@ class _Follower:
             time.sleep(TICK_S)
 
     def end_ranks(self) -> None:
-        """End them, if they run."""
+        """End the ranks of this machine, if they run."""
         if self.processes is not None:
             self.processes.end()
             self.processes = None
@@ -414,13 +416,13 @@ class _Follower:
 # The launcher of one machine.
 
 NAMED_S = 30.0
-"""In which the name of a machine that has just started leads to it: caches of name servers."""
+"""Time until the name of a machine that has just started resolves: name servers cache."""
 PORT_IS_NOT_OURS = (errno.EADDRINUSE, errno.EACCES)
 SIOCGIFADDR = 0x8915  # address of an interface; Linux
 
 
 def launch_node(nodes: Nodes, start: StartRanks, stopping: threading.Event) -> int:
-    """Run the ranks of this machine beside those of the others; the learner's exit code.
+    """Run the ranks of this machine beside those of the others; return the learner's exit code.
 
     Raises:
         SettingsError: The port cannot be listened on.
@@ -442,24 +444,24 @@ def _listen(nodes: Nodes, stopping: threading.Event) -> socket.socket | None:
         try:
             return socket.create_server((nodes.host, nodes.port))
         except OSError as error:
-            given = f"{nodes.host}:{nodes.port}: {error.strerror}"
+            address = f"{nodes.host}:{nodes.port}: {error.strerror}"
             if error.errno in PORT_IS_NOT_OURS:
                 raise SettingsError(
-                    f"--rendezvous must be a free address of node 0, which this is, got {given}; "
+                    f"--rendezvous must be a free address of node 0, which this is, got {address}; "
                     f"choose another port"
                 ) from error
             if time.monotonic() > deadline:
                 raise DeadlineError(
                     f"--rendezvous must lead to node 0, which this is, within {NAMED_S:.0f} s, got "
-                    f"{given}; choose an address of this machine, or start it again when its name "
-                    f"is known"
+                    f"{address}; choose an address of this machine, or start it again when its "
+                    f"name is known"
                 ) from error
         stopping.wait(NAMED_S / 30)
     return None
 
 
 def starter(arguments: Sequence[str]) -> StartRanks:
-    """Return what starts `python -m learner <arguments>` for each rank of this machine."""
+    """Return a function that starts `python -m learner <arguments>` for each local rank."""
 
     def start(meeting: Meeting) -> RankProcesses:
         environment = {
@@ -478,10 +480,10 @@ def starter(arguments: Sequence[str]) -> StartRanks:
 
 
 def interface_of(address: str) -> str:
-    """Find the network interface that has an address, as gloo and NCCL want to be told.
+    """Find the network interface that has an address: gloo and NCCL ask for its name.
 
     Raises:
-        SettingsError: None has.
+        SettingsError: No interface has the address.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         for _, name in socket.if_nameindex():

@@ -38,21 +38,21 @@ log = structlog.get_logger()
 
 LEFT_BATCH_FILE = "left_batch.json"
 LOOK_EVERY_S = 1.0
-"""How soon the thread sees that the loop has ended; it sees a stop, and a batch, at once."""
+"""How soon the thread sees that the loop has ended; it sees a stop or a batch at once."""
 SHARE_TO_SAVE = 0.75
-"""Of `console.stop_timeout_s`, for what is written; the rest is for the end of the process."""
+"""Share of `console.stop_timeout_s` for what is written; the rest is for the process to end."""
 SHARE_TO_END = 0.1
-"""Of it, for noting the batch that is left, and again for what a process closes as it leaves; what
-remains is spare."""
+"""Share for noting the batch that is left, and once more for what a process closes as it leaves.
+The rest is spare."""
 
 Save = Callable[[float], object]
-"""Makes the state durable, by a moment of the monotonic clock."""
+"""Makes the state durable before a given time of the monotonic clock."""
 Leave = Callable[[Exception | None], None]
 """Ends the process, as told to or because of an error."""
 
 
 class LeftBatch(Exception):
-    """The batch under way is left, and the loop is to end without it."""
+    """The batch under way is left, and the loop must end without it."""
 
 
 class BatchHold:
@@ -81,30 +81,30 @@ class BatchHold:
         self._worker = Worker(self._watch, name="stop").start()
 
     def begin(self, save: Save, *, is_copied: bool) -> None:
-        """Hold the state from now on.
+        """Hold the present state until the first optimizer step of the batch.
 
         Args:
-            save: Called in another thread.
-            is_copied: What it saves outlasts optimizer steps.
+            save: Saves the state; called in another thread.
+            is_copied: Whether `save` saves a copy, which outlasts optimizer steps.
         """
         with self._changed:
             self._save, self._is_copied = save, is_copied
             self._changed.notify_all()
 
     def before_step(self) -> None:
-        """Let the state go if it is about to change.
+        """Release the state if it is about to change.
 
         Raises:
             LeftBatch: A stop has saved it.
-            Exception: What ended the save.
+            Exception: The error that ended the save.
         """
         self._let_go(unless=self._is_copied)
 
     def end(self) -> None:
-        """Let the state go: the batch is trained.
+        """Release the state: the batch is trained.
 
         Raises:
-            Exception: As `before_step`.
+            Exception: The error that ended the save.
         """
         self._let_go(unless=False)
 
@@ -115,7 +115,7 @@ class BatchHold:
             return self._has_left
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread that stops the learner."""
         with self._changed:
             self._is_closed = True
             self._save = None
@@ -155,11 +155,11 @@ class BatchHold:
             raise error
 
     def _save_by(self, deadline: float) -> None:
-        """Save what is held.
+        """Save the state that is held.
 
         Raises:
-            DeadlineError: It is not saved in time, or nothing is held.
-            Exception: What ended the save.
+            DeadlineError: The state is not saved in time, or no state is held.
+            Exception: The error that ended the save.
         """
         save = self._save
         if save is not None:
@@ -179,7 +179,7 @@ class BatchHold:
 
 
 def write_left_batch(run_folder: Path, step: int) -> None:
-    """Note that batch `step` was left."""
+    """Write down that batch `step` was left."""
     durable.replace_file(run_folder / LEFT_BATCH_FILE, msgspec.json.encode(step))
 
 

@@ -73,15 +73,16 @@ class BatchLog:
         """Continue the counts of a checkpoint.
 
         Args:
-            journal: Where lines are appended.
+            journal: Journal to which lines are appended.
             dropped: Counts of dropped groups; read at each batch.
-            lineage: The learner's own.
+            lineage: Lineage of the learner.
             lineages: lineage -> step it forked at.
-            totals: Of the run so far; copied.
-            environment_of: Names the environment of a group.
-            advisor: Sees each batch; its advice, and the fleet that it wants, are in the lines.
+            totals: Totals of the run so far; copied.
+            environment_of: Returns the name of a group's environment.
+            advisor: Judges each batch; its advice and the number of actors that it wants go into
+                the lines.
             tracking: Delivers the lines to trackers.
-            fleet: Price and budget.
+            fleet: Settings of price and budget.
         """
         self._journal, self._advisor, self._tracking = journal, advisor, tracking
         self._dropped, self._fleet = dropped, fleet
@@ -162,11 +163,11 @@ class BatchLog:
     @property
     def advice(self) -> list[dict[str, str]]:
         """The advice that holds now: `rule` and `text` of each."""
-        return [asdict(each) for each in self._advisor.advice]
+        return [asdict(advice) for advice in self._advisor.advice]
 
     @property
     def is_budget_spent(self) -> bool:
-        """Whether the actors have cost what they may, the time since the last batch included."""
+        """Whether the actors have cost the whole budget, with the time since the last batch."""
         if self._overspent is None:
             since_s = time.monotonic() - self._began
             actor_s = self.totals.actor_s + self._advisor.fleet.present * since_s
@@ -174,7 +175,7 @@ class BatchLog:
         return self._overspent is not None
 
     def check_budget(self) -> None:
-        """Raise once the budget was spent.
+        """Raise an error once the budget is spent.
 
         Raises:
             BudgetSpent: The actors have cost what they may.
@@ -187,7 +188,7 @@ class BatchLog:
         return {"advice": self.advice, **_costs(self._fleet, self.totals, evaluations)}
 
     def start(self) -> None:
-        """Begin to advise and to deliver."""
+        """Start the threads of advice and of delivery."""
         self._advisor.start()
         self._tracking.start()
 
@@ -199,11 +200,11 @@ class BatchLog:
         self._advisor.close()
 
     def deliver(self, *, until: Callable[[], bool]) -> None:
-        """Have trackers get the end of a run that has finished; waits until `until` at most."""
+        """Deliver the end of a finished run to trackers; waits until `until` at most."""
         self._tracking.finish(until=until)
 
     def close(self) -> None:
-        """End what runs beside training."""
+        """End the threads that run beside training."""
         self._advisor.close()
         self._tracking.close()
 

@@ -66,8 +66,8 @@ def sparkline(values: Sequence[float], width: int, *, ascii_only: bool = False) 
     """Draw a series from its lowest to its highest value, the oldest first.
 
     Args:
-        values: Of the series; stretches of equal length are averaged where there is less room.
-        width: Characters at most.
+        values: Values of the series; neighbours are averaged where there is less room.
+        width: Most characters.
         ascii_only: Draw with what every terminal has.
 
     Example:
@@ -109,7 +109,7 @@ OF_THE_NEWEST = tuple(figure.key for figure in FIGURES if figure.live == "newest
 OF_AN_EVALUATION = ("step", "metric", "score", "accuracy", "reward", "environments")
 
 Line: TypeAlias = Mapping[str, object]
-"""Of `metrics.jsonl` or `eval.jsonl`."""
+"""A line of `metrics.jsonl` or `eval.jsonl`."""
 
 
 class Bulletin:
@@ -125,12 +125,12 @@ class Bulletin:
 
     @property
     def batches(self) -> list[dict[str, object]]:
-        """At most `RECENT` lines, oldest first, without what nobody is shown."""
+        """The newest lines, at most `RECENT`, oldest first; only with the keys that are shown."""
         return list(self._batches.values())
 
     @property
     def evaluations(self) -> list[dict[str, object]]:
-        """The first and the newest, or the only one."""
+        """The first and the newest evaluation, or the only one."""
         return self._ends if len(self._ends) < 2 else [self._ends[0], self._ends[-1]]
 
     def add_batch(self, line: Line) -> None:
@@ -151,17 +151,17 @@ class Bulletin:
         self.scores.add(0.0 if result is None else result.score)
 
     def forget_batches(self) -> None:
-        """Begin anew: a learner that resumes has taken lines back."""
+        """Clear batches and their curve: a learner that resumes has taken lines back."""
         self._batches.clear()
         self.rewards = Curve()
 
     def forget_evaluations(self) -> None:
-        """Begin anew."""
+        """Clear the scores of all evaluations."""
         self._ends = []
         self.scores = Curve()
 
     def encode(self) -> bytes | None:
-        """Write it as JSON; None where it would be too large."""
+        """Write the bulletin as JSON; None where it would be too large."""
         text = json.dumps(
             {
                 "batches": self.batches,
@@ -175,10 +175,10 @@ class Bulletin:
 
     @classmethod
     def decode(cls, text: bytes) -> Bulletin:
-        """Read one that was encoded.
+        """Read a bulletin from JSON.
 
         Raises:
-            RecordError: It is no bulletin.
+            RecordError: The bytes are no bulletin.
         """
         try:
             told = msgspec.json.decode(text, type=_Told)

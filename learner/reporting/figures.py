@@ -18,7 +18,7 @@ from configs.metrics import Metric
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One chart."""
+    """How one chart shows its figures."""
 
     title: str
     note: str
@@ -43,20 +43,20 @@ LEARNING = (
     REWARD := Plot("Sampled reward",
         "Mean over the episodes of each batch; bold, its running mean.", is_noisy=True),
     LOSS := Plot("Loss",
-        "Of the policy, as it was minimised; its level means little, jumps mean much.",
+        "Policy loss, as it was minimised; its level means little, jumps mean much.",
         is_noisy=True),
     ENTROPY := Plot("Entropy",
-        "Of the next token under the trained policy, nats. Near 0 nothing new is sampled.",
+        "Entropy of the next token under the trained policy, nats. Near 0 nothing new is sampled.",
         least=0.0),
     GRAD_NORM := Plot("Gradient norm", "Before clipping.", least=0.0, is_noisy=True),
-    LEARNING_RATE := Plot("Learning rate", "Of the optimizer.", least=0.0),
+    LEARNING_RATE := Plot("Learning rate", "Learning rate of the optimizer.", least=0.0),
     LENGTH := Plot("Completion length", "Tokens of an episode.", least=0.0),
     NO_SIGNAL := Plot("Episodes without a signal",
         "Share of completions that were cut off; groups whose rewards are all equal.", least=0.0),
 )  # fmt: skip
 OFF_POLICY = (
     KL := Plot("KL divergence",
-        "Of the trained policy from the one that sampled, nats a token.", least=0.0),
+        "Divergence of the trained policy from the one that sampled, nats a token.", least=0.0),
     SAMPLE_SIZE := Plot("Effective sample size",
         "Share of tokens, and of whole episodes, that carry information after reweighting.",
         most=1.0),
@@ -75,7 +75,7 @@ SPEED = (
         least=0.0),
 )  # fmt: skip
 TIME = Plot("The learner's time", "Shares in per cent; while it waits for episodes it is idle.")
-"""Drawn as areas over each other; lines of one label are added up."""
+"""Drawn as stacked areas; lines of one label are added up."""
 
 # --------------------------------------------------------------------------------------------------
 # The figures.
@@ -92,7 +92,7 @@ class Figure:
     """First part of its name in trackers, which draw a section for each; the whole name where it
     has a slash or is the key. Empty = trackers do not get it."""
     prometheus: Metric | None = None
-    """Its metric on the learner's page; a counter adds batches up, of a list each name."""
+    """Metric on the learner's page; a counter adds batches up, of a list each name."""
     chart: Line | None = None
     is_total: bool = False
     """Counted since the start of the learner, not in this batch alone."""
@@ -119,7 +119,7 @@ FIGURES = (
         "skipped.", "train",
         Metric("nyala_learner_grad_norm", "gauge", "1",
             "Largest gradient norm before clipping."), Line(GRAD_NORM, "norm")),
-    Figure("learning_rate", "1", "Of all the batch's optimizer steps.", "train",
+    Figure("learning_rate", "1", "Learning rate of all the batch's optimizer steps.", "train",
         Metric("nyala_learner_learning_rate", "gauge", "1", "Learning rate."),
         Line(LEARNING_RATE, "lr")),
     Figure("kl_coefficient", "1", "Weight of the KL to the reference in this batch.", "train"),
@@ -232,10 +232,10 @@ FIGURES = (
         "reward"),
     Figure("environments", "by name", "`episodes`, `groups`, `zero_variance_groups`, "
         "`reward_mean`, and `accuracy` where the reward has a part `exact`.", "environments"),
-    Figure("policy_lag_mean", "batches", "Over trained tokens, batches.", "lag",
+    Figure("policy_lag_mean", "batches", "Mean lag of trained tokens, batches.", "lag",
         Metric("nyala_learner_policy_lag_mean", "gauge", "batches",
             "Mean policy lag of trained tokens."), Line(LAG, "mean"), live="recent"),
-    Figure("policy_lag_max", "batches", "Of the oldest trained token.", "lag",
+    Figure("policy_lag_max", "batches", "Lag of the oldest trained token.", "lag",
         Metric("nyala_learner_policy_lag_max", "gauge", "batches",
             "Largest policy lag of the batch."), Line(LAG, "largest"), live="recent"),
     Figure("policy_lag_histogram", "tokens by lag", "Lag -> trained tokens.", "lag"),
@@ -244,7 +244,7 @@ FIGURES = (
     Figure("response_length_mean", "tokens", "Completion tokens per episode.", "response",
         Metric("nyala_learner_response_tokens", "gauge", "tokens",
             "Mean length of a completion."), Line(LENGTH, "mean")),
-    Figure("response_length_max", "tokens", "Of the longest episode.", "response",
+    Figure("response_length_max", "tokens", "Completion tokens of the longest episode.", "response",
         chart=Line(LENGTH, "longest")),
     Figure("response_truncated_fraction", "0 to 1", "Share of episodes cut off by the token limit.",
         "response",
@@ -298,15 +298,15 @@ FIGURES = (
         chart=Line(TIME, "backward and optimizer"), live="recent"),
     Figure("gather_s", "s", "Waiting for the weights of the version before to be gathered.", "time",
         chart=Line(TIME, "weights to actors"), live="recent"),
-    Figure("checkpoint_s", "s", "What a checkpoint holds up.", "time",
+    Figure("checkpoint_s", "s", "Time for which a checkpoint stops training.", "time",
         chart=Line(TIME, "checkpoints, other"), live="recent"),
-    Figure("other_s", "s", "All else between two batches.", "time",
+    Figure("other_s", "s", "All other time between two batches.", "time",
         chart=Line(TIME, "checkpoints, other"), live="recent"),
     # How much was trained.
     Figure("episodes", "episodes", "Episodes of the batch.", "progress",
         Metric("nyala_learner_episodes_total", "counter", "episodes", "Trained episodes.")),
-    Figure("groups", "groups", "Their prompts.", "progress"),
-    Figure("prompt_tokens", "tokens", "Of all episodes.", "progress"),
+    Figure("groups", "groups", "Groups of the batch.", "progress"),
+    Figure("prompt_tokens", "tokens", "Prompt tokens of all episodes.", "progress"),
     Figure("trained_tokens", "tokens", "Tokens with loss mask 1.", "progress",
         Metric("nyala_learner_trained_tokens_total", "counter", "tokens",
             "Tokens with loss mask 1."), live="recent"),
@@ -314,16 +314,17 @@ FIGURES = (
         Metric("nyala_learner_completion_tokens_total", "counter", "tokens",
             "Completion tokens of trained episodes, those of the environment included."),
         live="recent"),
-    Figure("optimizer_steps", "optimizer steps", "Skipped ones included.", "progress"),
+    Figure("optimizer_steps", "optimizer steps", "Steps of the batch, skipped ones included.",
+        "progress"),
     Figure("skipped_steps", "optimizer steps",
         "Steps left out because loss or gradient were not finite.", "train",
         Metric("nyala_learner_skipped_steps_total", "counter", "optimizer steps",
             "Steps left out because loss or gradient were not finite.")),
     Figure("skipped_for_loss", "optimizer steps",
-        "Those of the skipped steps whose loss was not finite.", "train"),
+        "Skipped steps whose loss was not finite.", "train"),
     Figure("reused_groups", "groups", "Groups that an earlier batch trained too; the other figures "
         "include them.", "reuse"),
-    Figure("reused_episodes", "episodes", "Their episodes.", "reuse"),
+    Figure("reused_episodes", "episodes", "Episodes of the reused groups.", "reuse"),
     Figure("reused_tokens", "tokens", "Their completion tokens: generated for an earlier batch.",
         "reuse"),
     Figure("reused_policy_lag_mean", "batches", "Over their trained tokens, batches.", "reuse"),
@@ -356,9 +357,9 @@ FIGURES = (
         "actors/present"),
     Figure("actors_wanted", "actors", "Actors that the run wants: `nyala_actors_wanted`.",
         "actors/wanted", live="newest"),
-    Figure("actors_wanted_why", "text", "What that number follows from.", live="newest"),
+    Figure("actors_wanted_why", "text", "Reason for `actors_wanted`.", live="newest"),
     Figure("actor_hours", "h", "Time of all actors of the run together.", "actors/hours"),
-    Figure("cost", "money", "What that has cost by `fleet.price_per_actor_hour`; null without it.",
+    Figure("cost", "money", "Cost of `actor_hours` by `fleet.price_per_actor_hour`; null without.",
         "actors", live="newest"),
 )  # fmt: skip
 """Gauges before counters: the page of `/metrics` has this order."""

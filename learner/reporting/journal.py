@@ -40,7 +40,7 @@ def summarise(
     stats: Stats,
     evaluations: Sequence[dict[str, Any]],
 ) -> dict[str, object]:
-    """Return the figures of the whole run.
+    """Return the figures of the whole run for its summary.
 
     `generated_tokens` counts the sampled and environment tokens of all trained and dropped
     episodes. `learner_idle_fraction` is the time spent waiting for batches over wall time; both
@@ -81,7 +81,7 @@ def summarise(
 
 
 def _held_out(run: RunSettings, evaluations: Sequence[Mapping[str, Any]]) -> dict[str, object]:
-    """Return score and reward before and after, under the name of what answers are judged by."""
+    """Return score and reward before and after, under the name of the metric."""
     results = {line["step"]: result for line in evaluations if (result := held_out(line))}
     before, after = results.get(0), results.get(run.steps)
     newest = after or before
@@ -89,12 +89,12 @@ def _held_out(run: RunSettings, evaluations: Sequence[Mapping[str, Any]]) -> dic
     name = f"held_out_{title.replace(' ', '_')}"
     last = next((line for line in evaluations if line["step"] == run.steps), {})
     by_environment = (last.get("environments") or {}) if run.environments else {}
-    of_each = {each: held_out(figures) for each, figures in by_environment.items()}
+    of_each = {environment: held_out(figures) for environment, figures in by_environment.items()}
     figures: dict[str, object] = {
         f"{name}_before": before.score if before and before.title == title else None,
         f"{name}_after": after.score if after else None,
         f"{name}_by_environment": {
-            each: result.score if result else None for each, result in of_each.items()
+            environment: result.score if result else None for environment, result in of_each.items()
         },
     }
     ends = {"before": before, "after": after}
@@ -117,7 +117,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.bulletin = Bulletin()
-        """Of what has been appended, and of the lines that `rewind` has kept."""
+        """Bulletin of the appended lines, and of those that `rewind` has kept."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def append(self, name: str, figures: Mapping[str, object]) -> None:
@@ -144,7 +144,7 @@ class Journal:
         return parsed
 
     def held_out(self) -> dict[int, HeldOut]:
-        """Read the result of each evaluation: step -> score, and what it is of."""
+        """Read the result of each evaluation: step -> score and metric."""
         return {
             int(str(line["step"])): result
             for line in self.lines("eval")
@@ -152,10 +152,10 @@ class Journal:
         }
 
     def scores(self) -> dict[int, float]:
-        """Return step -> score, of what the newest evaluation was judged by."""
+        """Return step -> score, for evaluations with the metric of the newest one."""
         results = self.held_out()
         newest = results[max(results)].title if results else ""
-        return {step: each.score for step, each in results.items() if each.title == newest}
+        return {step: result.score for step, result in results.items() if result.title == newest}
 
     def rewind(self, step: int) -> None:
         """Remove the lines of later steps: the learner resumes after `step`."""

@@ -21,7 +21,7 @@ from learner.profiling import TRAINING, Measured
 
 @dataclass(frozen=True, slots=True)
 class BatchFigures:
-    """Figures of a batch's episodes, before any forward pass; `figures.py` has what each means."""
+    """Figures of a batch's episodes, before any forward pass; `figures.py` explains each."""
 
     episodes: int
     groups: int
@@ -61,7 +61,7 @@ def batch_figures(
     """Count the contents of batch `step`.
 
     Args:
-        episodes: All of them.
+        episodes: All episodes of the batch.
         step: The batch.
         lineage: The learner's own.
         lineages: lineage -> step it forked at.
@@ -113,7 +113,7 @@ def environment_figures(
     """Count the contents of a batch by environment.
 
     Args:
-        episodes: All of them.
+        episodes: All episodes of the batch.
         environment_of: Names the environment of a group.
 
     Returns:
@@ -157,14 +157,14 @@ def _zero_variance_groups(episodes: Sequence[Episode]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """What a batch took on rank 0, from the end of the batch before to the end of its last step."""
+    """Times of a batch on rank 0, from the end of the previous batch to that of its last step."""
 
     measured: Measured
     mfu: float | None
     peak_tflops: float | None
 
     def figures(self, *, trained_tokens: int) -> dict[str, object]:
-        """Name them as in `metrics.jsonl`."""
+        """Return the times by their names in `metrics.jsonl`."""
         seconds = self.measured.seconds
         spent_s = seconds["prepare"] + sum(seconds[name] for name in TRAINING)
         return {
@@ -186,21 +186,21 @@ class Totals:
     resumed_episodes: int = 0
     trained_tokens: int = 0
     completion_tokens: int = 0
-    """Of `episodes`."""
+    """Completion tokens of `episodes`."""
     dropped_tokens: int = 0
     """Completion tokens of episodes that were dropped at claim time."""
     policy_lag_sum: float = 0.0
-    """Sum over trained tokens."""
+    """Sum of the policy lag over trained tokens."""
     policy_lag_max: int = 0
     skipped_steps: int = 0
     """Optimizer steps skipped because loss or gradient were not finite."""
     skipped_for_loss: int = 0
-    """Those of the skipped steps whose loss was not finite."""
+    """Skipped steps whose loss was not finite."""
     wall_s: float = 0.0
     idle_s: float = 0.0
-    """Time waiting for batches, from the moment the first batch of each life was complete."""
+    """Time waiting for batches, from the moment when the first batch of each life was complete."""
     weights_s: float = 0.0
-    """Time that training waited for weights to be gathered, counted as `idle_s` is."""
+    """Time that training waited until weights were gathered, counted from the same moment."""
     busy_span_s: float = 0.0
     """Wall time over which `idle_s` and `weights_s` were counted."""
     actor_s: float = 0.0
@@ -225,5 +225,5 @@ class Totals:
 
     @property
     def policy_lag_mean(self) -> float:
-        """Over all trained tokens, batches."""
+        """Mean policy lag over all trained tokens, batches."""
         return self.policy_lag_sum / self.trained_tokens if self.trained_tokens else 0.0

@@ -1,7 +1,7 @@
 """The learner's page of `/metrics`: what rank 0 has trained, evaluated and published.
 
-Counts begin with this life of the learner. The training thread and the one that watches the
-publisher hand over what they have written down; the page is made of it when somebody asks.
+Counts begin with this life of the learner. The training thread and the thread that watches the
+publisher hand over their figures; the page is made from them when it is requested.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SUMMED = tuple(
     for figure, metric in OF_FIGURES
     if metric.kind == "counter" and not figure.is_total
 )
-"""Those of them that add up what each batch has; the others are a value of the last line."""
+"""Counters among them, which add up a value of each batch; the rest show the last line's value."""
 
 BATCHES = Metric("nyala_learner_batches_total", "counter", "batches", "Batches trained.")
 STEP = Metric(
@@ -146,7 +146,7 @@ class LearnerPage:
         }
 
     def _of_evaluation(self, key: str) -> dict[str, float]:
-        return {name: each[key] for name, each in self._evaluated.items() if key in each}
+        return {name: figures[key] for name, figures in self._evaluated.items() if key in figures}
 
     def _value(self, figure: Figure, metric: Metric) -> Value | None:
         if figure.key in self._sums:

@@ -32,17 +32,17 @@ from .samples import Origin, SampleFiles, SampleLine, encoded, sample_line
 
 
 def run_tokenizer(run: RunSettings) -> Any:
-    """Load it, once for a process.
+    """Load the run's tokenizer, once for a process.
 
     Raises:
-        OSError: There is none.
-        ValueError: It cannot be read.
+        OSError: There is no tokenizer.
+        ValueError: The tokenizer cannot be read.
     """
     return _load(present_model(run))
 
 
 def run_vocabulary(run: RunSettings) -> Vocabulary:
-    """Return what the advisor looks for among tokens; nothing for a model without a tokenizer."""
+    """Return the tokens that the advisor looks for; nothing for a model without a tokenizer."""
     try:
         tokenizer = run_tokenizer(run)
     except (OSError, ValueError):
@@ -95,8 +95,8 @@ class SampleWriter:
         """Load the tokenizer; the files are first touched by `start`.
 
         Args:
-            run: Whose episodes these are.
-            step: Where the learner resumes; lines of later steps are removed.
+            run: Settings of the run.
+            step: Step at which the learner resumes; lines of later steps are removed.
             lineage: The learner's own.
             environment_of: Names the environment of a group.
             decode: Text of tokens; by default that of the run's tokenizer.
@@ -121,12 +121,12 @@ class SampleWriter:
         self._worker = Worker(self._work, name="samples")
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the thread that writes."""
         if self._decode is not None:
             self._worker.start()
 
     def keep_batch(self, step: int, episodes: Sequence[Episode]) -> None:
-        """Keep some groups of a batch, if it is one of those."""
+        """Keep some groups of a batch, if the settings keep samples of this batch."""
         if not self._settings.has_batch(step):
             return
         groups = sorted({episode.group_id for episode in episodes})
@@ -134,7 +134,7 @@ class SampleWriter:
         drawn = Random(f"{self._run.seed}:{step}").sample(
             groups, min(self._settings.groups, len(groups))
         )
-        for episode in sorted(episodes, key=lambda each: (each.group_id, each.task_id)):
+        for episode in sorted(episodes, key=lambda member: (member.group_id, member.task_id)):
             if episode.group_id in drawn:
                 environment = self._environment_of(episode.group_id)
                 self._put(Origin(step, self._lineage, environment), episode)
@@ -147,7 +147,7 @@ class SampleWriter:
                 self._put(origin, answer.episode)
 
     def alerts(self) -> list[Alert]:
-        """Name what ended the thread, if anything did."""
+        """Return the error that ended the thread as an alert, if there is one."""
         try:
             self._worker.check()
         except Exception as error:  # noqa: BLE001 - whatever it is, the run does not need samples
@@ -214,7 +214,7 @@ class SampleWriter:
                 self._waiting_tokens -= sum(_num_tokens(episode) for _, episode in items)
 
     def _take(self) -> tuple[list[tuple[Origin, Episode]], bool]:
-        """Wait for episodes; False behind the last of all."""
+        """Wait for episodes; False after the last ones."""
         items: list[tuple[Origin, Episode]] = []
         item = self._queue.get()
         while item is not None:

@@ -27,15 +27,15 @@ By: TypeAlias = Literal["policy", "environment"]
 
 
 class Origin(NamedTuple):
-    """Where an episode is from; its record does not have it."""
+    """Origin of an episode, which its record does not state."""
 
     step: int
     """The batch that trained it, or the batches trained by the policy that was evaluated."""
     lineage: int
-    """The learner's own."""
+    """Lineage of the learner that trained or evaluated it."""
     environment: str
     sample: int | None = None
-    """Of an evaluation: 0 = the greedy answer."""
+    """Number of the answer in an evaluation; 0 = the greedy one."""
 
 
 class Turn(msgspec.Struct):
@@ -48,7 +48,7 @@ class Turn(msgspec.Struct):
 
 
 class SampleLine(msgspec.Struct):
-    """One episode."""
+    """One episode as a line of the samples' files."""
 
     step: int
     lineage: int
@@ -62,10 +62,10 @@ class SampleLine(msgspec.Struct):
     prompt: str
     turns: list[Turn]
     reward: float
-    """As it is trained, after weights and punishments."""
+    """Reward as it is trained, after weights and punishments."""
     parts: dict[str, float]
     metrics: dict[str, float]
-    """Of the environment."""
+    """Metrics of the environment."""
     finish: str
     actor: str
     versions: list[tuple[int, int, int]]
@@ -80,7 +80,7 @@ class SampleLine(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """The whole completion."""
+        """The whole text of the completion."""
         return "".join(turn.text for turn in self.turns)
 
     @property
@@ -95,8 +95,8 @@ def sample_line(
     """Write an episode as a line.
 
     Args:
-        origin: Where it is from.
-        episode: As it was trained, or as it answered an evaluation.
+        origin: Origin of the episode.
+        episode: Episode as it was trained, or as it answered an evaluation.
         decode: Text of tokens.
     """
     completion = episode.completion
@@ -134,7 +134,7 @@ def logprobs_of(line: SampleLine) -> list[float]:
     """Read the log-probs of a line.
 
     Raises:
-        ValueError: They are damaged.
+        ValueError: The log-probs are damaged.
     """
     packed = base64.b64decode(line.logprobs, validate=True)
     return [round(value, 4) for value in np.frombuffer(packed, dtype="<f2").tolist()]
@@ -144,7 +144,7 @@ def _text(token_ids: list[int], decode: Callable[[Sequence[int]], str]) -> str:
     try:
         return decode(token_ids)
     except (LookupError, OverflowError, TypeError, ValueError) as error:
-        # Of an evaluation or of a unit that waits, nobody has compared them with the vocabulary.
+        # Tokens of evaluations and of waiting units have not been compared with the vocabulary.
         return f"[{len(token_ids)} tokens that the tokenizer refuses: {error}]"
 
 
@@ -157,7 +157,7 @@ def _packed(completion: Completion) -> str:
 def _stretches(completion: Completion) -> Iterator[tuple[By, list[int]]]:
     """Split a completion where the writer changes."""
     token_ids, mask = completion.token_ids, completion.loss_mask
-    if not mask.any():  # overlong filtering has hidden who wrote which token
+    if not mask.any():  # overlong filtering masks every token, whoever wrote it
         mask = np.ones_like(mask)
     ends = [*(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(token_ids)]
     start = 0
@@ -188,7 +188,7 @@ _File: TypeAlias = BufferedReader | gzip.GzipFile
 
 
 class _Head(msgspec.Struct):
-    """What a resume has to know of a line."""
+    """The part of a line that a resume reads."""
 
     step: int
     kind: str
@@ -227,7 +227,7 @@ class SampleFiles:
                 return  # batches are in order, so what is older is of earlier steps
 
     def append(self, lines: bytes) -> None:
-        """Add whole lines."""
+        """Append whole lines, and begin a new part where the file is full."""
         with self._current.open("ab") as file:
             file.write(lines)
             size = file.tell()
@@ -240,7 +240,7 @@ class SampleFiles:
             self._trim()
 
     def _begin(self) -> None:
-        """Make the file of new lines, which only this user can read: it has people's questions."""
+        """Make the file of new lines, readable only by this user: it holds people's questions."""
         self._current.touch(mode=MODE)
 
     def _compress(self) -> None:
@@ -307,10 +307,10 @@ def _opened(path: Path) -> _File:
 
 
 def _parts(folder: Path) -> list[Path]:
-    """List older parts; one that is being compressed is there once."""
-    found = {_number(path): path for path in sorted(folder.glob(f"{NAME}-*.jsonl"))}
-    found |= {_number(path): path for path in sorted(folder.glob(f"{NAME}-*.jsonl.gz"))}
-    return [found[number] for number in sorted(found)]
+    """List older parts in order; a part that is being compressed is listed once."""
+    parts = {_number(path): path for path in sorted(folder.glob(f"{NAME}-*.jsonl"))}
+    parts |= {_number(path): path for path in sorted(folder.glob(f"{NAME}-*.jsonl.gz"))}
+    return [parts[number] for number in sorted(parts)]
 
 
 def _number(path: Path) -> int:

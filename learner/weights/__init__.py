@@ -14,8 +14,8 @@ log                 `weights.jsonl` in the folder of a run: each version that wa
                     delivery
 memory              Slots: files in shared memory by which the learner hands sealed weights to its
                     publisher
-nccl_strikes        Strikes of members of NCCL groups: which of them a broken broadcast is charged
-                    to
+nccl_strikes        Strikes of members of NCCL groups: the members to which a broken broadcast is
+                    charged
 probe               The probe: tokens that the policy itself samples, its log-probs of them, and
                     their rounding
 publish             Publishing weights: from the model on all ranks to sealed bytes that actors can

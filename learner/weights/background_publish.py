@@ -45,7 +45,7 @@ class BackgroundPublisher:
             publish: Does it; calls its argument when the model may change again.
 
         Raises:
-            Exception: As `join`.
+            Exception: The error that ended the previous publish.
         """
         self.join()
         self._current = _Publish(publish, self._device)
@@ -55,7 +55,7 @@ class BackgroundPublisher:
 
         Raises:
             DeadlineError: The publish hangs.
-            Exception: As `join`, if it has ended.
+            Exception: The error that ended the publish, if it has ended.
         """
         current = self._current
         if current is None:
@@ -71,7 +71,7 @@ class BackgroundPublisher:
 
         Raises:
             DeadlineError: The publish hangs.
-            Exception: What ended it, such as `LostLineage`.
+            Exception: The error that ended the publish, such as `LostLineage`.
         """
         current, self._current = self._current, None
         if current is None:
@@ -81,8 +81,8 @@ class BackgroundPublisher:
             raise _hangs()
 
     def close(self) -> None:
-        """Wait for the end of a publish under way, whatever it is."""
-        with contextlib.suppress(Exception):  # the loop has ended, and with it the use of an error
+        """Wait for the end of a publish under way, whatever its result."""
+        with contextlib.suppress(Exception):  # the loop has ended, so an error has no use
             self.join()
 
 

@@ -79,7 +79,7 @@ class Broadcast:
         self._form_for = form_for
         self._ready: dict[str, Ready] = {}
         self.num_bytes = 0
-        """That each member was sent of the last version."""
+        """Bytes that each member was sent of the last version."""
         self._changed = asyncio.Event()
         self._group: GroupThread[SendingGroup] | None = None
         self._digest = ""
@@ -99,7 +99,7 @@ class Broadcast:
         return None
 
     async def run(self, slot: Slot, membership: Membership) -> bool:
-        """Send the slot to these members. False: not all of them have it, and those pull."""
+        """Send the slot to these members; False if a member does not have it: such members pull."""
         self._digest, self.num_bytes = slot.manifest.digest, 0
         if await self._form(membership, bucket_bytes_of(slot)):
             return await self._send(slot, membership)

@@ -28,19 +28,19 @@ FindBrokers = Callable[[], Mapping[str, Mapping[str, float]]]
 
 
 class BrokerList:
-    """The file. Producer: learner rank 0. Consumer: the publisher."""
+    """The file with the brokers. Producer: learner rank 0. Consumer: the publisher."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "brokers.json"
 
     def write(self, endpoints: tuple[str, ...]) -> None:
-        """Replace what it holds, in one step."""
+        """Replace the list of brokers in one step."""
         new = self._path.with_suffix(".new")
         new.write_text(json.dumps(endpoints), encoding="utf-8")
         new.replace(self._path)
 
     def read(self) -> tuple[str, ...]:
-        """Return what it holds; nothing before the first `write`."""
+        """Return the list of brokers; nothing before the first `write`."""
         try:
             return tuple(json.loads(self._path.read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -63,21 +63,21 @@ class BrokerWatch:
         self._worker = Worker(self._watch, name="broker-watch").start()
 
     def check(self) -> None:
-        """Raise what ended the thread."""
+        """Raise the error that ended the thread."""
         self._worker.check()
 
     def close(self) -> None:
-        """Stop; the thread may be asking still."""
+        """Stop the thread; it may still be asking the store."""
         self._is_closing.set()
 
     def _watch(self) -> None:
-        known: tuple[str, ...] = ()
+        reported: tuple[str, ...] = ()
         while not self._is_closing.wait(LOOK_EVERY_S):
             try:
-                found = self._live.observe(self._find())
+                live = self._live.observe(self._find())
             except StoreError as error:  # the learner's other operations end it where they must
                 log.warning("brokers not looked up", reason=str(error))
                 continue
-            if found and found != known:
-                self._on_change(found)
-                known = found
+            if live and live != reported:
+                self._on_change(live)
+                reported = live

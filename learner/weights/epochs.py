@@ -8,9 +8,9 @@ Pure: no socket, no torch, the clock is injected. The publisher feeds it events 
                      │        once more       ▼
                      └─────────────────▶   BROKEN ──begin──▶ FORMING (always a new group)
 
-A group is of one backend. NCCL is used where all members have a GPU, and only with those that its
-broadcasts do not keep breaking with (`nccl_strikes.py`): the others pull meanwhile, and where
-nobody is left all are in a gloo group.
+A group has one backend. NCCL is used where all members have a GPU, without the members with which
+its broadcasts keep breaking (`nccl_strikes.py`): these pull meanwhile. Where no member is left, all
+are in a gloo group.
 
 FORMING costs one round trip and blocks no member: one that died or stopped since its last JOIN is
 found here, in milliseconds, and not inside the collective, where it would hold up all the others.
@@ -38,7 +38,7 @@ MAX_TRIES = 2
 MAX_STRIKES = 3
 """Broken sends over gloo in a row after which an actor only pulls, to spare the others' epochs."""
 NO_VERSION = PolicyVersion(-1, -1)
-"""Of an actor that has none yet."""
+"""The version of an actor that has none yet."""
 
 
 class Phase(StrEnum):
@@ -106,14 +106,14 @@ class WeightEpochs:
         device: str = "cpu",
         version: PolicyVersion = NO_VERSION,
     ) -> None:
-        """Note a JOIN."""
+        """Note that an actor has sent JOIN."""
         self._nccl.on_join(actor, version)
-        known = self._actors.get(actor)
-        if known is None:
+        joined = self._actors.get(actor)
+        if joined is None:
             self._actors[actor] = _Actor(self._clock(), can_group, device)
         else:
-            known.last_join, known.can_group = self._clock(), can_group
-            known.device = device
+            joined.last_join, joined.can_group = self._clock(), can_group
+            joined.device = device
 
     def live(self) -> tuple[str, ...]:
         """Return the actors with a recent JOIN, in a fixed order."""

@@ -31,7 +31,7 @@ class Merging(Protocol):
         ...
 
     def base(self, dtype: torch.dtype) -> Tensor:
-        """Return the weight without it; sharded if the weight is."""
+        """Return the weight without the adapter; sharded if the weight is."""
         ...
 
 
@@ -60,8 +60,8 @@ def gather(
 
     Args:
         model: The published one.
-        specs: As `layout` made them.
-        memory: For the wire bytes.
+        specs: Places of the tensors, from `layout`.
+        memory: Memory for the wire bytes.
         merging: Weights that get their adapters; with none these are the bytes of the base.
     """
     whole = whole_tensors(model, specs[0].dtype, merging=merging)
@@ -127,7 +127,7 @@ def whole_of(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _whole_of_parts(tensor: DTensor) -> Tensor:
-    """Put together what is sharded, then, if matrices are divided, the parts of these."""
+    """Gather a sharded tensor, then the parts of a matrix that ranks divide."""
     *sharded, last = tensor.placements
     if sharded:
         tensor = tensor.redistribute(placements=[*(Replicate() for _ in sharded), last])

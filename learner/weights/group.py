@@ -32,7 +32,7 @@ from broker.weights.group_thread import answer_no_more, closed_to_strangers
 
 BACKLOG = 128
 DEVICES = {"gloo": "cpu", "nccl": "cuda"}
-"""Where a backend sends from."""
+"""Backend -> the device that it sends from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def listen(host: str, ports: tuple[int, int] | None = None) -> socket.socket:
         ports: First and last port to choose from; None = any.
 
     Raises:
-        OSError: None of them is free, or the address is not this machine's.
+        OSError: No port is free, or the address is not this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     first, last = ports or (0, 0)

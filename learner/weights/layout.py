@@ -35,7 +35,7 @@ def is_own(name: str) -> bool:
 
 
 def is_packed(parameter: torch.Tensor) -> bool:
-    """Return whether it holds a matrix as codes of 4 bits, two in a byte."""
+    """Return whether a parameter holds a matrix as codes of 4 bits, two in a byte."""
     return parameter.dtype == torch.uint8
 
 
@@ -46,9 +46,11 @@ def shape_of(parameter: torch.Tensor) -> tuple[int, ...]:
 
 
 def count_weights(model: nn.Module) -> int:
-    """Count the weights of a model, whatever they are kept in."""
+    """Count the weights of a model, in whatever format they are kept."""
     named = model.named_parameters()
-    return sum(math.prod(shape_of(each)) for name, each in named if not name.endswith(SCALES))
+    return sum(
+        math.prod(shape_of(parameter)) for name, parameter in named if not name.endswith(SCALES)
+    )
 
 
 def unwrapped_name(name: str) -> str:

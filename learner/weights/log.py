@@ -26,23 +26,23 @@ class Sent:
 
     version: PolicyVersion
     actors: int
-    """Live actors when it was announced."""
+    """Live actors when the version was announced."""
     members: int
-    """Of these, members of its weight epoch; the others pull."""
+    """Live actors that were members of its weight epoch; the others pull."""
     epoch: int
     """Number of the weight epoch; 0 = none."""
     is_complete: bool
-    """All members confirmed it."""
+    """Whether all members confirmed it."""
     wall_s: float
-    """From its announcement to the last confirmation."""
+    """Seconds from the announcement to the last confirmation."""
     density: float = 1.0
     """Share of changed elements; 1 = not compared."""
     member_bytes: int = 0
-    """That each member received by its weight epoch, in the form of its last try."""
+    """Bytes that each member received by its weight epoch, in the form of its last try."""
     sparse_bytes: int = 0
-    """Of its sparse update; 0 = there is none."""
+    """Bytes of the sparse update; 0 = there is none."""
     adapter_bytes: int = 0
-    """Of its adapter; 0 = all of it is trained."""
+    """Bytes of the adapter; 0 = all of the model is trained."""
     paused_s: float = 0.0
     """Time for which generation has paused for swaps, over all actors of this publisher's life."""
     served_s: float = 0.0
@@ -50,14 +50,14 @@ class Sent:
 
 
 class WeightLog:
-    """Appends to the file. Producer: learner rank 0. Consumers: `nyala weights`, the summary."""
+    """Appends to `weights.jsonl`. Producer: learner rank 0. Consumers: `nyala weights`, summary."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / FILE_NAME
 
     def sealed(self, manifest: WeightManifest, *, held_s: float) -> None:
-        """Record a version; to gather and probe it held up the learner for `held_s`."""
+        """Record a version; gathering and probing it stopped the learner for `held_s`."""
         self._append(
             "sealed",
             manifest.version,
@@ -98,10 +98,10 @@ def read_weight_log(folder: Path) -> Iterator[dict[str, Any]]:
 def paused_fraction(folder: Path) -> float | None:
     """Return the share of time for which generation paused for swaps, over all actors.
 
-    None if no actor has reported yet. Of the newest life of the publisher.
+    The newest life of the publisher counts. None if no actor has reported yet.
     """
-    found = None
+    fraction = None
     for line in read_weight_log(folder):
         if line["event"] == "delivered" and line["served_s"]:
-            found = line["paused_s"] / line["served_s"]
-    return found
+            fraction = line["paused_s"] / line["served_s"]
+    return fraction

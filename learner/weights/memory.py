@@ -1,6 +1,6 @@
 """Slots: files in shared memory by which the learner hands sealed weights to its publisher.
 
-Neither ever waits.
+Neither process ever waits.
 
 A slot is a file of wire bytes with its manifest, its adapter and its seal beside it. Its state is
 the name of an empty file, and a rename is what changes it: of two processes that want the same
@@ -44,7 +44,7 @@ class Slot:
     path: Path
     """File of its bytes, for readers on this machine."""
     adapter: bytes = b""
-    """Of the version; empty = it has none."""
+    """Adapter of the version; empty = it has none."""
 
 
 class Slots:
@@ -53,13 +53,13 @@ class Slots:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._mapped: dict[int, mmap.mmap] = {}
-        """For good: to touch a new mapping for the first time costs a tenth of a broadcast."""
+        """Mappings that are kept: the first touch of a new one costs a tenth of a broadcast."""
         self._base: mmap.mmap | None = None
         self._seals: dict[int, Seal] = {}
-        """Of the slots that this process writes to, the one left longest ago first."""
+        """Seals of the slots that this process writes to, the one left longest ago first."""
 
     def add(self, index: int) -> None:
-        """Begin to use a slot, whose file is there."""
+        """Begin to use a slot whose file exists."""
         seal_of(self.path(index)).write_bytes(bytes(NUM_BYTES))
         self._seals[index] = Seal(self.path(index), is_writer=True)
         self.mark(index, "free").touch()
@@ -81,9 +81,9 @@ class Slots:
         From here on its bytes do not change until it is acquired again.
 
         Args:
-            index: Of the slot.
-            manifest: Of its version.
-            adapter: Its adapter's bytes, if it has one.
+            index: Index of the slot.
+            manifest: Manifest of the slot's version.
+            adapter: Bytes of the version's adapter, if it has one.
         """
         self._adapter(index).write_bytes(adapter)
         frame = encode(manifest, run="", incarnation="", seq=index)
@@ -113,7 +113,7 @@ class Slots:
         assert self._move(slot.index, "taken", "free"), f"slot {slot.index} was not taken"
 
     def reclaim(self) -> None:
-        """Undo what a dead publisher held: the newest version is ready again, the rest free."""
+        """Take a dead publisher's slots back: the newest version is ready again, the rest free."""
         taken = [i for i in range(NUM_SLOTS) if self.mark(i, "taken").exists()]
         taken.sort(key=lambda index: self._read(index).version)
         newest = None if self.has_news() or not taken else taken.pop()
@@ -127,7 +127,7 @@ class Slots:
         return self._folder / f"slot-{index}"
 
     def mark(self, index: int, state: str) -> Path:
-        """Return the file that is there while a slot is in `state`."""
+        """Return the file that exists while a slot is in `state`."""
         return self._folder / f"slot-{index}.{state}"
 
     @property
@@ -136,7 +136,7 @@ class Slots:
         return self._folder / "base"
 
     def base(self) -> mmap.mmap | None:
-        """Map that file; None if there is none."""
+        """Map the file of base weights; None if there is none."""
         if self._base is None and self.base_path.exists():
             with self.base_path.open("rb") as file:
                 self._base = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -159,7 +159,7 @@ class Slots:
         return _decoded(self._manifest(index).read_bytes())
 
     def _take(self, index: int) -> Slot | None:
-        """Take a slot if it is ready still. Its files are opened before, and read after that."""
+        """Take a slot if it is still ready. Its files are opened before, and read after that."""
         path = self.path(index)
         self.base()
         if index not in self._mapped:

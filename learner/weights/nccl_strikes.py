@@ -1,8 +1,8 @@
-"""Strikes of members of NCCL groups: which of them a broken broadcast is charged to.
+"""Strikes of members of NCCL groups: the members to which a broken broadcast is charged.
 
-Pure, as `epochs.py`. A collective that a member's death breaks fails at the others too, so what the
-members report tells nobody who broke it. What they do next does: those that are never heard again
-were the cause, and it ends with them. Where all are heard, each of them may have been it.
+Pure, as `epochs.py`. When a member dies, the collective fails at the other members too, so their
+reports do not tell which of them broke it. Members that send no JOIN afterwards were the cause, and
+only they get a strike. Where all send one, each of them may have been the cause and gets a strike.
 
     clean ──NCCL_STRIKES in a row──▶ struck ──AGAIN_AFTER versions had by other ways──▶ on trial
       ▲                                ▲                                                  │
@@ -19,25 +19,25 @@ from broker.protocol.weight_messages import JOIN_EVERY_S
 from buffer.record.episode import PolicyVersion
 
 NCCL_STRIKES = 2
-"""Once may be a machine that was busy for a while."""
+"""Strikes in a row that count: a single one may be a machine that was busy for a while."""
 AGAIN_AFTER = 8
 """Versions of a struck member before NCCL is tried with it again: a trial that fails costs the
 whole group a deadline."""
 LONGEST_PAUSE = 256
 HEARD_WITHIN_S = 1.5 * JOIN_EVERY_S
-"""Who lives has sent a JOIN by then."""
+"""A live member has sent a JOIN within this time."""
 
 
 @dataclass(slots=True)
 class _Record:
     strikes: int = 0
     pause: int = 0
-    """Versions that it still has to have by other ways."""
+    """Versions that it still has to receive in other ways."""
     version: PolicyVersion | None = None
 
 
 class NcclStrikes:
-    """Strikes by member.
+    """Counts the strikes of each member.
 
     Args:
         clock: Monotonic seconds.
@@ -51,7 +51,7 @@ class NcclStrikes:
         self._broke_at = 0.0
 
     def on_join(self, actor: str, version: PolicyVersion) -> None:
-        """Note a sign of life, and the version that it serves."""
+        """Note that an actor is alive, and the version that it serves."""
         self._unheard.discard(actor)
         record = self._records.setdefault(actor, _Record())
         if record.version is not None and version > record.version:
@@ -59,7 +59,7 @@ class NcclStrikes:
         record.version = version
 
     def on_confirmed(self, actor: str) -> None:
-        """Note that it has confirmed a version which came over NCCL."""
+        """Note that a member has confirmed a version that came over NCCL."""
         self._records[actor].strikes = 0
 
     def on_broken(self, waited_for: Iterable[str]) -> None:
@@ -70,7 +70,7 @@ class NcclStrikes:
         self._broke_at = self._clock()
 
     def clean(self, members: Collection[str]) -> tuple[str, ...]:
-        """Return those of these with which NCCL is used."""
+        """Return the members with which NCCL is used."""
         if self._clock() - self._broke_at >= HEARD_WITHIN_S:
             self._judge()
         return tuple(name for name in members if not self._records[name].pause)

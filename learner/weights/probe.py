@@ -24,27 +24,27 @@ NUM_TOKENS = 32
 """Enough for a mean over tokens, short enough for any context."""
 
 ROUNDED_EVERY = 8
-"""Versions: the policy's rounding changes slowly."""
+"""Versions between measurements: the policy's rounding changes slowly."""
 
 NUM_ROUNDED = 4
-"""Passes of which the mean is taken: that over the tokens of one is up to twice too small."""
+"""Passes over which the mean is taken: a single pass underestimates it by up to half."""
 
 Score = Callable[[tuple[int, ...], tuple[float, ...]], tuple[Sequence[float], Sequence[int]]]
-"""Given tokens, and a number for each but the first: their log-probs, nats, and tokens drawn in
-their place. Collective where the policy is sharded."""
+"""Maps tokens, and a number for each but the first, to their log-probs (nats) and to tokens drawn
+in their place. Collective where the policy is sharded."""
 
 Rounded = Callable[[tuple[int, ...], int], Sequence[float]]
-"""Given tokens and a seed: log-probs with all that modules return rounded at random."""
+"""Maps tokens and a seed to log-probs with all outputs of modules rounded at random."""
 
 
 class PolicyProbe:
-    """Makes the probe of each version.
+    """Makes the probe of each published version.
 
     Args:
-        score: Of the policy.
-        rounded: Of the policy.
-        num_tokens: At least 2.
-        vocabulary: Of the policy.
+        score: Returns the log-probs of the policy.
+        rounded: Returns the log-probs of the policy, rounded at random.
+        num_tokens: Number of tokens, at least 2.
+        vocabulary: Number of token ids of the policy.
         rounded_every: Versions from one measurement of the rounding to the next.
     """
 
@@ -75,7 +75,9 @@ class PolicyProbe:
         self._token_ids, logprobs = self._next()
         if self._num_made % self._rounded_every == 0:
             passes = (self._rounded(token_ids, seed) for seed in range(NUM_ROUNDED))
-            moved = [abs(a - b) for each in passes for a, b in zip(each, logprobs, strict=True)]
+            moved = [
+                abs(a - b) for rounded in passes for a, b in zip(rounded, logprobs, strict=True)
+            ]
             self._rounding = sum(moved) / len(moved), max(moved)
         self._num_made += 1
         return Probe(token_ids, tuple(logprobs), *self._rounding)

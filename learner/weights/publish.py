@@ -52,7 +52,7 @@ class WeightPublisher:
 
     Args:
         model: The model whose shapes are published from now on.
-        run: For name, folder and publish dtype.
+        run: Settings with name, folder and publish dtype.
         settings: Endpoint and deadlines.
         keys: Folder with `learner.key`.
         put_pointer: Puts the pointer to the newest version where actors find it. May raise
@@ -61,7 +61,7 @@ class WeightPublisher:
             engine after each update. Collective, as `publish` is.
         on_delivered: Called with the delivery of each version, in a thread of the publisher's.
         find_brokers: Reads from the store where brokers are, for actors; None = they are not told.
-        environment: What the publisher's process inherits; None = this process's.
+        environment: Variables that the publisher's process inherits; None = this process's.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class WeightPublisher:
 
         Args:
             model: The model to publish.
-            version: Of its weights.
+            version: Version of these weights.
             free: Called when the model may change again, before bytes are digested and announced.
 
         Raises:
@@ -220,7 +220,7 @@ class WeightPublisher:
 
 
 class FollowerPublisher:
-    """The side of every other rank: takes part in the gather and the probe, and has no bytes."""
+    """The publisher of all other ranks: takes part in gather and probe, and has no bytes."""
 
     def __init__(
         self,
@@ -251,11 +251,11 @@ class FollowerPublisher:
         free()
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Free nothing: a follower holds no slots."""
 
 
 def _host_pins(settings: LearnerSettings) -> HostPins | None:
-    """Return what registers the slots with the driver of the learner's card; None without one."""
+    """Return a function that registers the slots with the card's driver; None without a card."""
     if settings.device == "cpu" or not torch.cuda.is_available():
         return None
 

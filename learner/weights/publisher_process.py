@@ -107,7 +107,7 @@ async def _serve(
     parent: int,
 ) -> None:
     bound = bound_endpoint(router)
-    named = settings.advertise  # then nobody needs its own address, and there may be no route to it
+    named = settings.advertise  # its own address is then not needed, and may have no route
     endpoint = reachable(bound) if named is None else advertised(bound, named)
     server = WeightServer(
         router,

@@ -1,6 +1,6 @@
 """Versions that can be pulled, whole or as updates, and the digests of their slices.
 
-Without the second, a slow actor would start over with every publication and never finish.
+A version that is still being pulled stays: otherwise a slow actor would never finish one.
 
 Invariant: holds at most two slots, so the learner always finds one to write to.
 """
@@ -70,9 +70,9 @@ class VersionsOnOffer:
         return self.current
 
     def read(self, actor: str, pull: Pull) -> bytes | None:
-        """Return the slice that was asked for; None if that version or place does not exist.
+        """Return the requested slice; None if the version or the place does not exist.
 
-        Of all bytes of a version or of the base, of a version's adapter, or of a sparse update.
+        It is a slice of a version or of the base, of a version's adapter, or of a sparse update.
         """
         if pull.base not in {None, BASE}:
             return self.chain.read(pull) if self.chain is not None else None
@@ -112,13 +112,13 @@ class VersionsOnOffer:
 
 
 # --------------------------------------------------------------------------------------------------
-# Digests of the slices of a version, by which those that pull from others check each one.
+# Digests of the slices of a version, with which actors that pull from others check each slice.
 #
-# Made in a thread: with each version if some actor shares, otherwise when one first needs them.
+# They are made in a thread: with each version if some actor shares, otherwise on the first demand.
 
 
 class SliceDigests:
-    """Those of one version, the newest that they were made of."""
+    """The slice digests of one version, the newest for which they were made."""
 
     def __init__(self) -> None:
         self._made: tuple[PolicyVersion, bytes] | None = None
@@ -129,17 +129,17 @@ class SliceDigests:
         return self._made[1] if self._made is not None and self._made[0] == version else None
 
     async def make(self, slot: Slot) -> None:
-        """Make those of a version."""
+        """Make the slice digests of a version."""
         digests = await asyncio.to_thread(chunk_digests, slot.memory, CHUNK_BYTES)
         if self._made is None or self._made[0] < slot.manifest.version:
             self._made = slot.manifest.version, digests
 
     def want(self) -> None:
-        """Have those of the current version made."""
+        """Request the slice digests of the current version."""
         self._wanted.set()
 
     async def make_wanted(self, current: Callable[[], Slot | None]) -> None:
-        """Make them whenever somebody wants them, until cancelled."""
+        """Make slice digests on each request, until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()

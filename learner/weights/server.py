@@ -77,11 +77,11 @@ class WeightServer:
         self._pauses = Pauses()
         self._sites = Sites()
         self._told: dict[str, tuple[Route, Neighbours]] = {}
-        """What actors that share in a site were told last, and over which connection."""
+        """Actor that shares in a site -> the route and the neighbours that it was told last."""
         self._looked_at = self._clock()
         self._digests = SliceDigests()
         self._is_preparing = False
-        """A version is current whose updates or digests are still to come."""
+        """Whether updates or digests of the current version are still to come."""
         self._routes: dict[str, Route] = {}
         self._brokers = Brokers(())
         self._joins: dict[str, Join] = {}
@@ -97,11 +97,11 @@ class WeightServer:
             )
 
     def wake(self) -> None:
-        """Notify it that there may be a newly sealed version."""
+        """Notify the server that there may be a newly sealed version."""
         self._woken.set()
 
     def introduce(self, brokers: tuple[str, ...]) -> None:
-        """Tell actors where the brokers of the run are, those to come as well."""
+        """Tell actors, also those that join later, where the brokers of the run are."""
         if brokers == self._brokers.endpoints:
             return
         self._brokers = Brokers(brokers)
@@ -148,23 +148,23 @@ class WeightServer:
             return
         has_peers = self._sites.has(actor) and bool(self._sites.way_of(actor))
         if has_peers and self._digests.of(current.manifest.version) is None:
-            self._digests.want()  # without them it would pull from here; with its next JOIN
+            self._digests.want()  # its next JOIN brings the news; now it would pull from here
         else:
             self._post_news(actor, current, epoch)
 
     def _has_to_be_let_in(self, actor: str, key: str, join: Join) -> bool:
-        """Tell those of its site of an actor. True: it has the news with its next JOIN.
+        """Tell an actor's site about it; True = the actor gets the news only with its next JOIN.
 
-        By then its peers have heard of it: they turn a key away that they do not know yet, and it
-        would fetch its first version from here.
+        By then its peers know its key. Before that they would refuse it, and it would fetch its
+        first version from the publisher.
         """
         if self._clock() - self._looked_at >= JOIN_EVERY_S:
             self._looked_at = self._clock()
             self._sites.forget_all_but(set(self._epochs.live()))
         is_new = self._sites.on_join(actor, key, join)
         sharing = self._sites.sharing_with(actor)
-        for each in sharing if is_new else {actor}.intersection(sharing):
-            self._post_neighbours(each)
+        for neighbour in sharing if is_new else {actor}.intersection(sharing):
+            self._post_neighbours(neighbour)
         return is_new and bool(self._sites.way_of(actor))
 
     def _post_neighbours(self, actor: str) -> None:
@@ -285,7 +285,7 @@ class WeightServer:
                 del table[actor]
 
     def _post(self, actor: str, message: object) -> None:
-        """Send if the actor is there and reads. Actors repeat requests that matter."""
+        """Send a message if the actor is there and reads. Actors repeat requests that matter."""
         route = self._routes.get(actor)
         if route is not None:
             self._port.post(route, message)
@@ -304,12 +304,12 @@ class Pauses:
     def __init__(self) -> None:
         self._last: dict[str, Join] = {}
         self.paused_s = 0.0
-        """Paused for swaps."""
+        """Seconds paused for swaps."""
         self.served_s = 0.0
-        """With weights to serve, those pauses included."""
+        """Seconds with weights to serve, pauses included."""
 
     def on_join(self, actor: str, join: Join) -> None:
-        """Count what has passed since this actor's last JOIN."""
+        """Add the time that has passed since this actor's last JOIN."""
         last = self._last.get(actor)
         if last is not None:
             self.paused_s += max(join.paused_s - last.paused_s, 0.0)

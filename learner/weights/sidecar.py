@@ -32,7 +32,7 @@ log = structlog.get_logger()
 START_TIMEOUT_S = 30.0
 """A loaded machine may take a while to start Python."""
 ALIVE_TIMEOUT_S = 15.0
-"""It reports `alive` every second, and importing torch can block its loop for several."""
+"""The publisher reports `alive` every second; importing torch can block it for several."""
 MAX_RESTARTS = 10
 RESTART_WINDOW_S = 600.0
 STOP_TIMEOUT_S = 2.0
@@ -44,10 +44,10 @@ class Sidecar:
     """The publisher process of this learner.
 
     Args:
-        settings: Its command line. A restarted process asks for the same port as its predecessor.
+        settings: Command line of the process. A restarted process asks for the same port.
         on_death: Called between the death of one process and the start of the next.
-        on_line: Called with each report but `alive`, in the watching thread.
-        environment: What it inherits; None = this process's.
+        on_line: Called with each report except `alive`, in the watching thread.
+        environment: Variables that the process inherits; None = this process's.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Sidecar:
 
     @property
     def endpoint(self) -> str:
-        """Where actors reach the publisher."""
+        """Address at which actors reach the publisher."""
         return self._endpoint
 
     @property
@@ -84,7 +84,7 @@ class Sidecar:
         """Start the process and wait until it listens.
 
         Raises:
-            WeightsError: It does not come up.
+            WeightsError: The process does not start.
         """
         self._watch.start()
         try:
@@ -97,7 +97,7 @@ class Sidecar:
             raise
 
     def wake(self) -> None:
-        """Notify it of a sealed version. Never waits: a full pipe means that it has yet to look."""
+        """Notify the publisher of a sealed version. Never waits: a full pipe has a notice."""
         process = self._process
         if process is None or process.stdin is None:
             return  # between two processes: the next one looks by itself
@@ -107,7 +107,7 @@ class Sidecar:
             return
 
     def check(self) -> None:
-        """Raise what ended the watching thread, after which no publisher is started again.
+        """Raise the error that ended the watching thread; no publisher is started after that.
 
         Raises:
             WeightsError: The publisher has died too often.
@@ -121,7 +121,7 @@ class Sidecar:
         process = self._process
         if process is not None:
             _stop(process)
-        with contextlib.suppress(Exception):  # `check` is for those who still need a publisher
+        with contextlib.suppress(Exception):  # `check` raises it where a publisher is needed
             self._watch.join(STOP_TIMEOUT_S)
 
     def _keep_alive(self) -> None:
@@ -201,7 +201,7 @@ class Sidecar:
         """Pause before the next start; False when closing.
 
         Raises:
-            WeightsError: It has died too often.
+            WeightsError: The process has died too often.
         """
         now = time.monotonic()
         self._restarts.append(now)

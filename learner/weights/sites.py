@@ -20,20 +20,20 @@ from configs.errors import RecordError, quoted
 # Sites: places whose actors fetch each version once over the link between them and the publisher.
 
 NOWHERE = ""
-"""Site of actors that have none."""
+"""Site of actors that name none."""
 ADDRESS = re.compile(r"tcp://\S{1,260}:\d{1,5}")
-"""With the longest name that a host can have."""
+"""Address of an actor; a host's name has 255 characters at most."""
 
 
 class Sites:
-    """Places of live actors, site by site."""
+    """The live actors of each site, in trees of pulls."""
 
     def __init__(self) -> None:
         self._trees: dict[str, PullTree] = {NOWHERE: PullTree()}
         self._site_of: dict[str, str] = {}
         self._keys: dict[str, str] = {}
         self._neighbours: dict[str, Neighbours] = {}
-        """By site; made when first asked for, and again after each change."""
+        """Site -> neighbours; made on the first request, and again after each change."""
 
     @property
     def is_flat(self) -> bool:
@@ -41,7 +41,7 @@ class Sites:
         return all(tree.is_flat for tree in self._trees.values())
 
     def on_join(self, actor: str, key: str, join: Join) -> bool:
-        """Note a JOIN; returns whether those of its site have yet to hear of it."""
+        """Note a JOIN; return whether its site does not know the actor yet."""
         is_new = actor not in self._site_of
         site = self._site_of.setdefault(actor, join.site)  # of an incarnation for good
         self._keys[actor] = key
@@ -51,7 +51,7 @@ class Sites:
         return is_new and site != NOWHERE
 
     def forget_all_but(self, actors: AbstractSet[str]) -> None:
-        """Drop silent actors; those after them move up."""
+        """Drop silent actors; the actors behind them in the tree move up."""
         gone = self._site_of.keys() - actors
         for actor in gone:
             del self._site_of[actor], self._keys[actor]
@@ -84,14 +84,14 @@ class Sites:
 
 
 def check_share(share: Peer, key: str) -> None:
-    """Check that others could connect there, who are told what this actor says.
+    """Check the address that an actor offers to others, before they are told of it.
 
     Args:
-        share: From its JOIN.
-        key: Of the connection that JOIN came over.
+        share: Address and key from the actor's JOIN.
+        key: Key of the connection over which JOIN came.
 
     Raises:
-        RecordError: They could not.
+        RecordError: The key is another one, or the address is none.
     """
     if share.public_key != key:
         raise RecordError("an actor must share under the key of its connection, got another")
@@ -118,7 +118,7 @@ DEPUTY = 1
 
 
 class PullTree:
-    """Places of live actors.
+    """The tree of live actors by which they pull from one another.
 
     Args:
         roots: Actors that pull from the publisher.
@@ -147,7 +147,7 @@ class PullTree:
             self._arrange()
 
     def forget_all_but(self, actors: AbstractSet[str]) -> None:
-        """Drop silent actors; those after them move up."""
+        """Drop silent actors; the actors behind them in the tree move up."""
         if gone := self._shares.keys() - actors:
             self._shares = {a: share for a, share in self._shares.items() if a not in gone}
             self._arrange()

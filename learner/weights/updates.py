@@ -34,7 +34,7 @@ class Change:
     density: float
     """Share of changed elements; a lower bound where the comparison was given up."""
     num_bytes: int
-    """Of the sparse update; 0 = none."""
+    """Bytes of the sparse update; 0 = there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class SparseUpdate:
     link: SparseLink
     payload: bytes
     slice_digests: bytes
-    """Of the slices of its payload, in order."""
+    """Digests of the slices of the payload, in order."""
 
 
 class SparseChain:
@@ -78,7 +78,7 @@ class SparseChain:
         return Change(density, len(update))
 
     def read(self, pull: Pull) -> bytes | None:
-        """Return the slice that was asked for; None if that link or place does not exist."""
+        """Return the requested slice; None if the link or the place does not exist."""
         for update in self.updates:
             if (update.link.base, update.link.version) == (pull.base, pull.version):
                 place = pull.within(len(update.payload))
@@ -87,7 +87,7 @@ class SparseChain:
 
 
 def _trimmed(updates: tuple[SparseUpdate, ...], num_bytes: int) -> tuple[SparseUpdate, ...]:
-    """Leave out the oldest links, with which the chain would be no shorter than all bytes."""
+    """Remove the oldest links while the chain would be no shorter than all bytes."""
     kept, total = 0, 0
     for update in reversed(updates[-MAX_LINKS:]):
         total += update.link.num_bytes
@@ -132,7 +132,7 @@ def form_for(
         slot: The version.
         ready: The members' answers.
         updates: The chain that leads to the version.
-        base: What adapters are added to.
+        base: Base weights that adapters are added to.
     """
     adapter = slot.manifest.adapter
     if adapter is not None and base is not None and adapter.num_bytes < slot.manifest.num_bytes:
@@ -150,7 +150,7 @@ def form_for(
 def _chain_for(
     slot: Slot, ready: Collection[Ready], updates: Sequence[SparseUpdate]
 ) -> Sequence[SparseUpdate]:
-    """Return the updates since the oldest version that a member holds; none = all bytes."""
+    """Return the updates since the oldest version that a member holds; empty = send all bytes."""
     bases = [update.link.base for update in updates]
     held = {answer.held for answer in ready}
     if not held or not held.issubset(bases) or updates[-1].link.version != slot.manifest.version:

@@ -16,7 +16,7 @@ from .evidence import Advice, Evidence, Rule, StoreFigures, Window
 # All rules, causes before consequences: the order in which advice is shown.
 
 SYMPTOMS = frozenset({"reward_constant", "groups_flat"})
-"""What nearly any cause leads to."""
+"""Rules that hold as a consequence of nearly any cause."""
 OF_ANSWERS = SYMPTOMS | {"answers_not_read"}
 
 RULES: tuple[Rule, ...] = (
@@ -103,11 +103,11 @@ CALM = 3  # a single good batch between bad ones is no recovery
 
 
 class Advisor:
-    """Judges one batch after the other; pure, and in no hurry: its owner has a thread for it.
+    """Judges one batch after the other; pure, and called by a thread of its own.
 
     Args:
-        settings: Of the run; texts name them with their values.
-        rules: In the order of the advice: causes before their consequences.
+        settings: Settings of the run; texts name them with their values.
+        rules: Rules in the order of the advice: causes before their consequences.
     """
 
     def __init__(self, settings: Settings, rules: Sequence[Rule] = RULES) -> None:
@@ -127,7 +127,7 @@ class Advisor:
         return self._holding()
 
     def look(self, store: StoreFigures) -> tuple[Advice, ...]:
-        """Take what the store shows while no batch comes, and return the advice that holds then."""
+        """Take the store's figures while no batch comes, and return the advice that holds then."""
         self._window.store = store
         for rule in self._rules:
             if not rule.batches:

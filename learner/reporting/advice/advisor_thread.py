@@ -36,12 +36,12 @@ from .gathering import Vocabulary, evidence_of
 
 
 class FleetWatch:
-    """Takes what the store shows of actors, and the times of batches.
+    """Measures how many actors the run needs, from the store's actors and the times of batches.
 
     One thread calls it; others read `wanted` and `present`, which are replaced as wholes.
 
     Args:
-        settings: Of the run.
+        settings: Settings of the run.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -55,20 +55,20 @@ class FleetWatch:
         """Processor seconds in each second of all of them, and the memory of the largest."""
 
     def look(self, now_s: float, actors: Iterable[ActorSeen]) -> None:
-        """Take the actors of one moment."""
+        """Take the actors that the store shows at one moment."""
         limit_s = self._settings.broker.heartbeat_timeout_s
         heard = [actor for actor in actors if actor.is_present(limit_s)]
         self.present = len(heard)
-        self.cores = sum(each.figure("cores") for each in heard)
-        self.largest_bytes = max((each.figure("memory_bytes") for each in heard), default=0.0)
-        serving = [each for each in heard if "version" in each.fields]
+        self.cores = sum(actor.figure("cores") for actor in heard)
+        self.largest_bytes = max((actor.figure("memory_bytes") for actor in heard), default=0.0)
+        serving = [actor for actor in heard if "version" in actor.fields]
         self._meter.look(
             now_s,
-            {each.incarnation: each.figure("busy_s") for each in serving},
+            {actor.incarnation: actor.figure("busy_s") for actor in serving},
             version_s=max(
                 (
-                    each.figure("weight_transfer_s") + each.figure("weight_pause_s")
-                    for each in serving
+                    actor.figure("weight_transfer_s") + actor.figure("weight_pause_s")
+                    for actor in serving
                 ),
                 default=0.0,
             ),
@@ -92,7 +92,7 @@ ASK_EVERY_S = 2.0  # as often as actors report
 
 
 class Seen(NamedTuple):
-    """A batch and what it took. Producer: the thread that trains."""
+    """A batch with its measurements. Producer: the thread that trains."""
 
     batch: ClaimedBatch
     trained: TrainedBatch
@@ -104,12 +104,12 @@ class Seen(NamedTuple):
 
 
 class AdvisorThread:
-    """Advises beside training.
+    """The thread that judges batches and gives advice beside training.
 
     Args:
-        settings: Of the run.
-        store: Asked for its counts now and then.
-        vocabulary: Of the model.
+        settings: Settings of the run.
+        store: Store that is asked for its counts now and then.
+        vocabulary: Vocabulary of the model.
     """
 
     def __init__(self, settings: Settings, store: RetryingStore, vocabulary: Vocabulary) -> None:
@@ -129,7 +129,7 @@ class AdvisorThread:
         self._is_first = True
         self._step, self._batches, self._cpu_s = 0, 0, 0.0
         self.advice: tuple[Advice, ...] = ()
-        """What holds now."""
+        """The advice that holds now."""
 
     def evaluated(self, reward: float) -> None:
         """Take the mean reward of the greedy answers of an evaluation; the first one counts."""
@@ -137,7 +137,7 @@ class AdvisorThread:
             self._greedy_reward = reward
 
     def start(self) -> None:
-        """Begin to advise."""
+        """Start the thread that advises."""
         self._worker.start()
 
     def see(
@@ -149,13 +149,13 @@ class AdvisorThread:
         seconds: Mapping[str, float],
         dropped: Mapping[str, int],
     ) -> None:
-        """Hand a batch over.
+        """Hand a trained batch over to the thread.
 
         Args:
-            batch: Its episodes.
-            trained: What training measured.
-            figures: Of its episodes, as in its line of metrics.
-            seconds: Of its phases.
+            batch: The batch with its episodes.
+            trained: Figures that training measured.
+            figures: Figures of the batch's episodes, as in its line of metrics.
+            seconds: Phase -> its seconds.
             dropped: Reason -> groups dropped in this life so far.
         """
         # The first batch of a life waits for everything to start.
@@ -180,7 +180,7 @@ class AdvisorThread:
         try:
             self._advise()
         except BaseException:
-            self.advice = ()  # what held may end, and nobody would notice
+            self.advice = ()  # advice that held may have ended unnoticed
             for _ in range(MOST_WAITING):
                 with suppress(queue.Empty):
                     self._queue.get_nowait()  # else `close` would wait for room
@@ -213,11 +213,11 @@ class AdvisorThread:
         self._take(self._advisor.look(counts))  # if nothing is leased, no batch may come
 
     def _take(self, advice: tuple[Advice, ...]) -> None:
-        before = {each.rule for each in self.advice}
+        before = {advised.rule for advised in self.advice}
         self.advice = advice
-        for each in advice:
-            if each.rule not in before:
-                log.warning("ADVICE", rule=each.rule, step=self._step, text=each.text)
+        for advised in advice:
+            if advised.rule not in before:
+                log.warning("ADVICE", rule=advised.rule, step=self._step, text=advised.text)
 
     def _evidence(self, seen: Seen) -> Evidence:
         batch, divergence = seen.batch, seen.trained.divergence

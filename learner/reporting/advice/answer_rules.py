@@ -23,8 +23,8 @@ HOT, HOT_NO_MORE = 1.0, 0.5  # standard deviations of sampled rewards below gree
 def prompt_left_open(window: Window, settings: Settings, holds: bool) -> str | None:
     """Find prompts that end where a turn ends: the template gave the policy no turn."""
     recent = window.last(5)
-    groups = total(recent, lambda each: each.groups)
-    share = total(recent, lambda each: each.open_prompts) / groups
+    groups = total(recent, lambda batch: batch.groups)
+    share = total(recent, lambda batch: batch.open_prompts) / groups
     if share <= (OPEN_NO_MORE if holds else OPEN):
         return None
     return (
@@ -38,10 +38,10 @@ def prompt_left_open(window: Window, settings: Settings, holds: bool) -> str | N
 def stop_token_ignored(window: Window, settings: Settings, holds: bool) -> str | None:
     """Find answers that go on behind a special token: no end token, although it is meant as one."""
     recent = window.last(5)
-    episodes = total(recent, lambda each: each.episodes)
+    episodes = total(recent, lambda batch: batch.episodes)
     counts: Counter[str] = Counter()
-    for each in recent:
-        counts.update(each.run_past)
+    for batch in recent:
+        counts.update(batch.run_past)
     if not counts:
         return None
     token, answers = counts.most_common(1)[0]
@@ -59,12 +59,12 @@ def stop_token_ignored(window: Window, settings: Settings, holds: bool) -> str |
 def answers_cut_off(window: Window, settings: Settings, holds: bool) -> str | None:
     """Find a limit that most answers run into."""
     recent = window.last(5)
-    episodes = total(recent, lambda each: each.episodes)
+    episodes = total(recent, lambda batch: batch.episodes)
     share = total(recent, lambda e: e.response_truncated_fraction * e.episodes) / episodes
     if share <= (CUT_NO_MORE if holds else CUT):
         return None
     run = settings.run
-    length = middle(recent, lambda each: each.response_length_mean)
+    length = middle(recent, lambda batch: batch.response_length_mean)
     return (
         f"{share:.0%} of the last {episodes:.0f} answers were cut off (mean length {length:.0f} "
         f"tokens): raise run.max_completion_tokens (now {run.max_completion_tokens}), or if `nyala "
@@ -76,9 +76,9 @@ def answers_cut_off(window: Window, settings: Settings, holds: bool) -> str | No
 def temperature_low(window: Window, settings: Settings, holds: bool) -> str | None:
     """Find a temperature at which all answers to a prompt are the same."""
     temperature, recent = settings.run.temperature, window.last(5)
-    groups = total(recent, lambda each: each.groups)
-    alike = total(recent, lambda each: each.zero_variance_groups) / groups
-    entropy = middle(recent, lambda each: each.entropy)
+    groups = total(recent, lambda batch: batch.groups)
+    alike = total(recent, lambda batch: batch.zero_variance_groups) / groups
+    entropy = middle(recent, lambda batch: batch.entropy)
     if temperature >= COLD or not (alike > ALIKE or entropy < SURE or holds):
         return None
     return (
@@ -95,25 +95,25 @@ def temperature_high(window: Window, settings: Settings, holds: bool) -> str | N
     temperature = settings.run.temperature
     if greedy is None or temperature <= WARM:
         return None
-    episodes = total(first, lambda each: each.episodes)
-    sampled = total(first, lambda each: each.reward_mean * each.episodes) / episodes
+    episodes = total(first, lambda batch: batch.episodes)
+    sampled = total(first, lambda batch: batch.reward_mean * batch.episodes) / episodes
     recent = window.last(5)
-    newest = middle(recent, lambda each: each.reward_mean)
-    apart = (HOT_NO_MORE if holds else HOT) * middle(first, lambda each: each.reward_std)
-    # What training has made up for needs no other temperature.
+    newest = middle(recent, lambda batch: batch.reward_mean)
+    apart = (HOT_NO_MORE if holds else HOT) * middle(first, lambda batch: batch.reward_std)
+    # A difference that training has made up for needs no other temperature.
     if apart <= 0 or greedy - sampled <= apart or greedy - newest <= apart:
         return None
     return (
         f"greedy answers had a mean reward of {greedy:.2g} at the first evaluation, those sampled "
         f"in the first {len(first)} batches {sampled:.2g}, with "
-        f"{middle(first, lambda each: each.entropy):.2g} nats of entropy per token: the policy "
+        f"{middle(first, lambda batch: batch.entropy):.2g} nats of entropy per token: the policy "
         f"knows more than it samples, and few groups tell right from wrong; lower run.temperature "
         f"(now {temperature:g})"
     )
 
 
 # --------------------------------------------------------------------------------------------------
-# A rule about strings of `run.stop` that end answers before they say what they were to say.
+# A rule about strings of `run.stop` that end answers too early.
 
 BLANK, BLANK_NO_MORE = 0.3, 0.15  # of all answers
 MOST, MOST_NO_MORE = (
@@ -129,10 +129,10 @@ OWN_END = ""  # a token of the model
 def stop_string_early(window: Window, settings: Settings, holds: bool) -> str | None:
     """Find a string that leaves answers empty, unread, or worse than those that end otherwise."""
     recent = window.last(20)
-    episodes = total(recent, lambda each: each.episodes)
+    episodes = total(recent, lambda batch: batch.episodes)
     run = settings.run
     for string in run.stop:
-        ended = [each.ends[string] for each in recent if string in each.ends]
+        ended = [batch.ends[string] for batch in recent if string in batch.ends]
         why = (
             _is_blank(ended, episodes, holds)
             or _is_unread(ended, episodes, holds)
@@ -150,32 +150,32 @@ def stop_string_early(window: Window, settings: Settings, holds: bool) -> str | 
 
 
 def _is_blank(ended: Sequence[EndShare], episodes: float, holds: bool) -> str | None:
-    blank = sum(each.blank for each in ended)
+    blank = sum(share.blank for share in ended)
     if blank <= (BLANK_NO_MORE if holds else BLANK) * episodes:
         return None
     return f"{blank} of those say nothing before it"
 
 
 def _is_unread(ended: Sequence[EndShare], episodes: float, holds: bool) -> str | None:
-    most, count = MOST_NO_MORE if holds else MOST, sum(each.episodes for each in ended)
-    unread = sum(each.unread for each in ended)
+    most, count = MOST_NO_MORE if holds else MOST, sum(share.episodes for share in ended)
+    unread = sum(share.unread for share in ended)
     if count <= most * episodes or unread <= most * count:
         return None
     return f"the scorer found no answer in {unread} of those"
 
 
 def _is_worse(string: str, recent: Sequence[Evidence], episodes: float, holds: bool) -> str | None:
-    """Compare within batches, as rewards rise."""
+    """Compare answers within batches, as rewards rise from batch to batch."""
     difference, weight = 0.0, 0.0
-    for each in recent:
-        by_string, by_itself = each.ends.get(string), each.ends.get(OWN_END)
+    for batch in recent:
+        by_string, by_itself = batch.ends.get(string), batch.ends.get(OWN_END)
         if by_string is not None and by_itself is not None:
             both = by_string.episodes * by_itself.episodes
             weights = both / (by_string.episodes + by_itself.episodes)
             difference += weights * (by_itself.reward - by_string.reward)
             weight += weights
-    spread = math.sqrt(total(recent, lambda each: each.reward_std**2) / len(recent))
-    count = total(recent, lambda each: each.ends[string].episodes if string in each.ends else 0)
+    spread = math.sqrt(total(recent, lambda batch: batch.reward_std**2) / len(recent))
+    count = total(recent, lambda batch: batch.ends[string].episodes if string in batch.ends else 0)
     if not weight or not spread or count <= SOME * episodes:
         return None
     worse = difference / weight
@@ -186,4 +186,4 @@ def _is_worse(string: str, recent: Sequence[Evidence], episodes: float, holds: b
 
 
 def _share(ended: Sequence[EndShare], episodes: float) -> float:
-    return sum(each.episodes for each in ended) / episodes
+    return sum(share.episodes for share in ended) / episodes

@@ -16,7 +16,7 @@ from configs.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class ActorShare:
-    """What one actor contributed to a batch."""
+    """The contribution of one actor to a batch."""
 
     episodes: int
     groups: int
@@ -32,11 +32,11 @@ class EndShare:
 
     episodes: int
     reward: float
-    """Mean."""
+    """Mean reward of these answers."""
     blank: int = 0
-    """That say nothing before their end."""
+    """Answers that say nothing before their end."""
     unread: int = 0
-    """In which the scorer found nothing to judge."""
+    """Answers in which the scorer found nothing to judge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class StoreFigures:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One batch. Shares are of episodes or groups, times in seconds, entropy and KL in nats.
+    """Figures of a batch: shares of episodes or groups, times in seconds, entropy and KL in nats.
 
     A figure without a docstring is the one of that name in `metrics.jsonl`.
     """
@@ -90,11 +90,11 @@ class Evidence:
     """String of `run.stop`, or `""` for a token of the model -> the answers that it ended; empty in
     a run without such strings."""
     open_prompts: int = 0
-    """Groups whose prompt ends with a token that ends a turn, so that nobody's turn has begun."""
+    """Groups whose prompt ends with a token that ends a turn, so that no turn has begun."""
     entropy: float = 0.0
     effective_sample_size: float = 1.0
     kl: float = 0.0
-    """The larger one of KL(pi || mu) and KL(mu || pi), per token."""
+    """The larger of KL(pi || mu) and KL(mu || pi), per token."""
     policy_lag_mean: float = 0.0
     lag0_tokens: int = 0
     lag0_logprob_diff_mean: float = 0.0
@@ -112,13 +112,13 @@ class Evidence:
     greedy_reward: float | None = None
     """Mean reward of the greedy answers of the first evaluation of this life; None before it."""
     looks: int = 0
-    """Times since the batch before that the store was asked while actors were there."""
+    """Times since the previous batch that the store was asked while actors were present."""
     workless: int = 0
-    """Those of them at which no actor held a task."""
+    """Those of `looks` at which no actor held a task."""
     cards: int = 0
     """GPUs of the learner's machine that it may use; 0 = it computes on a CPU."""
     cores: int = 0
-    """Of the learner's machine, where it computes on a CPU."""
+    """CPU cores of the learner's machine, where it computes on a CPU."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class Window:
         self.peak = (0.0, 0)
         """Largest KL so far, and its batch."""
         self.store = StoreFigures()
-        """As it was last looked at, with a batch or while none came."""
+        """Figures as last read from the store, with a batch or while none came."""
 
     def add(self, evidence: Evidence) -> None:
         """Take the evidence of the next batch."""
@@ -162,7 +162,7 @@ class Window:
 
     @property
     def newest(self) -> Evidence:
-        """The last batch."""
+        """The batch that was added last."""
         return self._batches[-1]
 
     @property
@@ -173,43 +173,43 @@ class Window:
     @property
     def first_entropy(self) -> float:
         """Entropy at the beginning of this life, nats."""
-        return median(each.entropy for each in self._first)
+        return median(batch.entropy for batch in self._first)
 
 
 def total(batches: Sequence[Evidence], of: Callable[[Evidence], float]) -> float:
-    """Add a figure up."""
-    return sum(of(each) for each in batches)
+    """Add up a figure of several batches."""
+    return sum(of(batch) for batch in batches)
 
 
 def middle(batches: Sequence[Evidence], of: Callable[[Evidence], float]) -> float:
-    """Return the median of a figure: one odd batch does not move it."""
-    return median(of(each) for each in batches)
+    """Return the median of a figure over batches: one odd batch does not move it."""
+    return median(of(batch) for batch in batches)
 
 
 # --------------------------------------------------------------------------------------------------
-# A rule, and what it concludes.
+# A rule, and its conclusion.
 
 Conclusion = Callable[[Window, Settings, bool], str | None]
-"""Of the window, the settings, and whether the rule holds already: one sentence, or None. What
-holds already ends at a milder threshold than it began at."""
+"""Maps the window, the settings and whether the rule holds already to one sentence, or None. A
+rule that holds already ends at a milder threshold than it began at."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One cause of bad training."""
+    """A rule that detects one cause of bad training."""
 
     name: str
     conclude: Conclusion
     batches: int
-    """Evidence that it needs before it may conclude anything; 0 = it looks at the store alone, and
-    is judged while no batch comes, too."""
+    """Batches of evidence that the rule needs; 0 = it reads only the store's figures, and is judged
+    even while no batch comes."""
     explains: frozenset[str] = frozenset()
     """Rules that are left out while this one holds: it is their cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What a rule concludes. Producer: `Advisor`. Consumers: `BatchLog`, the console."""
+    """The conclusion of a rule. Producer: `Advisor`. Consumers: `BatchLog`, the console."""
 
     rule: str
     text: str

@@ -56,12 +56,12 @@ def groups_dropped(window: Window, settings: Settings, holds: bool) -> str | Non
     """Find a share of groups that is made and never trained, batch after batch."""
     counts: Counter[str] = Counter()
     batches = 0
-    for each in window:
-        lost = {why: n for why, n in each.dropped.items() if n and why != FILTERED}
+    for batch in window:
+        lost = {why: n for why, n in batch.dropped.items() if n and why != FILTERED}
         counts.update(lost)
         batches += bool(lost)
     dropped = counts.total()
-    share = dropped / (dropped + total(list(window), lambda each: each.groups))
+    share = dropped / (dropped + total(list(window), lambda batch: batch.groups))
     often = batches / len(window) > (DROPPING_NO_MORE if holds else DROPPING)
     if not often or share <= (DROPPED_NO_MORE if holds else DROPPED):
         return None
@@ -82,8 +82,8 @@ def groups_dropped(window: Window, settings: Settings, holds: bool) -> str | Non
 def learner_waits(window: Window, settings: Settings, holds: bool) -> str | None:
     """Find a learner that more actors would feed."""
     recent = window.last(20)
-    span_s = total(recent, lambda each: each.span_s)
-    share = total(recent, lambda each: each.wait_s) / span_s if span_s else 0.0
+    span_s = total(recent, lambda batch: batch.span_s)
+    share = total(recent, lambda batch: batch.wait_s) / span_s if span_s else 0.0
     if share <= (IDLE_NO_MORE if holds else IDLE):
         return None
     actors = max(1, recent[-1].store.actors)
@@ -107,10 +107,10 @@ def learner_waits(window: Window, settings: Settings, holds: bool) -> str | None
 
 
 def actors_wait(window: Window, settings: Settings, holds: bool) -> str | None:
-    """Find actors that have nothing to do: as much as may lag is there already."""
+    """Find actors that have nothing to do, as the bound on policy lag is reached."""
     looks = workless = 0
-    for each in reversed(list(window)):
-        looks, workless = looks + each.looks, workless + each.workless
+    for batch in reversed(list(window)):
+        looks, workless = looks + batch.looks, workless + batch.workless
         if looks >= LOOKS:
             break
     share = workless / max(1, looks)
@@ -125,7 +125,7 @@ def actors_wait(window: Window, settings: Settings, holds: bool) -> str | None:
 
 
 def _quicker_learner(newest: Evidence, settings: Settings, actors: int) -> str:
-    """Write what can be done here about a learner that is slower than its actors."""
+    """Write what helps here when the learner is slower than its actors."""
     learner, ways = settings.learner, []
     if newest.cards > learner.ranks:
         ways.append(
@@ -146,15 +146,15 @@ def _quicker_learner(newest: Evidence, settings: Settings, actors: int) -> str:
 
 def actor_slow(window: Window, settings: Settings, holds: bool) -> str | None:
     """Find an actor that takes longer per token than the others, in nearly every batch."""
-    found = []
+    slow = []
     for name in window.newest.actors:
         ratios = _ratios(window, name)
         slower = sum(ratio > SLOWER for ratio in ratios)
         if len(ratios) == 20 and slower >= (OFTEN if holds else ALMOST_ALWAYS):
-            found.append((median(ratios), name))
-    if not found:
+            slow.append((median(ratios), name))
+    if not slow:
         return None
-    ratio, name = max(found)
+    ratio, name = max(slow)
     way, at_a_time = "end it", settings.actors.max_concurrent_episodes
     if at_a_time != 1:
         now = at_a_time or "null"
@@ -168,11 +168,11 @@ def actor_slow(window: Window, settings: Settings, holds: bool) -> str | None:
 def _ratios(window: Window, name: str) -> list[float]:
     """Divide an actor's seconds per token by the others', in batches that have both."""
     ratios = []
-    for each in window:
-        own = each.actors.get(name)
-        others = [share for other, share in each.actors.items() if other != name]
+    for batch in window:
+        actor = batch.actors.get(name)
+        others = [share for other, share in batch.actors.items() if other != name]
         episodes = sum(share.episodes for share in others)
         theirs = sum(share.s_per_token * share.episodes for share in others)
-        if own is not None and theirs > 0:
-            ratios.append(own.s_per_token * episodes / theirs)
+        if actor is not None and theirs > 0:
+            ratios.append(actor.s_per_token * episodes / theirs)
     return ratios[-20:]

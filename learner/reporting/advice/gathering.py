@@ -23,7 +23,7 @@ MOST_BLANKS = 8  # tokens of white space before the end of an answer that says n
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The tokens that mean something to the model beside text."""
+    """The tokens that mean more to the model than text."""
 
     special: Mapping[int, str]
     """Id -> how it is written."""
@@ -43,13 +43,13 @@ NO_VOCABULARY = Vocabulary({}, None, lambda _: False)
 def evidence_of(
     step: int, episodes: Sequence[Episode], figures: BatchFigures, vocabulary: Vocabulary
 ) -> Evidence:
-    """Count what rules alone look at, beside the figures that every batch has.
+    """Count what only rules need, beside the figures that every batch has.
 
     Args:
-        step: The batch.
-        episodes: All of it, at least one.
-        figures: Of the batch, as in its line of metrics.
-        vocabulary: Of the model.
+        step: Number of the batch.
+        episodes: All episodes of the batch, at least one.
+        figures: Figures of the batch, as in its line of metrics.
+        vocabulary: Vocabulary of the model.
     """
     return Evidence(
         step=step,
@@ -99,12 +99,12 @@ def _actor_shares(episodes: Sequence[Episode]) -> dict[str, ActorShare]:
         by_actor[episode.incarnation].append(episode)
     return {
         name: ActorShare(
-            episodes=len(own),
-            groups=len({episode.group_id for episode in own}),
-            reward=sum(episode.reward for episode in own) / len(own),
-            s_per_token=sum(map(_s_per_token, own)) / len(own),
+            episodes=len(members),
+            groups=len({episode.group_id for episode in members}),
+            reward=sum(episode.reward for episode in members) / len(members),
+            s_per_token=sum(map(_s_per_token, members)) / len(members),
         )
-        for name, own in by_actor.items()
+        for name, members in by_actor.items()
     }
 
 
@@ -137,12 +137,12 @@ def _ends(episodes: Sequence[Episode], vocabulary: Vocabulary) -> dict[str, EndS
             by_end[end].append((episode, is_blank))
     return {
         end: EndShare(
-            episodes=len(found),
-            reward=sum(episode.reward for episode, _ in found) / len(found),
-            blank=sum(is_blank for _, is_blank in found),
-            unread=sum(_is_unread(episode) > 0 for episode, _ in found),
+            episodes=len(answers),
+            reward=sum(episode.reward for episode, _ in answers) / len(answers),
+            blank=sum(is_blank for _, is_blank in answers),
+            unread=sum(_is_unread(episode) > 0 for episode, _ in answers),
         )
-        for end, found in by_end.items()
+        for end, answers in by_end.items()
     }
 
 
@@ -158,10 +158,10 @@ def _end_of(turn: list[int], vocabulary: Vocabulary) -> tuple[str, bool]:
     # A token has a character or more, except where several make one.
     enough = max(map(len, vocabulary.stop)) + MOST_BLANKS
     text = vocabulary.decode(turn[-enough:])
-    found = [stop for stop in vocabulary.stop if stop in text]
-    if not found:
+    strings = [stop for stop in vocabulary.stop if stop in text]
+    if not strings:
         return "", False
-    end = min(found, key=text.index)
+    end = min(strings, key=text.index)
     return end, len(turn) <= enough and not text.partition(end)[0].strip()
 
 

@@ -23,7 +23,7 @@ def reward_failing(window: Window, settings: Settings, holds: bool) -> str | Non
     """Find rewards or environments that raise."""
     recent = window.last(10)
     failures = recent[-1].store.data_failures - recent[0].store.data_failures
-    judged = failures + total(recent[1:], lambda each: each.episodes)
+    judged = failures + total(recent[1:], lambda batch: batch.episodes)
     share = failures / judged if judged else 0.0
     if failures < 5 or share <= (FAILING_NO_MORE if holds else FAILING):
         return None
@@ -40,15 +40,15 @@ def reward_failing(window: Window, settings: Settings, holds: bool) -> str | Non
 
 def answers_not_read(window: Window, settings: Settings, holds: bool) -> str | None:
     """Find answers that the scorer cannot read, which score 0 whatever they say."""
-    known = [each for each in window.last(5) if each.unparsed is not None]
-    if not known:
+    judged = [batch for batch in window.last(5) if batch.unparsed is not None]
+    if not judged:
         return None
-    share = sum(each.unparsed or 0.0 for each in known) / len(known)
+    share = sum(batch.unparsed or 0.0 for batch in judged) / len(judged)
     if share <= (UNREAD_NO_MORE if holds else UNREAD):
         return None
     scorer = settings.run.environment_settings.get("scorer")
     return (
-        f"the scorer found no answer in {share:.0%} of the completions of the last {len(known)} "
+        f"the scorer found no answer in {share:.0%} of the completions of the last {len(judged)} "
         f"batches, and they count 0 whatever they say; ask for the form that it reads in "
         f"run.system_prompt or the dataset's prompt, or change run.environment_settings.scorer "
         f"(now {scorer or 'the default'}): `nyala samples {settings.run.folder} --worst`"
@@ -58,12 +58,12 @@ def answers_not_read(window: Window, settings: Settings, holds: bool) -> str | N
 def reward_constant(window: Window, settings: Settings, holds: bool) -> str | None:  # noqa: ARG001 - no milder constancy
     """Find a reward that is the same whatever the policy does."""
     recent = window.last(5)
-    lowest = min(each.reward_min for each in recent)
-    highest = max(each.reward_max for each in recent)
+    lowest = min(batch.reward_min for batch in recent)
+    highest = max(batch.reward_max for batch in recent)
     if lowest != highest:
         return None
-    episodes = total(recent, lambda each: each.episodes)
-    parts = ", ".join(sorted({part for each in recent for part in each.varying_parts}))
+    episodes = total(recent, lambda batch: batch.episodes)
+    parts = ", ".join(sorted({part for batch in recent for part in batch.varying_parts}))
     judge = settings.run.reward or f"the score of {settings.run.environment}"
     if parts and settings.rewards.weights:
         why = (
@@ -93,15 +93,15 @@ def reward_constant(window: Window, settings: Settings, holds: bool) -> str | No
 def groups_flat(window: Window, settings: Settings, holds: bool) -> str | None:
     """Find groups whose answers all get the same reward, and hence train nothing."""
     recent = window.last(10)
-    filtered = total(recent, lambda each: each.filtered_groups)
-    groups = total(recent, lambda each: each.groups) + filtered
-    share = (total(recent, lambda each: each.zero_variance_groups) + filtered) / groups
-    mean = total(recent, lambda each: each.reward_mean) / len(recent)
+    filtered = total(recent, lambda batch: batch.filtered_groups)
+    groups = total(recent, lambda batch: batch.groups) + filtered
+    share = (total(recent, lambda batch: batch.zero_variance_groups) + filtered) / groups
+    mean = total(recent, lambda batch: batch.reward_mean) / len(recent)
     is_solved = mean >= SOLVED * window.best_reward > 0
     if is_solved or share <= (FLAT_NO_MORE if holds else FLAT):
         return None
     run = settings.run
-    lowest = min(each.reward_min for each in recent)
+    lowest = min(batch.reward_min for batch in recent)
     is_easy = mean - lowest > (window.best_reward - lowest) / 2
     remedy = (
         "the questions are too easy: take harder ones, or set algorithm.filter_zero_variance: true"
@@ -117,17 +117,17 @@ def groups_flat(window: Window, settings: Settings, holds: bool) -> str | None:
 
 def actor_unlike_others(window: Window, settings: Settings, holds: bool) -> str | None:
     """Find an actor whose rewards are much lower than the others' at the same time."""
-    found = []
+    unlike = []
     for name in window.newest.actors:
         difference, error, spread, groups = _against_others(window, name)
         if not spread:
             continue
         apart = -difference / spread
         if apart > (APART_NO_MORE if holds else FAR_APART) and -difference > SIGNIFICANT * error:
-            found.append((apart, name, -difference, groups))
-    if not found:
+            unlike.append((apart, name, -difference, groups))
+    if not unlike:
         return None
-    _, name, difference, groups = max(found)
+    _, name, difference, groups = max(unlike)
     return (
         f"the rewards of {name} are {difference:.2g} below those of the other actors at the same "
         f"time ({groups} groups): its answers or its judge are not theirs; look at `nyala "
@@ -145,24 +145,24 @@ def _against_others(window: Window, name: str) -> tuple[float, float, float, int
     """
     recent = window.last(20)
     difference, own_groups = 0.0, 0
-    for at, each in enumerate(recent):
-        own = each.actors.get(name)
+    for at, batch in enumerate(recent):
+        actor = batch.actors.get(name)
         nearby = recent[max(0, at - NEARBY) : at + NEARBY + 1]
         others = [share for one in nearby for who, share in one.actors.items() if who != name]
-        if own is not None and others:
+        if actor is not None and others:
             theirs = sum(share.groups for share in others)
             mean = sum(share.reward * share.groups for share in others) / theirs
-            difference += own.groups * (own.reward - mean)
-            own_groups += own.groups
-    all_groups = sum(share.groups for each in recent for share in each.actors.values())
+            difference += actor.groups * (actor.reward - mean)
+            own_groups += actor.groups
+    all_groups = sum(share.groups for batch in recent for share in batch.actors.values())
     if own_groups < FEWEST_GROUPS or all_groups - own_groups < FEWEST_GROUPS:
         return 0.0, 0.0, 0.0, 0
-    spread = math.sqrt(total(recent, lambda each: each.reward_std**2) / len(recent))
+    spread = math.sqrt(total(recent, lambda batch: batch.reward_std**2) / len(recent))
     error = spread * math.sqrt(1 / own_groups + 1 / (all_groups - own_groups))
     return difference / own_groups, error, spread, own_groups
 
 
 def _shortened(text: str) -> str:
-    """Keep the error and, at its end, the place."""
+    """Shorten an error to its message and the place at its end."""
     line = " ".join(text.split()) or "no reason given"
     return line if len(line) <= SHOWN else f"{line[: SHOWN // 2]} ... {line[-SHOWN // 2 :]}"

@@ -24,18 +24,20 @@ BOUND_FACTOR = 5.0
 
 def engine_disagrees(window: Window, settings: Settings, holds: bool) -> str | None:
     """Find an engine that computes other log-probs than the learner for the same weights."""
-    known = [each for each in window.last(20) if each.lag0_tokens]
-    tokens = total(known, lambda each: each.lag0_tokens)
+    compared = [batch for batch in window.last(20) if batch.lag0_tokens]
+    tokens = total(compared, lambda batch: batch.lag0_tokens)
     if tokens < ENOUGH_TOKENS:
         return None
-    if excess := temperature_excess(known, holds):
+    if excess := temperature_excess(compared, holds):
         return (
             f"the engine samples at {1 + excess:.3g} times run.temperature (now "
             f"{settings.run.temperature:g}), as {tokens:.0f} tokens of episodes by the very same "
             f"weights show; leave out what changes logits in actors.engine_args (now "
             f"{settings.actors.engine_args or '{}'}) and in the model's generation_config.json"
         )
-    difference = total(known, lambda each: each.lag0_logprob_diff_mean * each.lag0_tokens) / tokens
+    difference = (
+        total(compared, lambda batch: batch.lag0_logprob_diff_mean * batch.lag0_tokens) / tokens
+    )
     if difference <= (DISAGREE_NO_MORE if holds else DISAGREE):
         return None
     run = settings.run
@@ -47,21 +49,23 @@ def engine_disagrees(window: Window, settings: Settings, holds: bool) -> str | N
     )
 
 
-def temperature_excess(known: Sequence[Evidence], holds: bool = False) -> float:
-    """Return by what share the engine is hotter than the learner thinks; 0 = nothing is certain."""
-    weight = total(known, lambda each: each.lag0_temperature_weight)
+def temperature_excess(compared: Sequence[Evidence], holds: bool = False) -> float:
+    """Return by what share the engine samples hotter than the learner assumes; 0 = not certain."""
+    weight = total(compared, lambda batch: batch.lag0_temperature_weight)
     if weight < ENOUGH_WEIGHT:
         return 0.0
-    leans = total(known, lambda each: each.lag0_temperature_excess * each.lag0_temperature_weight)
+    leans = total(
+        compared, lambda batch: batch.lag0_temperature_excess * batch.lag0_temperature_weight
+    )
     excess = leans / weight
     return excess if abs(excess) > (HOTTER_NO_MORE if holds else HOTTER) else 0.0
 
 
 def learning_rate_high(window: Window, settings: Settings, holds: bool) -> str | None:
-    """Find a policy that jumps from batch to batch, or has jumped away from all it could do."""
+    """Find a policy that jumps from batch to batch, or has moved far from where it began."""
     recent = window.last(5)
     # A KL grows with the square of the distance, the distance with the batches in between.
-    steps = [each.kl / max(1.0, each.policy_lag_mean) ** 2 for each in recent]
+    steps = [batch.kl / max(1.0, batch.policy_lag_mean) ** 2 for batch in recent]
     moved = sorted(steps)[len(steps) // 2]
     peak, step = window.peak
     rate = settings.learner.lr
@@ -71,7 +75,7 @@ def learning_rate_high(window: Window, settings: Settings, holds: bool) -> str |
             f"than {USUAL:g}: learner.lr (now {rate:g}) is too high; take a tenth of it, and "
             f"begin anew from the last good checkpoint"
         )
-    entropy, first = middle(recent, lambda each: each.entropy), window.first_entropy
+    entropy, first = middle(recent, lambda batch: batch.entropy), window.first_entropy
     is_other = entropy < GONE * first or entropy > max(2 * first, first + 0.5)
     if peak < COLLAPSED_AFTER or not is_other or _is_solved(window):
         return None
@@ -85,9 +89,9 @@ def learning_rate_high(window: Window, settings: Settings, holds: bool) -> str |
 def lag_high(window: Window, settings: Settings, holds: bool) -> str | None:
     """Find episodes so old that few of their tokens still count."""
     recent, bound = window.last(10), settings.guards.min_ess
-    share = middle(recent, lambda each: each.effective_sample_size)
-    lag = middle(recent, lambda each: each.policy_lag_mean)
-    kl = middle(recent, lambda each: each.kl)
+    share = middle(recent, lambda batch: batch.effective_sample_size)
+    lag = middle(recent, lambda batch: batch.policy_lag_mean)
+    kl = middle(recent, lambda batch: batch.kl)
     is_far = share < bound * (1.2 if holds else 1.0) or kl > (0.3 if holds else 0.5)
     if lag < 1.0 or not is_far:
         return None
@@ -106,7 +110,7 @@ def clip_bounds_odd(window: Window, settings: Settings, holds: bool) -> str | No
     algorithm = settings.algorithm
     if algorithm.surrogate not in CLIP_BOUNDS:
         return None
-    clipped = middle(window.last(10), lambda each: each.clipped)
+    clipped = middle(window.last(10), lambda batch: batch.clipped)
     for name, usual in zip(
         ("clip_low", "clip_high"), CLIP_BOUNDS[algorithm.surrogate], strict=True
     ):
@@ -125,7 +129,7 @@ def clip_bounds_odd(window: Window, settings: Settings, holds: bool) -> str | No
 def entropy_gone(window: Window, settings: Settings, holds: bool) -> str | None:
     """Find a policy that has stopped trying anything else, far from the best reward."""
     recent = window.last(5)
-    entropy, first = middle(recent, lambda each: each.entropy), window.first_entropy
+    entropy, first = middle(recent, lambda batch: batch.entropy), window.first_entropy
     bound = min(SURE, (GONE_NO_MORE if holds else GONE) * first)
     if entropy >= bound or _is_solved(window):
         return None
@@ -140,5 +144,5 @@ def entropy_gone(window: Window, settings: Settings, holds: bool) -> str | None:
 
 
 def _is_solved(window: Window) -> bool:
-    mean = middle(window.last(5), lambda each: each.reward_mean)
+    mean = middle(window.last(5), lambda batch: batch.reward_mean)
     return mean >= SOLVED * window.best_reward > 0

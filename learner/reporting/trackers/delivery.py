@@ -33,7 +33,7 @@ FOLDER = "trackers"
 
 
 class Bookmark(msgspec.Struct):
-    """What a tracker has got."""
+    """The progress of one tracker: what it has received."""
 
     run_id: str | None = None
     """The tracker's own id of the run; None = it has none yet."""
@@ -44,7 +44,7 @@ class Bookmark(msgspec.Struct):
 
 
 def read_bookmark(run_folder: Path, name: str) -> Bookmark:
-    """Read how far the tracker of this name is; at the beginning where that cannot be read."""
+    """Read the progress of the tracker of this name; where it cannot be read, begin anew."""
     try:
         return msgspec.json.decode(_path(run_folder, name).read_bytes(), type=Bookmark)
     except (OSError, msgspec.DecodeError):
@@ -52,7 +52,7 @@ def read_bookmark(run_folder: Path, name: str) -> Bookmark:
 
 
 def write_bookmark(run_folder: Path, name: str, bookmark: Bookmark) -> None:
-    """Write how far it is."""
+    """Write the progress of a tracker."""
     durable.replace_file(_path(run_folder, name), msgspec.json.encode(bookmark))
 
 
@@ -80,9 +80,9 @@ class Delivery:
     """One tracker, its place in the run, and the thread that serves it.
 
     Args:
-        name: Of the tracker: its key in `trackers`.
-        tracker: Called by the thread alone.
-        folder: Of the run.
+        name: Name of the tracker: its key in `trackers`.
+        tracker: The tracker; only the thread calls it.
+        folder: Folder of the run.
         parameters: Settings of the run.
         first_pause_s: After a first failure; it doubles up to `LONGEST_PAUSE_S`.
     """
@@ -114,12 +114,12 @@ class Delivery:
         self._worker = Worker(self._work, name=name)
 
     def start(self) -> None:
-        """Begin to deliver."""
+        """Start the thread that delivers."""
         self._worker.start()
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the thread is still at it."""
+        """Whether the thread is still running."""
         return self._worker.is_alive
 
     @property
@@ -128,11 +128,11 @@ class Delivery:
         return self._mark.sent.get("batches", 0)
 
     def wake(self) -> None:
-        """Look at the run's files."""
+        """Wake the thread to look at the run's files."""
         self._awake.set()
 
     def end(self, *, is_finished: bool) -> None:
-        """Deliver what is left, then end."""
+        """Tell the thread to deliver what is left, then to end."""
         self._is_finished = is_finished
         self._ended.set()
         self._awake.set()
@@ -154,7 +154,7 @@ class Delivery:
                 self._awake.wait()
 
     def _try_all(self, *, is_ended: bool) -> bool:
-        """Deliver what there is; False where the tracker is away, which is logged once."""
+        """Deliver all that is new; False where the tracker is away, which is logged once."""
         try:
             self._deliver(is_ended=is_ended)
         except OSError as error:
@@ -175,7 +175,7 @@ class Delivery:
         self._ended.wait(longest_s * self._random.uniform(0.5, 1.0))
 
     def _deliver(self, *, is_ended: bool) -> None:
-        """Deliver what there is.
+        """Deliver all that is new to the tracker.
 
         Raises:
             OSError: The tracker is away; what it has not got stays first in line.
@@ -194,7 +194,7 @@ class Delivery:
             self._close()
 
     def _collect(self, *, is_ended: bool) -> bool:
-        """Read what is next from the files; False where nothing is."""
+        """Read the next entries from the files; False where there are none."""
         stream, points = self._feed.points(POINTS)
         if points:
             self._items.append(_Item(stream, points[-1].step, partial(self._tracker.log, points)))
@@ -235,5 +235,5 @@ class Delivery:
 
 
 def first_line(error: BaseException) -> str:
-    """Write an error so that it fits a line."""
+    """Write the first line of an error's text."""
     return (str(error).strip() or type(error).__name__).partition("\n")[0][:300]

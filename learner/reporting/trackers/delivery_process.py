@@ -35,7 +35,7 @@ from .wandb_run import WandbRun
 
 
 def trackers_of(chosen: TrackerSettings, run: RunSettings) -> dict[str, Tracker]:
-    """Make them, by their keys in `trackers`; none has begun."""
+    """Make the trackers, by their keys in `trackers`; none has begun."""
     trackers: dict[str, Tracker] = {}
     if chosen.tensorboard:
         trackers["tensorboard"] = TensorboardEvents(run.folder)
@@ -87,7 +87,7 @@ def main() -> int:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Wait for the process of the life before, which may be delivering its last figures."""
+    """Wait for the process of the previous life, which may be delivering its last figures."""
     path = folder / FOLDER / "lock"
     durable.make_folder(path.parent)
     with path.open("w") as file:
@@ -96,18 +96,22 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _wait(deliveries: Sequence[Delivery], *, keeps_models: bool) -> None:
-    """Wait for the threads, and name those that have not got through."""
+    """Wait for the threads, and warn of each that has not delivered everything."""
     ended_at = time.monotonic()
     late: list[Delivery] = [*deliveries]
-    while late := [each for each in late if each.is_under_way]:
+    while late := [delivery for delivery in late if delivery.is_under_way]:
         now = time.monotonic()
-        moves = keeps_models and any(now - each.progressed_at < STALLED_S for each in late)
+        moves = keeps_models and any(now - delivery.progressed_at < STALLED_S for delivery in late)
         if now - ended_at > END_S and not moves:
             break
         late[0].join(LOOK_S)
-    for each in deliveries:
-        figures = {"tracker": each.name, "last_batch": each.newest, "refused": each.refused}
-        if each.has_got_all:
+    for delivery in deliveries:
+        figures = {
+            "tracker": delivery.name,
+            "last_batch": delivery.newest,
+            "refused": delivery.refused,
+        }
+        if delivery.has_got_all:
             log.info("a tracker has got all", **figures)
         else:
             log.warning("a tracker has not got all", **figures)

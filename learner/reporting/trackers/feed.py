@@ -37,10 +37,10 @@ class Feed:
     """Reads the figures and tables that are newer than what a tracker has."""
 
     def __init__(self, folder: Path, sent: Mapping[str, int]) -> None:
-        """Begin behind what has been sent.
+        """Begin after the entries that have been sent.
 
         Args:
-            folder: Of the run.
+            folder: Folder of the run.
             sent: `batches`, `evaluations`, `samples/train` or `samples/eval` -> last step.
         """
         self._sent = dict(sent)
@@ -54,7 +54,7 @@ class Feed:
         self._time = time.time()
 
     def points(self, limit: int) -> tuple[str, list[Point]]:
-        """Return the next figures, of batches or of evaluations; none where nothing has come."""
+        """Return the next figures, of batches or of evaluations; none where nothing is new."""
         batches = self._new_lines("batches", self._batches, limit)
         if batches:
             points = []
@@ -80,7 +80,7 @@ class Feed:
         return complete
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files that are followed."""
         for tail in (self._batches, self._evaluations, self._samples):
             tail.close()
 

@@ -24,33 +24,33 @@ PASSING = {401, 403, 408, 425, 429}
 
 
 class RefusedCall(NyalaError):
-    """A server does not take a call, and would not take it a second time."""
+    """A server refuses a call, and would refuse it again."""
 
     def __init__(self, status: int, code: str, text: str) -> None:
         super().__init__(text)
         self.status = status
-        """Of HTTP."""
+        """HTTP status of the answer."""
         self.code = code
-        """The server's own, such as `RESOURCE_ALREADY_EXISTS`; may be empty."""
+        """Code of the server's API, such as `RESOURCE_ALREADY_EXISTS`; may be empty."""
 
 
 class HttpApi:
-    """A server of a tracker.
+    """The HTTP API of a tracker's server.
 
     Args:
-        url: Of the server.
-        headers: Of every request.
+        url: Address of the server.
+        headers: Headers of every request.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self._url, self._headers = url.rstrip("/"), dict(headers)
 
     def get(self, path: str) -> dict[str, Any]:
-        """Read an object.
+        """Read an object from the server.
 
         Raises:
             OSError: The server is away, busy, or does not know us.
-            RefusedCall: It answers that the request is wrong.
+            RefusedCall: The server answers that the request is wrong.
         """
         return self._call("GET", path, None, {})
 
@@ -89,7 +89,7 @@ class HttpApi:
 
 
 class _Parts:
-    """A file that tells when a part of it is read to be sent."""
+    """A file that reports when a part of it is read to be sent."""
 
     def __init__(self, file: BufferedReader, on_read: Callable[[], None]) -> None:
         self._file, self._on_read = file, on_read
@@ -108,8 +108,8 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 def _reason(told: Mapping[str, Any], error: HTTPError) -> str:
-    given = told.get("message") or told.get("error") or error.reason
-    return str(given).partition("\n")[0]
+    reason = told.get("message") or told.get("error") or error.reason
+    return str(reason).partition("\n")[0]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def require_package(name: str) -> None:
     """Refuse a tracker without its package.
 
     Raises:
-        SettingsError: It is not installed.
+        SettingsError: The package is not installed.
     """
     if importlib.util.find_spec(name) is None:
         raise SettingsError(

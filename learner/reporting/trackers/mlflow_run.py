@@ -32,10 +32,10 @@ class MlflowRun:
     """A run on a server of MLflow.
 
     Args:
-        settings: Where it is.
-        run: Whose run it is.
-        environ: With `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and `_PASSWORD`, where
-            the server asks for them.
+        settings: Settings of the server.
+        run: Settings of the run.
+        environ: Variables with `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and
+            `_PASSWORD`, where the server asks for them.
     """
 
     def __init__(
@@ -49,27 +49,27 @@ class MlflowRun:
 
     def check(self) -> None:
         with naming_server("mlflow", self._settings.url):
-            found = self._api.get(f"{API}/experiments/get?experiment_id=0")
-            if "experiment" not in found:
+            answer = self._api.get(f"{API}/experiments/get?experiment_id=0")
+            if "experiment" not in answer:
                 raise OSError("it answers, but not as MLflow does")
 
     def begin(self, run_id: str | None, parameters: Parameters) -> str:
         """Continue a run, or make one with its parameters."""
         self._run_id = self._run_id or run_id  # made by a try that failed behind it
         if self._run_id is None:
-            made = self._post(
+            answer = self._post(
                 "runs/create",
                 experiment_id=self._experiment(),
                 run_name=self._name,
                 start_time=_milliseconds(time.time()),
             )
-            self._run_id = str(made["run"]["info"]["run_id"])
+            self._run_id = str(answer["run"]["info"]["run_id"])
         else:
             self._post("runs/update", run_id=self._run_id, status="RUNNING")
         if run_id is None:
-            given = [{"key": name, "value": _text(value)} for name, value in parameters.items()]
-            for at in range(0, len(given), MAX_PARAMETERS):
-                some = given[at : at + MAX_PARAMETERS]
+            params = [{"key": name, "value": _text(value)} for name, value in parameters.items()]
+            for at in range(0, len(params), MAX_PARAMETERS):
+                some = params[at : at + MAX_PARAMETERS]
                 self._post("runs/log-batch", run_id=self._run_id, params=some)
         self._read_run()
         return self._run_id
@@ -77,9 +77,14 @@ class MlflowRun:
     def log(self, points: Sequence[Point]) -> None:
         # The same point twice, after an answer that was lost, is one in MLflow's database.
         metrics = [
-            {"key": name, "value": value, "timestamp": _milliseconds(each.time), "step": each.step}
-            for each in points
-            for name, value in each.figures.items()
+            {
+                "key": name,
+                "value": value,
+                "timestamp": _milliseconds(point.time),
+                "step": point.step,
+            }
+            for point in points
+            for name, value in point.figures.items()
         ]
         self._post("runs/log-batch", run_id=self._run_id, metrics=metrics)
 
@@ -87,8 +92,8 @@ class MlflowRun:
         path = f"{table.name}-{table.step:06d}.json"
         text = json.dumps({"columns": list(table.columns), "data": [*map(list, table.rows)]})
         self._api.put(self._artifact(path), text.encode())
-        self._tables = [*(each for each in self._tables if each != path), path][-SHOWN_TABLES:]
-        shown = json.dumps([{"path": each, "type": "table"} for each in self._tables])
+        self._tables = [*(name for name in self._tables if name != path), path][-SHOWN_TABLES:]
+        shown = json.dumps([{"path": name, "type": "table"} for name in self._tables])
         self._post("runs/set-tag", run_id=self._run_id, key=TABLES_TAG, value=shown)
 
     def take_model(self, folder: Path, on_progress: Callable[[], None]) -> None:
@@ -119,8 +124,8 @@ class MlflowRun:
         name = self._settings.experiment
         try:
             query = urlencode({"experiment_name": name})
-            found = self._api.get(f"{API}/experiments/get-by-name?{query}")
-            return str(found["experiment"]["experiment_id"])
+            answer = self._api.get(f"{API}/experiments/get-by-name?{query}")
+            return str(answer["experiment"]["experiment_id"])
         except RefusedCall as error:
             if error.code != "RESOURCE_DOES_NOT_EXIST":
                 raise
@@ -128,11 +133,11 @@ class MlflowRun:
 
     def _read_run(self) -> None:
         """Read where artifacts go, and which tables there are."""
-        found = self._api.get(f"{API}/runs/get?{urlencode({'run_id': str(self._run_id)})}")["run"]
-        self._artifacts = str(found["info"]["artifact_uri"])
-        for tag in found["data"].get("tags", []):
+        run = self._api.get(f"{API}/runs/get?{urlencode({'run_id': str(self._run_id)})}")["run"]
+        self._artifacts = str(run["info"]["artifact_uri"])
+        for tag in run["data"].get("tags", []):
             if tag["key"] == TABLES_TAG:
-                self._tables = [str(each["path"]) for each in json.loads(tag["value"])]
+                self._tables = [str(table["path"]) for table in json.loads(tag["value"])]
 
     def _artifact(self, path: str) -> str:
         """Path under which the server takes a file of the run."""
@@ -152,7 +157,7 @@ class MlflowRun:
 
 
 def credentials(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the header that MLflow's own variables ask for."""
+    """Return the header for the credentials in MLflow's own variables."""
     if token := environ.get("MLFLOW_TRACKING_TOKEN"):
         return {"Authorization": f"Bearer {token}"}
     if name := environ.get("MLFLOW_TRACKING_USERNAME"):

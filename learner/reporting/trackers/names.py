@@ -18,9 +18,9 @@ from .tracker import Parameters
 Line = Mapping[str, object]
 
 UNBOUNDED = ("episodes_by_actor",)
-"""Tables of which only the number of entries is a figure: names of actors have no end."""
+"""Tables of which only the number of entries is a figure: there is no end of actors' names."""
 STUTTER = re.compile(r"^(reward|response|policy_lag|reused?|dropped)_")
-"""What the name of a group repeats of a key."""
+"""Begin of a key that would repeat the name of its group."""
 OF_EVALUATION = ("score", "accuracy", "reward", "parts", "sampled", "environments", "episodes",
     "expected", "off_version", "wall_s")  # fmt: skip
 """Keys of `eval.jsonl` that are figures; all are in the group `eval`."""
@@ -97,7 +97,7 @@ def _plain(value: object) -> str | int | float | bool | None:
 def _without_secrets(value: object) -> object:
     if isinstance(value, dict):
         return {
-            key: "***" if SECRET.search(key) else _without_secrets(each)
-            for key, each in value.items()
+            key: "***" if SECRET.search(key) else _without_secrets(member)
+            for key, member in value.items()
         }
-    return [_without_secrets(each) for each in value] if isinstance(value, list) else value
+    return [_without_secrets(member) for member in value] if isinstance(value, list) else value

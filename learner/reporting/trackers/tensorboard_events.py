@@ -62,7 +62,7 @@ class TensorboardEvents:
         self._writer.flush()
 
     def take_model(self, folder: Path, on_progress: Callable[[], None]) -> None:
-        """TensorBoard keeps no models."""
+        """Do nothing: TensorBoard keeps no models."""
 
     def end(self, *, is_finished: bool) -> None:  # noqa: ARG002 - as every tracker
         self._writer.close()
@@ -81,8 +81,8 @@ class TensorboardEvents:
 
     def _hyperparameters(self, parameters: Parameters) -> Any:
         hparams = import_module("tensorboard.plugins.hparams.summary_v2")
-        known = {name: "null" if value is None else value for name, value in parameters.items()}
-        return hparams.hparams_pb(known)
+        as_text = {name: "null" if value is None else value for name, value in parameters.items()}
+        return hparams.hparams_pb(as_text)
 
     def _add(self, step: int, at: float, summary: Any) -> None:
         self._writer.add_event(self._protos.Event(wall_time=at, step=step, summary=summary))

@@ -24,7 +24,7 @@ class Point:
     time: float
     """Unix time."""
     figures: Mapping[str, float]
-    """By names with slashes, such as `reward/mean`; finite."""
+    """Name with slashes, such as `reward/mean` -> a finite value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Tracker(Protocol):
     """One run of one tracker."""
 
     def check(self) -> None:
-        """Look whether it can work on this machine, before the run.
+        """Check whether the tracker can work on this machine, before the run.
 
         Raises:
             SettingsError: A package or a key is missing, or no such server answers.
@@ -60,15 +60,15 @@ class Tracker(Protocol):
         ...
 
     def table(self, table: SampleTable) -> None:
-        """Take sampled texts."""
+        """Log a table of sampled texts."""
         ...
 
     def take_model(self, folder: Path, on_progress: Callable[[], None]) -> None:
         """Take the finished model, where the tracker keeps models.
 
         Args:
-            folder: With the model's files.
-            on_progress: To be called between two parts of a long transfer.
+            folder: Folder with the model's files.
+            on_progress: Must be called between two parts of a long transfer.
         """
         ...
 

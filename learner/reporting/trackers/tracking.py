@@ -1,7 +1,7 @@
 """Rank 0's end of the process that delivers a run to its trackers; no process without trackers.
 
-The process reads the run's files, so that nothing is handed over here but that they have grown. A
-write to it never waits, and its death costs the run nothing but an alert.
+The process reads the run's files, so it is told only that they have grown. A write to it never
+waits, and its death costs the run nothing but an alert.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ LOOK_S = 0.2  # between two looks whether the learner is asked to stop
 
 
 class Tracking:
-    """The process of one life of the learner.
+    """The process that delivers to trackers during one life of the learner.
 
     Args:
-        settings: Of the run.
+        settings: Settings of the run.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -61,11 +61,11 @@ class Tracking:
         os.set_blocking(self._process.stdin.fileno(), False)
 
     def wake(self) -> None:
-        """Have it look at the run's files. Never waits: a full pipe means that it has yet to."""
+        """Wake the process to look at the run's files. Never waits: a full pipe wakes it anyway."""
         self._write(b"\n")
 
     def alerts(self) -> list[Alert]:
-        """Name the end of the process, if it has ended."""
+        """Return an alert if the process has ended."""
         if self._process is None or self._process.poll() is None:
             return []
         why = (
@@ -85,7 +85,7 @@ class Tracking:
         self._end(MODEL_S if self._keeps_model else CLOSE_S, until=until)
 
     def close(self) -> None:
-        """End the process; what the trackers lack comes with the next life."""
+        """End the process; the next life delivers what the trackers lack."""
         self._end(CLOSE_S, until=lambda: False)
 
     def _end(self, limit_s: float, *, until: Callable[[], bool]) -> None:

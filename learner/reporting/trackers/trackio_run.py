@@ -22,8 +22,8 @@ class TrackioRun:
     """A run on a server of trackio.
 
     Args:
-        settings: Where it is.
-        run: Whose run it is.
+        settings: Settings of the server.
+        run: Settings of the run.
     """
 
     def __init__(self, settings: TrackioSettings, run: RunSettings) -> None:
@@ -59,10 +59,10 @@ class TrackioRun:
         self._send([(table.step, {table.name: {"_type": "trackio.table", "_value": rows}})])
 
     def take_model(self, folder: Path, on_progress: Callable[[], None]) -> None:
-        """The server keeps no models that come over HTTP."""
+        """Do nothing: the server takes no models over HTTP."""
 
     def end(self, *, is_finished: bool) -> None:
-        """A run has no end there."""
+        """Do nothing: a run has no end there."""
 
     def _send(self, entries: Sequence[tuple[int, Mapping[str, object]]]) -> None:
         logs = [
@@ -73,7 +73,7 @@ class TrackioRun:
                 "metrics": metrics,
                 "step": step,
                 "config": self._config,
-                # Of an id it keeps one entry: a second try after a lost answer is harmless.
+                # It keeps one entry of an id: a second try after a lost answer is harmless.
                 "log_id": f"{self._run_id}-{step}-{_digest(metrics)}",
             }
             for step, metrics in entries

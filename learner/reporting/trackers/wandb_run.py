@@ -18,7 +18,7 @@ from .tracker import Parameters, Point, SampleTable
 
 
 class WandbRun:
-    """A run of W&B, whose files are in the folder of ours; all its lives have one id."""
+    """A run of W&B, whose files are in this run's folder; all its lives have one id."""
 
     def __init__(self, settings: WandbSettings, run: RunSettings) -> None:
         self._settings, self._run_settings = settings, run
@@ -34,7 +34,7 @@ class WandbRun:
             )
 
     def begin(self, run_id: str | None, parameters: Parameters) -> str:
-        """Begin, or go on; neither code, nor the state of git, nor the terminal is recorded."""
+        """Begin or continue a run; code, the state of git and the terminal are not recorded."""
         self._wandb = import_module("wandb")
         settings, is_online = self._settings, self._settings.mode == "online"
         run_id = run_id or secrets.token_hex(4)
@@ -67,11 +67,11 @@ class WandbRun:
 
     def table(self, table: SampleTable) -> None:
         rows = [list(row) for row in table.rows]
-        made = self._wandb.Table(columns=list(table.columns), data=rows)
-        self._run.log({"step": table.step, table.name: made})
+        wandb_table = self._wandb.Table(columns=list(table.columns), data=rows)
+        self._run.log({"step": table.step, table.name: wandb_table})
 
     def take_model(self, folder: Path, on_progress: Callable[[], None]) -> None:
-        """Models stay in the run's folder."""
+        """Do nothing: models stay in the run's folder."""
 
     def end(self, *, is_finished: bool) -> None:
         self._run.finish(exit_code=0 if is_finished else 1)
