@@ -66,7 +66,7 @@ class BufferOfRun:
         self._store = store
 
     def counts(self) -> Facts:
-        """Tasks by place, and memory."""
+        """Count tasks by place, and memory."""
         stats, memory = self._store.run(operations.stats()), self._store.run(operations.memory())
         rows: list[dict[str, Any]] = [
             {"place": name, "tasks": getattr(stats, name)}
@@ -89,7 +89,7 @@ class BufferOfRun:
         )
 
     def waiting(self, n: int) -> Facts:
-        """The oldest complete units, with figures of their records."""
+        """List the oldest complete units, with figures of their records."""
         rows = []
         for unit in self._store.run(operations.peek(n)):
             records = self._store.run(operations.records(unit.task_ids))
@@ -113,7 +113,7 @@ class BufferOfRun:
         return Facts(f"{len(rows)} complete units wait, the oldest first", rows)
 
     def texts(self, n: int, settings: Settings) -> list[SampleLine]:
-        """The episodes of the oldest complete units as text; their step is that of nothing yet."""
+        """Return the episodes of the oldest complete units as text; no step has trained them."""
         from actors.engine.tokenizer import ModelTokenizer  # noqa: PLC0415 - transformers
 
         run = settings.run
@@ -127,11 +127,11 @@ class BufferOfRun:
             records = self._store.run(operations.records(unit.task_ids))
             environment = names[mixture.training(unit.group_id).environment]
             origin = Origin(-1, -1, environment)
-            lines += [sample_line(origin, each, decode) for each in _readable(records)]
+            lines += [sample_line(origin, record, decode) for record in _readable(records)]
         return lines
 
     def resume(self) -> Facts:
-        """Lease again, to all."""
+        """Let all leases be granted again."""
         closed = self._store.run(operations.closed())
         self._store.run(operations.resume())
         rows = [{"what": "all leases", "was closed for": closed.paused}] if closed.paused else []
@@ -141,37 +141,37 @@ class BufferOfRun:
         return Facts("leasing goes on" if rows else "nothing was closed", rows)
 
     def dead(self, offset: int, n: int) -> Facts:
-        """One page of dead letters."""
+        """List one page of dead letters."""
         letters = self._store.run(operations.dead_letters(offset, n))
         stats = self._store.run(operations.stats())
         title = f"{stats.dead - stats.purged} dead letters, {stats.purged} more were purged"
         return Facts(title, [_letter(letter) for letter in letters])
 
     def dead_task(self, task_id: int) -> Facts:
-        """All that a dead letter keeps.
+        """Return all that a dead letter keeps.
 
         Raises:
             SettingsError: The task is no dead letter.
         """
-        found = self._store.run(operations.dead_letter(task_id))
-        if found is None:
+        dead = self._store.run(operations.dead_letter(task_id))
+        if dead is None:
             raise SettingsError(
                 f"task must be a dead letter, got {task_id}; `nyala buffer dead list` names them"
             )
-        facts = _letter(found.letter) | {"last holder": found.incarnation}
-        facts |= {f"spec {name}": value for name, value in _spec(found.spec).items()}
-        facts |= _completion(found.chunks)
-        facts |= _record(found.record)
+        facts = _letter(dead.letter) | {"last holder": dead.incarnation}
+        facts |= {f"spec {name}": value for name, value in _spec(dead.spec).items()}
+        facts |= _completion(dead.chunks)
+        facts |= _record(dead.record)
         rows = [{"of": name, "is": value} for name, value in facts.items() if name != "token_ids"]
         return Facts(f"dead letter {task_id}", rows, facts)
 
     def requeue(self, task_ids: Sequence[int], *, every: bool) -> Facts:
-        """Try these again."""
+        """Put dead letters back among the tasks that wait."""
         ids = self._chosen(task_ids, every=every)
         return _verdicts("requeued", ids, self._store.run(operations.requeue_dead(ids)))
 
     def purge(self, task_ids: Sequence[int], *, every: bool) -> Facts:
-        """Delete these."""
+        """Delete dead letters for good."""
         ids = self._chosen(task_ids, every=every)
         return _verdicts("purged", ids, self._store.run(operations.purge_dead(ids)))
 
@@ -190,7 +190,7 @@ class BufferOfRun:
 
 
 def _readable(records: Sequence[bytes | None]) -> list[Episode]:
-    """Decode what can be: a record may be bad, or committed since it was looked for."""
+    """Decode the readable records: one may be bad, or have been committed meanwhile."""
     episodes = []
     for record in records:
         with suppress(RecordError):
@@ -217,7 +217,7 @@ def _spec(spec: bytes) -> dict[str, Any]:
 
 
 def _completion(chunks: Sequence[bytes]) -> dict[str, Any]:
-    """Describe the unfinished completion; it may itself be the cause of death."""
+    """Describe the unfinished completion, which may itself have caused the failures."""
     if not chunks:
         return {}
     try:
@@ -259,7 +259,7 @@ Tasks = Annotated[
     list[int] | None,
     typer.Argument(metavar="TASK...", help="Ids of dead letters.", show_default=False),
 ]
-Count = Annotated[int, typer.Option("-n", min=1, max=1000, help="How many at most.")]
+Count = Annotated[int, typer.Option("-n", min=1, max=1000, help="Most rows.")]
 Every = Annotated[bool, typer.Option("--all", help="All dead letters of the run.")]
 
 app = typer.Typer(

@@ -99,7 +99,9 @@ def export(
 @app.command()
 def prune(
     run: Run,
-    keep: Annotated[int, typer.Option("--keep", min=1, help="How many of the newest stay.")],
+    keep: Annotated[
+        int, typer.Option("--keep", min=1, help="Number of newest checkpoints to keep.")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Remove all but the newest checkpoints, and the best where learner.keep_best is set.

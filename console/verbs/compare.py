@@ -95,7 +95,7 @@ Question = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """The answers of one evaluation."""
+    """The graded answers of one evaluation."""
 
     step: int
     """Batches that the policy was trained on."""
@@ -111,11 +111,11 @@ def grades_of(
     Args:
         lines: Samples of the run.
         metrics: Environment -> what its answers are judged by.
-        run: Its name, for the error.
-        step: Which evaluation; None = the last.
+        run: Name of the run, for errors.
+        step: Step of the evaluation; None = the last.
 
     Raises:
-        SettingsError: Its answers were not kept.
+        SettingsError: The answers were not kept.
     """
     kept: list[SampleLine] = []
     steps: set[int] = set()
@@ -136,31 +136,31 @@ def grades_of(
             f"{'' if step is None else f' after {step} batches'}, got evaluations after: {there}; "
             f"set run.eval_episodes and run.samples.max_mb, or choose another with --step"
         )
-    grade_of, found = grades_by(metrics, kept), defaultdict(list)
+    grade_of, by_question = grades_by(metrics, kept), defaultdict(list)
     for line in kept:
-        found[line.environment, line.question].append(grade_of(line))
-    return Graded(newest, {question: fmean(grades) for question, grades in found.items()})
+        by_question[line.environment, line.question].append(grade_of(line))
+    return Graded(newest, {question: fmean(grades) for question, grades in by_question.items()})
 
 
 def metrics_to_compare(
     first: Settings, second: Settings, names: tuple[str, str], chosen: str | None
 ) -> dict[str, Metric]:
-    """Return what the answers of two runs are judged by, environment by environment.
+    """Return the metric of each environment by which the answers of two runs are judged.
 
     Args:
-        first: Settings of a run.
-        second: Of the other.
-        names: Of both.
-        chosen: A part of the reward in place of what each run is judged by, or `reward`.
+        first: Settings of the first run.
+        second: Settings of the second run.
+        names: Names of the two runs.
+        chosen: A part of the reward, or `reward`, in place of each run's own metric.
 
     Raises:
-        SettingsError: One run is judged by something else than the other.
+        SettingsError: The runs are judged by different metrics.
     """
-    metrics = [metrics_of(each.run, each.rewards) for each in (first, second)]
+    metrics = [metrics_of(settings.run, settings.rewards) for settings in (first, second)]
     if chosen is not None:
-        return {name: Metric(chosen, chosen) for each in metrics for name in each}
+        return {name: Metric(chosen, chosen) for by_name in metrics for name in by_name}
     for name in metrics[0].keys() & metrics[1].keys():
-        judges = [judge_of(each, name) for each in (first, second)]
+        judges = [judge_of(by_name, name) for by_name in (first, second)]
         if judges[0] != judges[1]:
             raise SettingsError(
                 f"two runs must be judged alike to be compared, got {judges[0]} for {names[0]} and "
@@ -170,7 +170,7 @@ def metrics_to_compare(
 
 
 def judge_of(settings: Settings, name: str) -> str:
-    """Write what answers are judged by; a reward is that of the same functions and weights."""
+    """Name the metric of a run's answers; a reward is compared with its functions and weights."""
     metric = metrics_of(settings.run, settings.rewards)[name]
     if metric.part != REWARD:
         return metric.part
@@ -182,10 +182,10 @@ def judge_of(settings: Settings, name: str) -> str:
 
 
 def shared(first: Graded, second: Graded) -> list[Question]:
-    """List the questions that both were asked.
+    """List the questions that both runs were asked.
 
     Raises:
-        SettingsError: There is none.
+        SettingsError: There is no common question.
     """
     questions = sorted(first.grades.keys() & second.grades.keys())
     if not questions:
@@ -209,9 +209,9 @@ class Reached:
 
     step: int
     spent_s: float
-    """Of the learner from its first batch on, without what lay between its lives."""
+    """Seconds of the learner from its first batch on, without the time between its lives."""
     tokens: float
-    """That were trained by then."""
+    """Tokens that were trained by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,17 +225,17 @@ class Course:
     @property
     def best(self) -> float:
         """Highest held-out score; 0 without an evaluation."""
-        return max((each.score for each in self.evaluations), default=0.0)
+        return max((evaluation.score for evaluation in self.evaluations), default=0.0)
 
     def reached(self, score: float) -> Reached:
         """Find the first evaluation with at least this score."""
-        first = next(each for each in self.evaluations if each.score >= score)
+        first = next(evaluation for evaluation in self.evaluations if evaluation.score >= score)
         tokens = self.tokens_by_step.get(first.step, 0.0)
         return Reached(first.step, first.spent_s, tokens)
 
 
 def read_course(folder: Path) -> Course:
-    """Read how a run went."""
+    """Read the evaluations of a run, with the tokens and seconds that led to each."""
     files = RunFolder(folder)
     curves = read_curves(files.metrics, KEYS)
     tokens = accumulated(curves.values["trained_tokens"])
@@ -270,15 +270,15 @@ POINTS = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Two runs on the same questions."""
+    """The grades of two runs on the same questions."""
 
     environment: str | None
-    """None = all of them."""
+    """Environment of the questions; None = all of them."""
     first: float
     """Score of the first run."""
     second: float
     interval: Interval
-    """Of second less first."""
+    """Interval of the second run's score less the first's."""
     better: int
     """Questions on which the second run's grade is higher."""
     worse: int
@@ -290,40 +290,40 @@ class Difference:
         return self.better + self.worse + self.same
 
     def as_json(self) -> dict[str, object]:
-        """Return its fields."""
+        """Return all fields, as they are printed in JSON."""
         return {**asdict(self), "questions": self.questions, "interval": self.interval._asdict()}
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All that is compared."""
+    """The result of comparing two runs."""
 
     names: tuple[str, str]
     steps: tuple[int, int]
-    """Batches after which each was asked."""
+    """Batches after which each run was asked."""
     overall: Difference
     by_environment: Sequence[Difference]
-    """Where there are several."""
+    """Differences by environment, where there are several."""
     metric: str
-    """What answers are judged by."""
+    """Metric by which the answers are judged."""
     score: float | None
-    """That both reached; None where neither rose to one."""
+    """Score that both runs reached; None where neither rose to one."""
     reached: tuple[Reached, Reached] | None
 
     def sentences(self) -> list[str]:
-        """Write the result, then where it comes from."""
+        """Write the result, then the counts and the course that it comes from."""
         return [self._result(), self._counts(), *([] if self.reached is None else [self._course()])]
 
     def _result(self) -> str:
-        (a, b), found = self.names, self.overall
-        first, second, interval = found.first, found.second, found.interval
+        (a, b), overall = self.names, self.overall
+        first, second, interval = overall.first, overall.second, overall.interval
         if interval.excludes_zero and interval.mean > 0:  # the better one first, as it is read
             (a, b), (first, second) = (b, a), (second, first)
         elif interval.excludes_zero:
             interval = Interval(-interval.mean, -interval.high, -interval.low)
         by = "" if self.metric == ACCURACY else f" by {self.metric}"
         figures = (
-            f"{first:.3f} against {second:.3f}{by} on the same {found.questions:,} "
+            f"{first:.3f} against {second:.3f}{by} on the same {overall.questions:,} "
             f"held-out questions, {_points(interval.mean)} points (95 % interval "
             f"{_points(interval.low)} to {_points(interval.high)})"
         )
@@ -332,27 +332,27 @@ class Comparison:
         return f"{a} is better than {b}: {figures}"
 
     def _counts(self) -> str:
-        (a, b), (step_a, step_b), found = self.names, self.steps, self.overall
+        (a, b), (step_a, step_b), overall = self.names, self.steps, self.overall
         return (
-            f"{b}, after {step_b:,} batches, answers {found.better:,} questions better than {a} "
-            f"after {step_a:,}, {found.worse:,} worse and {found.same:,} alike"
+            f"{b}, after {step_b:,} batches, answers {overall.better:,} questions better than {a} "
+            f"after {step_a:,}, {overall.worse:,} worse and {overall.same:,} alike"
         )
 
     def _course(self) -> str:
         assert self.reached is not None, "both have reached it"
         parts = [
-            f"by {name} after {each.step:,} batches, {duration(each.spent_s)} and "
-            f"{each.tokens:,.0f} trained tokens"
-            for name, each in zip(self.names, self.reached, strict=True)
+            f"by {name} after {reached.step:,} batches, {duration(reached.spent_s)} and "
+            f"{reached.tokens:,.0f} trained tokens"
+            for name, reached in zip(self.names, self.reached, strict=True)
         ]
         return f"held-out {self.metric} {self.score:.3f} was reached {'; '.join(parts)}"
 
     def as_json(self) -> dict[str, object]:
-        """Return its fields."""
+        """Return all fields and the sentence, as they are printed in JSON."""
         return {
             **asdict(self),
             "overall": self.overall.as_json(),
-            "by_environment": [each.as_json() for each in self.by_environment],
+            "by_environment": [difference.as_json() for difference in self.by_environment],
             "sentence": self._result(),
         }
 
@@ -360,16 +360,16 @@ class Comparison:
 def compare(
     first: Path, second: Path, *, step: int | None = None, metric: str | None = None
 ) -> Comparison:
-    """Compare two runs.
+    """Compare the held-out answers of two runs.
 
     Args:
-        first: Folder of a run.
-        second: Of the other.
+        first: Folder of the first run.
+        second: Folder of the second run.
         step: Batches after which both were evaluated; None = the last evaluation of each.
-        metric: Part of the reward to judge by, or `reward`; None = what the runs are judged by.
+        metric: Part of the reward to judge by, or `reward`; None = the metric of the runs.
 
     Raises:
-        SettingsError: One is no run, has kept no answers, or they share no question.
+        SettingsError: A folder holds no run, a run has kept no answers, or they share no question.
     """
     folders = [run_folder_of(path).path for path in (first, second)]
     a, b = (folder.name for folder in folders)
@@ -428,7 +428,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command("compare")
 def compare_runs(
     first: Annotated[Path, typer.Argument(metavar="A", help="Folder of a run.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Of another run.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Folder of another run.")],
     step: Annotated[
         int | None,
         typer.Option(
@@ -453,20 +453,20 @@ def compare_runs(
 
     Example: `nyala compare runs/before runs/after`
     """
-    found = compare(first, second, step=step, metric=metric)
+    comparison = compare(first, second, step=step, metric=metric)
     if as_json:
-        sys.stdout.write(json.dumps(found.as_json(), indent=2) + "\n")
+        sys.stdout.write(json.dumps(comparison.as_json(), indent=2) + "\n")
         return
     console = Console()
-    for sentence in found.sentences():
+    for sentence in comparison.sentences():
         print_line(console, f"{sentence}.")
-    if found.by_environment:
-        rows = [_row(found, each) for each in found.by_environment]
+    if comparison.by_environment:
+        rows = [_row(comparison, difference) for difference in comparison.by_environment]
         print_facts(Facts("By environment:", rows), as_json=False, console=console)
 
 
-def _row(found: Comparison, difference: Difference) -> dict[str, Any]:
-    a, b = found.names
+def _row(comparison: Comparison, difference: Difference) -> dict[str, Any]:
+    a, b = comparison.names
     low, high = 100 * difference.interval.low, 100 * difference.interval.high
     return {
         "environment": difference.environment,

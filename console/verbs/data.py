@@ -37,36 +37,40 @@ class Finding(NamedTuple):
     """One line of an examination."""
 
     what: str
-    found: str
+    result: str
     advice: str = ""
-    """What to do about it; empty = nothing."""
+    """What to do about the result; empty = nothing."""
+
+    def as_row(self) -> dict[str, str]:
+        """Return the row that is printed, by the names of its columns."""
+        return {"what": self.what, "found": self.result, "advice": self.advice}
 
 
 class Count(NamedTuple):
-    """How many tokens something has."""
+    """The functions that count tokens."""
 
     prompt: Callable[[Prompt], int]
-    """With all that the template puts around it."""
+    """Counts a prompt with all that the template puts around it."""
     answer: Callable[[str], int]
-    """With what ends the turn, and nothing else: no template is before it."""
+    """Counts an answer with the end of the turn and nothing else: no template precedes it."""
 
 
 NOTHING = "the run would reward nothing"
 REFUSED = "the run would be refused"
 FAULTS = (NOTHING, REFUSED)
-"""Begin what is said of a fault for which the exit code is 1."""
+"""Begin the advice about a fault for which the exit code is 1."""
 PROMPTS_S = 120.0
-"""For counting the tokens of prompts."""
+"""Limit of the time for counting the tokens of prompts."""
 
 
 def examine(dataset: Dataset, run: RunSettings, *, count: Count, rows: int) -> Iterator[Finding]:
     """Count the prompts of all rows, and look at the first rows of both sides.
 
     Args:
-        dataset: All of it.
-        run: Its limits.
+        dataset: The whole dataset.
+        run: Settings with the limits of lengths.
         count: Counts tokens.
-        rows: How many to look at.
+        rows: Number of rows to look at.
     """
     seen = list(islice(dataset.all_rows(), rows))
     training, held_out, _ = dataset.counts
@@ -95,7 +99,7 @@ def examine(dataset: Dataset, run: RunSettings, *, count: Count, rows: int) -> I
 
 
 def _counts(dataset: Dataset, run: RunSettings) -> Iterator[Finding]:
-    """Count the rows of each side; a side that a run needs has some."""
+    """Count the rows of each side; a side that the run needs must have some."""
     training, held_out, left_out = dataset.counts
     nothing = f"{REFUSED}: none is left to train on; hold out fewer"
     yield Finding("rows to train on", f"{training:,}", nothing * (run.is_trained and not training))
@@ -112,11 +116,11 @@ def _counts(dataset: Dataset, run: RunSettings) -> Iterator[Finding]:
 def _prompts(dataset: Dataset, run: RunSettings, count: Count) -> Finding:
     """Count the tokens of all prompts, as the checks of a start do."""
     counted = prompt_lengths(dataset, lambda prompt, _: count.prompt(prompt), seconds=PROMPTS_S)
-    found = _spread(counted.tokens, run.max_prompt_tokens, "run.max_prompt_tokens")
+    spread = _spread(counted.tokens, run.max_prompt_tokens, "run.max_prompt_tokens")
     refusal = counted.refusal(run)
     if not counted.is_whole:
-        found += f" (of {counted.looked_at})"
-    return Finding("prompt, tokens", found, f"{REFUSED}: {refusal}" if refusal else "")
+        spread += f" (of {counted.looked_at})"
+    return Finding("prompt, tokens", spread, f"{REFUSED}: {refusal}" if refusal else "")
 
 
 def _spread(lengths: Sequence[int], limit: int, setting: str) -> str:
@@ -126,9 +130,9 @@ def _spread(lengths: Sequence[int], limit: int, setting: str) -> str:
 def _lengths(what: str, counts: Iterable[int], limit: int, setting: str) -> Finding:
     lengths = list(counts)
     over = sum(length > limit for length in lengths)
-    found = _spread(lengths, limit, setting)
+    spread = _spread(lengths, limit, setting)
     advice = f"{over} of {len(lengths)} are too long: raise {setting}, or leave them out"
-    return Finding(f"{what}, tokens", found, advice if over else "")
+    return Finding(f"{what}, tokens", spread, advice if over else "")
 
 
 def _said_back(conversations: list[DatasetConversation]) -> Finding:
@@ -136,12 +140,12 @@ def _said_back(conversations: list[DatasetConversation]) -> Finding:
     for conversation in conversations:
         conversation.step(conversation.answer or "")
         right.append(conversation.score().parts["exact"] == 1.0)
-    found = f"{sum(right)} of {len(right)} right"
+    result = f"{sum(right)} of {len(right)} right"
     if all(right):
-        return Finding("answers, said back to the scorer", found)
+        return Finding("answers, said back to the scorer", result)
     advice = f"the first that is not: {quoted(conversations[right.index(False)].answer, 60)}"
     return Finding(
-        "answers, said back to the scorer", found, advice if any(right) else f"{NOTHING}; {advice}"
+        "answers, said back to the scorer", result, advice if any(right) else f"{NOTHING}; {advice}"
     )
 
 
@@ -163,7 +167,7 @@ app = typer.Typer(
 
 @app.callback()
 def _group() -> None:
-    """Keep `check` a word of its own, although it is the only one."""
+    """Keep `check` a word of its own, although it is the only command."""
 
 
 @app.command()
@@ -185,25 +189,25 @@ def check(
     """
     settings = load(one_of(config, config_option), overrides or ())
     environments = settings.run.by_environment.items()
-    found = []
+    examined = []
     for name, run in environments:
         if run.environment == "dataset":
             with naming(run):
                 title = f"{run.environment_settings.get('path')}, as {run.name} would train on it"
-                own = {"environment": name} if len(environments) > 1 else {}
-                rows_found = [own | each._asdict() for each in _examine(run, settings.actors, rows)]
-                found.append(Facts(title, rows_found))
-    if not found:
+                label = {"environment": name} if len(environments) > 1 else {}
+                findings = _examine(run, settings.actors, rows)
+                examined.append(Facts(title, [label | finding.as_row() for finding in findings]))
+    if not examined:
         names = ", ".join(run.environment for _, run in environments)
         raise SettingsError(
             f"run.environment must be dataset, got {names}; only rows of a file can be counted"
         )
     if as_json:
-        print_facts(Facts("", [row for facts in found for row in facts.rows]), as_json=True)
+        print_facts(Facts("", [row for facts in examined for row in facts.rows]), as_json=True)
     else:
-        for facts in found:
+        for facts in examined:
             print_facts(facts, as_json=False)
-    if any(row["advice"].startswith(FAULTS) for facts in found for row in facts.rows):
+    if any(row["advice"].startswith(FAULTS) for facts in examined for row in facts.rows):
         raise typer.Exit(1)
 
 
@@ -215,7 +219,7 @@ def _examine(run: RunSettings, actors: ActorSettings, rows: int) -> list[Finding
 
 
 def token_counter(run: RunSettings) -> Count:
-    """Return what counts the tokens of prompts and answers."""
+    """Return the functions that count the tokens of prompts and answers."""
     if run.model == "init":  # one character is one token
         return Count(lambda prompt: len(text_of(prompt)), lambda answer: len(answer) + 1)
     tokenizer = ModelTokenizer.of(run)
@@ -247,17 +251,17 @@ async def _rewards(dataset: Dataset, run: RunSettings, actors: ActorSettings) ->
             forms += [await judged(form) for form in MARKED]
     finally:
         await pool.close()
-    found = [_judged("right", right), _judged("empty", empty)]
+    findings = [_judged("right", right), _judged("empty", empty)]
     if len(forms) > 1 and not any(_is_more(form, empty) for form in forms):
-        found[0] = found[0]._replace(
+        findings[0] = findings[0]._replace(
             advice=f"{NOTHING}: no right answer gets more than an empty one; "
-            f"{found[0].advice or 'look at what the function gets with `nyala env test`'}"
+            f"{findings[0].advice or 'look at what the function gets with `nyala env test`'}"
         )
-    return found
+    return findings
 
 
 def _sample(run: RunSettings, item: DatasetConversation, text: str, index: int) -> RewardSample:
-    """Make what a function gets for an answer in a run."""
+    """Make the sample that a function gets for an answer in a run."""
     item.step(text)
     return RewardSample.of(
         item,
@@ -271,19 +275,19 @@ def _sample(run: RunSettings, item: DatasetConversation, text: str, index: int) 
 def _is_more(right: Sequence[Parts | RewardError], empty: Sequence[Parts | RewardError]) -> bool:
     """Whether a right answer has a larger reward than the empty one to the same question."""
     return any(
-        not isinstance(each, RewardError)
-        and (isinstance(other, RewardError) or sum(each.values()) > sum(other.values()))
-        for each, other in zip(right, empty, strict=True)
+        not isinstance(reward, RewardError)
+        and (isinstance(other, RewardError) or sum(reward.values()) > sum(other.values()))
+        for reward, other in zip(right, empty, strict=True)
     )
 
 
 def _judged(what: str, results: list[dict[str, float] | RewardError]) -> Finding:
-    given = [result for result in results if not isinstance(result, RewardError)]
+    scored = [result for result in results if not isinstance(result, RewardError)]
     failed = [result for result in results if isinstance(result, RewardError)]
     means = {
-        name: sum(parts.get(name, 0.0) for parts in given) / len(given)
-        for name in sorted({name for parts in given for name in parts})
+        name: sum(parts.get(name, 0.0) for parts in scored) / len(scored)
+        for name in sorted({name for parts in scored for name in parts})
     }
-    found = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items()) or "none"
+    mean_parts = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items()) or "none"
     advice = f"{len(failed)} of {len(results)} failed: {failed[0]}" if failed else ""
-    return Finding(f"reward of {len(results)} {what} answers", found, advice)
+    return Finding(f"reward of {len(results)} {what} answers", mean_parts, advice)

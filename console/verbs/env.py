@@ -46,7 +46,7 @@ app = typer.Typer(
 
 
 class Policy(StrEnum):
-    """Who plays."""
+    """The policy that plays the episodes."""
 
     SCRIPT = "script"
     ECHO = "echo"
@@ -55,14 +55,14 @@ class Policy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An episode, who played it, and what the reward functions of the run give for it."""
+    """An episode, its policy, and what the reward functions of the run give for it."""
 
     environment: str
     policy: Policy
     played: Played
     rewards: Parts | RewardError
     reward: float | None
-    """What would be trained; None = a function failed."""
+    """Reward that would be trained; None = a function failed."""
 
 
 class Model(NamedTuple):
@@ -74,7 +74,7 @@ class Model(NamedTuple):
 
 @app.callback()
 def _group() -> None:
-    """Keep `test` a word of its own, although it is the only one."""
+    """Keep `test` a word of its own, although it is the only command."""
 
 
 @app.command("test")
@@ -83,9 +83,12 @@ def show(
     config_option: ConfigOption = None,
     overrides: Overrides = None,
     *,
-    episodes: Annotated[int, typer.Option("-n", min=1, max=1000, help="Of each policy.")] = 3,
+    episodes: Annotated[
+        int, typer.Option("-n", min=1, max=1000, help="Episodes of each policy.")
+    ] = 3,
     policy: Annotated[
-        list[Policy] | None, typer.Option(help="Who plays; may be given several times. All three.")
+        list[Policy] | None,
+        typer.Option(help="Policy that plays; may be given several times. Default: all three."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -102,11 +105,11 @@ def show(
     with own_stdout():
         shown = asyncio.run(_play_all(settings, policies, episodes))
     if as_json:
-        print_facts(Facts("", [_as_json(each) for each in shown]), as_json=True)
+        print_facts(Facts("", [_as_json(episode) for episode in shown]), as_json=True)
         return
     console = Console()
-    for each in shown:
-        _print(console, each, of=f" of {each.environment}" * bool(settings.run.environments))
+    for episode in shown:
+        _print(console, episode, of=f" of {episode.environment}" * bool(settings.run.environments))
 
 
 async def _play_all(settings: Settings, policies: Sequence[Policy], n: int) -> list[Shown]:
@@ -124,27 +127,33 @@ async def _play_all(settings: Settings, policies: Sequence[Policy], n: int) -> l
         for name, run in settings.run.by_environment.items():
             with naming(run):
                 played = await _play_one(run, settings.actors, policies, n, model)
-                rewards = await judge(run, settings.actors, [each for _, each in played])
+                rewards = await judge(run, settings.actors, [episode for _, episode in played])
             shown += [
-                Shown(name, policy, each, given, _reward_of(run, settings.rewards, each, given))
-                for (policy, each), given in zip(played, rewards, strict=True)
+                Shown(
+                    name,
+                    policy,
+                    episode,
+                    reward,
+                    _reward_of(run, settings.rewards, episode, reward),
+                )
+                for (policy, episode), reward in zip(played, rewards, strict=True)
             ]
         return shown
 
 
 def _reward_of(
-    run: RunSettings, rewards: RewardSettings, played: Played, given: Parts | RewardError
+    run: RunSettings, rewards: RewardSettings, played: Played, parts: Parts | RewardError
 ) -> float | None:
-    if isinstance(given, RewardError):
+    if isinstance(parts, RewardError):
         return None
-    return trained_reward(run, rewards, played, given)[0]
+    return trained_reward(run, rewards, played, parts)[0]
 
 
 def trained_reward(
-    run: RunSettings, rewards: RewardSettings, played: Played, given: Parts
+    run: RunSettings, rewards: RewardSettings, played: Played, parts: Parts
 ) -> tuple[float, Parts]:
-    """Weigh what an episode's reward is made of, as the learner does; return it and its parts."""
-    score = played.score.judged(given) if given else played.score
+    """Weigh the parts of an episode's reward as the learner does; return it and the parts."""
+    score = played.score.judged(parts) if parts else played.score
     tokens = played.tokens, run.max_completion_tokens
     return shaped(score.reward, score.parts, rewards, tokens=tokens)
 
@@ -152,18 +161,18 @@ def trained_reward(
 async def _play_one(
     run: RunSettings, actors: ActorSettings, policies: Sequence[Policy], n: int, model: Model | None
 ) -> list[tuple[Policy, Played]]:
-    """Let everyone play an environment."""
+    """Let each of the policies play an environment."""
     environment = make_environment(run)
     specs, limit_s = _specs(run, n), actors.environment_timeout_s
     played: list[tuple[Policy, Played]] = []
     for policy, speak in ((Policy.SCRIPT, follow_script), (Policy.ECHO, echo)):
         if policy in policies:
-            found = [await play(environment, spec, speak, limit_s=limit_s) for spec in specs]
-            played += [(policy, each) for each in found]
+            episodes = [await play(environment, spec, speak, limit_s=limit_s) for spec in specs]
+            played += [(policy, episode) for episode in episodes]
     if model is not None:
         maker = EpisodeMaker(model.tokenizer, run, "env-test", limit_s=limit_s)
-        found = await play_model(model.engine, model.tokenizer, maker, environment, specs)
-        played += [(Policy.MODEL, each) for each in found]
+        episodes = await play_model(model.engine, model.tokenizer, maker, environment, specs)
+        played += [(Policy.MODEL, episode) for episode in episodes]
     return played
 
 
@@ -220,7 +229,7 @@ def own_stdout() -> Iterator[None]:
 
 @asynccontextmanager
 async def started_model(settings: Settings) -> AsyncIterator[Model]:
-    """Start the engine of the run's model, and end it."""
+    """Start the engine of the run's model for the body, and end it afterwards."""
     tokenizer = ModelTokenizer.of(settings.run)
     engine, _ = make_engine(settings)
     await engine.start()
@@ -237,7 +246,7 @@ async def judge(
         return [{} for _ in played]
     pool = RewardPool(run, actors)
     try:
-        return await pool.score_by_item([each.sample for each in played])
+        return await pool.score_by_item([episode.sample for episode in played])
     finally:
         await pool.close()
 

@@ -40,10 +40,10 @@ class Graded(NamedTuple):
 
     environment: str
     title: str
-    """What it is judged by."""
+    """Title of the metric that judges it."""
     grade: float
     reward: float
-    """As it would be trained."""
+    """Reward as it would be trained."""
 
 
 @app.command("eval")
@@ -53,7 +53,7 @@ def evaluate(
     ],
     config: Annotated[
         Path | None,
-        typer.Argument(metavar="[SETTINGS]", help="Of a run, for a model.", show_default=False),
+        typer.Argument(metavar="[SETTINGS]", help="Settings for a model.", show_default=False),
     ] = None,
     overrides: Overrides = None,
     *,
@@ -62,9 +62,9 @@ def evaluate(
 ) -> None:
     """Ask a model the held-out questions of a run, as its evaluations do, and train nothing.
 
-    Of a run: its trained model, else its newest checkpoint, else the model that it begins with. Or
-    any model's folder, with a settings file or a run behind it. Answers are greedy, by the run's
-    engine; `--set run.eval_episodes=500` asks more questions.
+    The model is a run's: its trained model, else its newest checkpoint, else the model that it
+    begins with. Or it is any model's folder, followed by a settings file or a run. Answers are
+    greedy, by the run's engine; `--set run.eval_episodes=500` asks more questions.
 
     Example: `nyala eval models/smollm2-135m mine.yaml`
     """
@@ -80,18 +80,19 @@ def evaluate(
     chosen = model_of(settings, checkpoint) if config is None else _at(run)
     with own_stdout(), chosen as model:
         answers = asyncio.run(_answers(with_value(settings, "run", "model", model.path)))
-    found: dict[str, Any] = {"model": model.name, **_figures(answers)}
+    result: dict[str, Any] = {"model": model.name, **_figures(answers)}
     if settings.run.environments:
-        names = dict.fromkeys(each.environment for each in answers)
-        found["environments"] = {
-            name: _figures([each for each in answers if each.environment == name]) for name in names
+        names = dict.fromkeys(answer.environment for answer in answers)
+        result["environments"] = {
+            name: _figures([answer for answer in answers if answer.environment == name])
+            for name in names
         }
     if as_json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        sys.stdout.write(json.dumps(result, indent=2) + "\n")
         return
     console = Console()
-    _print(console, model.name, found)
-    for name, figures in found.get("environments", {}).items():
+    _print(console, model.name, result)
+    for name, figures in result.get("environments", {}).items():
         _print(console, f"  {name}", figures)
 
 
@@ -109,22 +110,22 @@ async def _answers(settings: Settings) -> list[Graded]:
     answers: list[Graded] = []
     async with started_model(settings) as model:
         for at, (name, run) in enumerate(settings.run.by_environment.items()):
-            own = [(place.item, number) for place, number in numbers if place.environment == at]
+            items = [(place.item, number) for place, number in numbers if place.environment == at]
             specs = [
                 msgspec.structs.replace(eval_task(settings.run, number, number), index=item)
-                for item, number in own
+                for item, number in items
             ]
             limit_s = settings.actors.environment_timeout_s
             maker = EpisodeMaker(model.tokenizer, run, "eval", limit_s=limit_s)
             with naming(run):
                 environment = make_environment(run)
                 played = await play_model(model.engine, model.tokenizer, maker, environment, specs)
-                given = await judge(run, settings.actors, played)
+                judged = await judge(run, settings.actors, played)
             shown = []
-            for each, functions in zip(played, given, strict=True):
+            for episode, functions in zip(played, judged, strict=True):
                 if isinstance(functions, RewardError):
                     raise functions
-                shown.append(trained_reward(run, settings.rewards, each, functions))
+                shown.append(trained_reward(run, settings.rewards, episode, functions))
             metric = metrics[name].in_answers(parts for _, parts in shown)
             answers += [
                 Graded(name, metric.title, metric.grade(reward, parts), reward)
@@ -134,21 +135,22 @@ async def _answers(settings: Settings) -> list[Graded]:
 
 
 def _figures(answers: list[Graded]) -> dict[str, Any]:
-    grades, n = [each.grade for each in answers], len(answers)
+    grades, n = [answer.grade for answer in answers], len(answers)
     return {
-        "metric": common_title(each.title for each in answers),
+        "metric": common_title(answer.title for answer in answers),
         "score": fmean(grades),
         "standard_error": stdev(grades) / n**0.5 if n > 1 else None,
         "n": n,
-        REWARD: fmean(each.reward for each in answers),
+        REWARD: fmean(answer.reward for answer in answers),
     }
 
 
-def _print(console: Console, name: str, found: dict[str, Any]) -> None:
-    error = found["standard_error"]
+def _print(console: Console, name: str, figures: dict[str, Any]) -> None:
+    error = figures["standard_error"]
     spread = "" if error is None else f" (standard error {error:.3f})"
     text = (
-        f"{name}: held-out {found['metric']} {found['score']:.3f}{spread}, {found['n']} questions"
+        f"{name}: held-out {figures['metric']} {figures['score']:.3f}{spread}, "
+        f"{figures['n']} questions"
     )
-    other = f", held-out reward {found[REWARD]:.3f}" * (found[REWARD] != found["score"])
+    other = f", held-out reward {figures[REWARD]:.3f}" * (figures[REWARD] != figures["score"])
     print_line(console, text + other)

@@ -134,7 +134,7 @@ def _refuse_what_pods_cannot_have(settings: Settings) -> None:
 
 
 def _recipes(settings: Settings, target: Target, values: dict[str, str | int]) -> dict[str, str]:
-    """Fill the templates in; those of SkyPilot become one file, with as many actors as it has."""
+    """Fill in the templates; those of SkyPilot become one file, with all of its actors."""
     folder = Path(__file__).parents[1] / "fleet" / target
     files = [*folder.glob("*.*")]
     if target == "kubernetes":
@@ -194,13 +194,13 @@ MOST_FAILURES = 20  # in a row, which is ten minutes: a controller that is resta
 
 
 class SlurmFleet:
-    """The actors' jobs of one run. Slurm keeps the count; a call looks once, and mends it.
+    """The actors' jobs of one run; Slurm's queue is their only record.
 
     Args:
-        folder: Of the run.
-        script: `actor.sh`, as rendered.
-        options: Of sbatch, such as `--partition=spot`.
-        pause: Between looks, seconds.
+        folder: Folder of the run.
+        script: `actor.sh`, as `nyala fleet render` writes it.
+        options: Options of sbatch, such as `--partition=spot`.
+        pause: Waits between two looks; its argument is in seconds.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class SlurmFleet:
         self._first = first_wanted(settings)
 
     def follow(self) -> None:
-        """Follow until the run has ended; its actors end by themselves then.
+        """Adjust the number of jobs until the run has ended; its actors then end by themselves.
 
         Raises:
             SettingsError: Slurm refuses the first commands, or all for ten minutes.
@@ -237,7 +237,7 @@ class SlurmFleet:
             self._pause(LOOK_S)
 
     def look(self) -> None:
-        """Start or end as many jobs as are missing or too many, within `MOST_AT_ONCE`."""
+        """Start missing jobs, or end those that are too many, at most `MOST_AT_ONCE`."""
         progress = self._progress.look()
         wanted = progress.actors_wanted or self._first.actors
         jobs = self._jobs()
@@ -252,7 +252,7 @@ class SlurmFleet:
             _run("scancel", *jobs[: min(-missing, MOST_AT_ONCE)])
 
     def _jobs(self) -> list[str]:
-        """List the jobs that wait or run: those that wait first, then the newest."""
+        """List the jobs that wait or run: waiting ones first, then the newest."""
         asked = _run(
             *("squeue", "-h", "-r", f"--name={self._name}", f"--user={getpass.getuser()}"),
             *("--states=PENDING,CONFIGURING,RUNNING", "--sort=T,-i", "-o", "%i"),
@@ -314,7 +314,7 @@ def write_recipes(
 def follow(
     run: Annotated[Path, typer.Argument(help="Folder of the run.")],
     script: Annotated[Path, typer.Argument(help="actor.sh, as `nyala fleet render` writes it.")],
-    partition: Annotated[str, typer.Option(help="Of Slurm, where jobs may be preempted.")],
+    partition: Annotated[str, typer.Option(help="Partition of Slurm whose jobs may be preempted.")],
 ) -> None:
     """Keep as many actors' jobs under Slurm as the run wants, until it has ended.
 

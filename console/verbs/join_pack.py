@@ -62,17 +62,17 @@ class Contents:
 
 
 def write_pack(run: Path, host: str, name: str, out: Path, *, with_model: bool = True) -> None:
-    """Write a pack with a key of its own, and let the holder of this key in.
+    """Write a pack with a new key, which the broker admits from then on.
 
     Args:
         run: Folder of the run.
-        host: Where other machines reach this one.
-        name: Of the key.
-        out: A new file.
-        with_model: Put a model in that is a folder; False = it lies at the same path elsewhere.
+        host: Address at which other machines reach this one.
+        name: Name of the key.
+        out: Path of the pack, a new file.
+        with_model: Include a model that is a folder; False = it lies at the same path elsewhere.
 
     Raises:
-        SettingsError: The run cannot be reached from elsewhere, or a file is missing or in the way.
+        SettingsError: Other machines cannot reach the run, or a file is missing or in the way.
     """
     folder, settings = run_folder_of(run), settings_of(run)
     if out.exists():
@@ -107,18 +107,18 @@ def write_pack(run: Path, host: str, name: str, out: Path, *, with_model: bool =
 
 
 def is_pack(path: Path) -> bool:
-    """Whether this is a pack, and no settings file or folder of a run."""
+    """Whether a path is a pack, rather than a settings file or the folder of a run."""
     return path.is_file() and tarfile.is_tarfile(path)
 
 
 def open_pack(pack: Path, overrides: Sequence[str]) -> tuple[Path, list[str]]:
-    """Unpack; one that was unpacked on this machine before is there already.
+    """Unpack a pack, unless this machine has unpacked it before.
 
     Returns:
         The folder to join with, and the overrides with those of the pack before them.
 
     Raises:
-        SettingsError: It is open to others or damaged, or this machine differs from the run's.
+        SettingsError: The pack is open to others or damaged, or this machine differs from the run.
     """
     check_private(pack)
     with pack.open("rb") as file:
@@ -129,14 +129,14 @@ def open_pack(pack: Path, overrides: Sequence[str]) -> tuple[Path, list[str]]:
         _unpack(pack, place)
     contents = Contents(**json.loads((place / CONTENTS).read_bytes()))
     folder = place / contents.run
-    given = [f"run.model={json.dumps(str(folder / 'model'))}"] if contents.has_model else []
-    changed = [*given, *overrides]
+    model_setting = [f"run.model={json.dumps(str(folder / 'model'))}"] if contents.has_model else []
+    changed = [*model_setting, *overrides]
     _compare(contents, settings_of(folder, changed))
     return folder, changed
 
 
 def _compare(contents: Contents, settings: Settings) -> None:
-    """Refuse files that are not those of the run."""
+    """Refuse settings, files and packages that differ from those of the run."""
     here = run_hashes(settings.run)
     differing = [part for part, value in contents.hashes.items() if here.get(part) != value]
     if differing:
@@ -148,7 +148,7 @@ def _compare(contents: Contents, settings: Settings) -> None:
 
 
 def _as_reached(settings: Settings, host: str) -> Settings:
-    """Return the settings of an actor elsewhere."""
+    """Return the settings for an actor on another machine."""
     if not host or "/" in host or _has_port(host):
         raise SettingsError(
             f"--host must be the address or name of this machine alone, got {host!r}; "
@@ -186,8 +186,8 @@ def _refuse_loopback(setting: str, endpoint: str, port: int) -> None:
 def _replaced(endpoint: str, host: str, *, always: bool = False) -> str:
     """Put the host into an endpoint of all addresses of this machine."""
     parts = urlsplit(endpoint)
-    own = parts.hostname or ""
-    if not always and own != "*" and not _is(own, "is_unspecified"):
+    hostname = parts.hostname or ""
+    if not always and hostname != "*" and not _is(hostname, "is_unspecified"):
         return endpoint
     return f"tcp://[{host}]:{parts.port}" if ":" in host else f"tcp://{host}:{parts.port}"
 
@@ -210,7 +210,7 @@ def _has_port(host: str) -> bool:
 
 
 def _model_of(settings: Settings) -> Path | None:
-    """Return the folder of the model; None for a name on the hub."""
+    """Return the folder of the run's model; None for a name on the hub."""
     folder = Path(settings.run.model_path).expanduser()
     if folder.is_dir():
         return folder
@@ -241,7 +241,7 @@ def _extract(archive: tarfile.TarFile, into: Path) -> None:
     """Extract files and folders; `tarfile` has had a filter for that since Python 3.11.4 only.
 
     Raises:
-        ValueError: It has something else, or a name that leads out of the folder.
+        ValueError: The pack has other entries, or a name that leads out of the folder.
     """
     for member in archive:
         parts = PurePosixPath(member.name).parts
@@ -257,7 +257,7 @@ def _extract(archive: tarfile.TarFile, into: Path) -> None:
 
 
 def _unpack(pack: Path, place: Path) -> None:
-    """Unpack beside, then rename: several actors may begin at once."""
+    """Unpack into a folder beside the target, then rename it: several actors may begin at once."""
     place.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=place.parent))  # mode 0700
     try:
@@ -292,7 +292,7 @@ def join_pack(
         str, typer.Option(metavar="ADDRESS", help="Where other machines reach this one.")
     ],
     name: Annotated[
-        str | None, typer.Option(help="Of the pack's key, such as site-a.", show_default=False)
+        str | None, typer.Option(help="Name of the pack's key, such as site-a.", show_default=False)
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="By default NAME.nyala.")] = None,
     without_model: Annotated[

@@ -92,7 +92,7 @@ def add(
     role: Annotated[str, typer.Option(help="actor, enrolment, observer or operator.")] = "actor",
     folder: Folder = HERE,
 ) -> None:
-    """Make one more key and let its holder in.
+    """Make one more key, and admit its holder.
 
     Copy the printed file and broker.pub to the machine of its holder.
 
@@ -121,7 +121,7 @@ def revoke(name: Name, folder: Folder = HERE) -> None:
 
 @app.command()
 def announce(folder: Folder = HERE) -> None:
-    """Make the broker's next key.
+    """Make the broker's next key, before the exchange.
 
     Copy the printed file to the actors before `nyala keys rotate broker`.
 

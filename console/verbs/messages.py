@@ -51,23 +51,23 @@ def error_classes() -> frozenset[str]:
         for node in nodes
         if isinstance(node, ast.ClassDef)
     }
-    found = {"NyalaError"}
-    while new := {name for name, of in bases.items() if of & found} - found:
-        found |= new
-    return frozenset(found - {"NyalaError"})
+    classes = {"NyalaError"}
+    while new := {name for name, of in bases.items() if of & classes} - classes:
+        classes |= new
+    return frozenset(classes - {"NyalaError"})
 
 
 def texts_for_people() -> list[Found]:
-    """Find what is said about something that a person has to change."""
-    found: dict[Found, None] = {}
+    """Find the texts about something that a person has to change."""
+    texts: dict[Found, None] = {}
     for module, nodes in modules():
         hidden, raised = _hidden(nodes), _raised(nodes)
         for node in nodes:
             if isinstance(node, ast.JoinedStr | ast.Constant) and id(node) not in hidden:
                 text = shape(node)
                 if id(node) in raised or OWN_STYLE.match(text):
-                    found[Found(module, text)] = None
-    return list(found)
+                    texts[Found(module, text)] = None
+    return list(texts)
 
 
 def shape(node: ast.expr) -> str:
@@ -94,13 +94,13 @@ def _is_call(node: ast.AST, names: Collection[str]) -> bool:
 
 
 def _raised(nodes: Nodes) -> set[int]:
-    """Find texts that errors of ours are made with."""
+    """Find texts with which errors of Nyala are raised."""
     ours = error_classes()
     return {id(n.args[0]) for n in nodes if isinstance(n, ast.Call) and _is_call(n, ours)}
 
 
 def _hidden(nodes: Nodes) -> set[int]:
-    """Find texts that are parts of others, of assertions, or of errors not shown alone."""
+    """Find texts that are parts of other texts, of assertions, or of errors not shown alone."""
     hidden: set[int] = set()
     for node in nodes:
         match node:
@@ -112,7 +112,7 @@ def _hidden(nodes: Nodes) -> set[int]:
                 within = set(ast.walk(node))
             case _:
                 continue
-        hidden |= {id(each) for each in within}
+        hidden |= {id(part) for part in within}
     return hidden
 
 
@@ -144,15 +144,15 @@ This page is written by `nyala messages --markdown > docs/messages.md`, from the
 `console/verbs/causes.yaml`.
 """
 ABOUT = {
-    "exit codes": "Of every role and of `nyala` itself; a role's process is started again where "
-    "that can help.",
+    "exit codes": "Codes of every role and of `nyala` itself; a role's process is started again "
+    "where that can help.",
     "errors": "Classes as in tracebacks and `import nyala`.",
     "refusals of the broker": "Actors and observers get them as `(refused as CODE)`, and counts "
     "by code are in the broker's metrics.",
     "dead letters": "Reasons in `nyala buffer dead list RUN`: tasks that are not tried any more.",
     "dropped groups": "Reasons in `dropped_groups` of metrics.jsonl: sampled and not trained.",
     "alerts": "Names in `alerts` of metrics.jsonl, and in the learner's log as `ALERT`.",
-    "lines of nyala up": "Of `nyala up` itself, above or in place of the live view.",
+    "lines of nyala up": "Lines of `nyala up` itself, above or in place of the live view.",
     "log lines": "From `warning` on, in `nyala logs RUN`. Where the cure is nothing, the run goes "
     "on by itself.",
 }
@@ -163,7 +163,7 @@ REFUSED = (
 
 
 class Message(NamedTuple):
-    """One message."""
+    """One message, its cause and its cure."""
 
     family: str
     text: str
@@ -173,46 +173,49 @@ class Message(NamedTuple):
 
 @cache
 def explained() -> dict[str, dict[str, list[str]]]:
-    """Family -> message -> cause and cure."""
-    found: dict[str, dict[str, list[str]]] = yaml.safe_load(CAUSES.read_text(encoding="utf-8"))
-    return found
+    """Return family -> message -> cause and cure."""
+    causes: dict[str, dict[str, list[str]]] = yaml.safe_load(CAUSES.read_text(encoding="utf-8"))
+    return causes
 
 
 def messages() -> list[Message]:
-    """List all messages."""
+    """List the messages that are explained by hand, then the refusals."""
     by_hand = [
         Message(family, text, *why)
         for family, rows in explained().items()
         for text, why in rows.items()
     ]
-    return [*by_hand, *(each for _, each in _refused())]
+    return [*by_hand, *(message for _, message in _refused())]
 
 
 def as_lines(wanted: str | None) -> str:
-    """Write the messages that a text from a terminal or a log has, else those with these words."""
+    """Write the messages that fit a text from a terminal or a log, else those with these words."""
     every = messages()
     if wanted is not None:
-        fitting = [each for each in every if _fits(each, wanted)]
+        fitting = [message for message in every if _fits(message, wanted)]
         words = wanted.lower()
         every = fitting or _with(words.split(), every)
     if not every:
         return "no message has this text; try a few words of it\n"
     return "\n".join(
-        f"{each.text}  ({each.family})\n    cause: {each.cause}\n    cure: {each.cure}\n"
-        for each in every
+        f"{message.text}  ({message.family})\n    cause: {message.cause}\n"
+        f"    cure: {message.cure}\n"
+        for message in every
     )
 
 
 def _with(words: Sequence[str], every: Sequence[Message]) -> list[Message]:
     """Choose the messages with these words side by side, values between them, else with all."""
     beside = re.compile(r"\s+(?:<\S+>\s+)*".join(map(re.escape, words)))
-    texts = {each: " ".join(each).lower() for each in every}
-    found = [each for each, text in texts.items() if beside.search(text)]
-    return found or [each for each, text in texts.items() if all(word in text for word in words)]
+    texts = {message: " ".join(message).lower() for message in every}
+    chosen = [message for message, text in texts.items() if beside.search(text)]
+    return chosen or [
+        message for message, text in texts.items() if all(word in text for word in words)
+    ]
 
 
 def as_markdown() -> str:
-    """Write docs/messages.md."""
+    """Write the text of docs/messages.md."""
     parts = [HEAD]
     for family, rows in explained().items():
         lines = [(f"`{text}`", *why) for text, why in rows.items()]
@@ -220,9 +223,9 @@ def as_markdown() -> str:
         parts += [table(("message", "cause", "cure"), lines) + "\n"]
     parts += ["## What is refused\n", f"{REFUSED}\n"]
     by_room: dict[str, list[tuple[str, str]]] = {}
-    for module, each in _refused():
+    for module, message in _refused():
         of_room = by_room.setdefault(module.partition("/")[0], [])
-        of_room.append((f"`{each.text}`", each.cure))
+        of_room.append((f"`{message.text}`", message.cure))
     for room, texts in by_room.items():
         parts += [f"### {room}\n", table(("message", "cure"), texts) + "\n"]
     return "\n".join(parts)
@@ -237,7 +240,7 @@ def _refused() -> Iterator[tuple[str, Message]]:
 
 
 def _fits(message: Message, seen: str) -> bool:
-    """Whether a text that somebody has seen has this message, with values in it."""
+    """Whether a text that a person has seen is this message, with values filled in."""
     fixed = VALUE.split(message.text)
     if sum(map(len, fixed)) < LEAST_FIXED:
         return False

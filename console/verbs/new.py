@@ -110,20 +110,20 @@ def new(
     folder = Path(name)
     if folder.exists():
         raise SettingsError(f"{folder.absolute()} must be a new folder, and it is there already")
-    given = None if model in {None, "init"} else _checked(str(model))
-    if data is not None and given is None:
+    checked = None if model in {None, "init"} else _checked(str(model))
+    if data is not None and checked is None:
         raise SettingsError(
             f"--data must have a model to fit, got {data} alone; add --model FOLDER"
         )
-    values = {} if given is None else _values(given, data)
+    values = {} if checked is None else _values(checked, data)
     folder.mkdir()
     for template, target in FILES.items():
         text = (TEMPLATES / template).read_text(encoding="utf-8").replace("PROJECT", name)
         (folder / target.replace("PROJECT", name)).write_text(text, encoding="utf-8")
     if data is None:
-        text = reversals() if given is None else problems(PROBLEMS)
+        text = reversals() if checked is None else problems(PROBLEMS)
         (folder / "data.jsonl").write_text(text, encoding="utf-8")
-    template = "settings.yaml" if given is None else "settings_of_model.yaml"
+    template = "settings.yaml" if checked is None else "settings_of_model.yaml"
     text, placed = (TEMPLATES / template).read_text(encoding="utf-8"), values | {"PROJECT": name}
     text = re.sub("[A-Z_]{4,}", lambda word: placed.get(word[0], word[0]), text)
     (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
@@ -133,7 +133,7 @@ def new(
 
 
 def reversals() -> str:
-    """Write the rows of `data.jsonl`: numbers of three to five digits, and the same backwards."""
+    """Write the rows of `data.jsonl`: numbers of three to five digits, and their reversals."""
     numbers = random.Random(0).sample(range(100, 100_000), ROWS)
     rows = ({"question": f"{n}>", "answer": str(n)[::-1]} for n in numbers)
     return "".join(json.dumps(row) + "\n" for row in rows)
@@ -183,19 +183,19 @@ def problems(count: int) -> str:
 
 
 def _checked(model: str) -> str:
-    """Return a directory with its whole path, or a name, of a model that can be trained.
+    """Check a model that can be trained; return its whole path, or its name on the hub.
 
     Raises:
-        SettingsError: It cannot.
+        SettingsError: The model cannot be trained.
     """
     path = Path(model).expanduser()
-    found = str(path.resolve()) if path.exists() else model
-    check_model(RunSettings(model=found, max_prompt_tokens=1, max_completion_tokens=1))
-    return found
+    model_path = str(path.resolve()) if path.exists() else model
+    check_model(RunSettings(model=model_path, max_prompt_tokens=1, max_completion_tokens=1))
+    return model_path
 
 
 def _values(model: str, data: str | None) -> dict[str, str]:
-    """Fit the settings to a model and to rows; without a file, to those that are written."""
+    """Fit the settings to a model and to the rows of a file, or to the rows that are written."""
     if data is not None:
         columns = columns_of(Path(data).expanduser().resolve())
         return _fitted(model, columns) | {"COLUMNS": json.dumps(columns, ensure_ascii=False)}
@@ -208,7 +208,7 @@ def _values(model: str, data: str | None) -> dict[str, str]:
 
 
 def _fitted(model: str, columns: dict[str, Any]) -> dict[str, str]:
-    """Fit the settings to a model, to its tokenizer's view of the data, and to this machine."""
+    """Fit the settings to a model, to the data's lengths in its tokens, and to this machine."""
     run = RunSettings(model=model, environment="dataset", environment_settings=columns)
     count, dataset = token_counter(run), make_dataset(run)
     rows = [row for row, _ in dataset.all_rows()]
@@ -249,7 +249,7 @@ def _fitted(model: str, columns: dict[str, Any]) -> dict[str, str]:
 
 
 def first_look(settings: Settings) -> tuple[float, str]:
-    """Choose a temperature by what the untrained model answers; empty scores = it could not."""
+    """Choose a temperature from the untrained model's answers; the text is empty if it had none."""
     say = Console(stderr=True)
     say.print(
         f"asking the model {LOOKED_AT} questions {1 + len(TEMPERATURES)} times, for a temperature; "
@@ -266,24 +266,24 @@ def first_look(settings: Settings) -> tuple[float, str]:
         say.print(f"run.temperature stays {TEMPERATURES[0]}: {why}", style="yellow")
         return TEMPERATURES[0], ""
     greedy = scores.pop(0.0)
-    good = [each for each, score in scores.items() if score >= NEARLY * greedy]
-    told = ", ".join(f"{score:.2f} at {each}" for each, score in scores.items())
+    good = [temperature for temperature, score in scores.items() if score >= NEARLY * greedy]
+    told = ", ".join(f"{score:.2f} at {temperature}" for temperature, score in scores.items())
     return (good or TEMPERATURES[-1:])[0], f"untrained: greedy {greedy:.2f}, sampled {told}"
 
 
 async def scores_at(settings: Settings, say: Console) -> dict[float, float]:
-    """Return the mean score of answers by temperature, and say each; 0 = greedy."""
+    """Return temperature -> mean score of answers, and print each; 0 = greedy."""
     run, limit_s = settings.run, settings.actors.environment_timeout_s
     environment = make_environment(run)
     tasks = [training_task(run, number * run.group_size) for number in range(LOOKED_AT)]
     async with asyncio.timeout(LOOK_S), started_model(settings) as model:
         maker = EpisodeMaker(model.tokenizer, run, "look", limit_s=limit_s)
         scores = dict[float, float]()
-        for each in (0.0, *TEMPERATURES):
-            specs = [msgspec.structs.replace(task, temperature=each) for task in tasks]
+        for temperature in (0.0, *TEMPERATURES):
+            specs = [msgspec.structs.replace(task, temperature=temperature) for task in tasks]
             played = await play_model(model.engine, model.tokenizer, maker, environment, specs)
-            scores[each] = fmean(one.score.reward for one in played)
-            say.print(f"  at {each:g}: score {scores[each]:.2f}", style="dim")
+            scores[temperature] = fmean(one.score.reward for one in played)
+            say.print(f"  at {temperature:g}: score {scores[temperature]:.2f}", style="dim")
     return scores
 
 
@@ -292,7 +292,7 @@ def _rounded(tokens: int) -> int:
 
 
 def columns_of(path: Path) -> dict[str, Any]:
-    """Find the columns of questions and answers, and what compares answers.
+    """Find the columns of questions and answers, and the scorer that compares answers.
 
     Raises:
         SettingsError: The rows cannot be read, or have no such columns.
@@ -323,7 +323,7 @@ def _has_column(row: Mapping[str, Any], name: str) -> bool:
 
 
 def _microbatch(settings: Settings) -> int:
-    """Return the most tokens of a microbatch with which the run fits card and machine."""
+    """Return the most tokens of a microbatch with which the run fits the card and the machine."""
     for tokens in MICROBATCHES:
         try:
             check_memory(

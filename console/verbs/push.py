@@ -38,23 +38,23 @@ def upload(
     message: str,
     is_dry: bool = False,
 ) -> str:
-    """Upload a model; nobody sees half of it.
+    """Upload a model in one commit, so that its files appear together.
 
     Weights of an earlier upload are removed in the same commit.
 
     Args:
-        model: Its folder.
-        name: `OWNER/NAME`; made if it is not there yet.
-        private: Make it so that nobody else sees it.
-        revision: A branch, made if it is not there yet; None = main.
-        message: Of the commit.
+        model: Folder of the model.
+        name: `OWNER/NAME` of the repository, which is made if it is missing.
+        private: Make a new repository private.
+        revision: Branch, which is made if it is missing; None = main.
+        message: Message of the commit.
         is_dry: Change nothing, and describe what would be done.
 
     Returns:
-        Where it is, or the description.
+        Address of the commit, or the description.
 
     Raises:
-        SettingsError: It cannot be uploaded.
+        SettingsError: The model cannot be uploaded.
     """
     from huggingface_hub import (  # noqa: PLC0415 - half a second
         CommitOperationAdd,
@@ -122,11 +122,14 @@ def _plan(
 def _seen_on_hub(
     api: HfApi, name: str, files: Mapping[str, Path], *, private: bool, revision: str | None
 ) -> tuple[str, list[str]]:
-    """Say whose token it is and what would be made; and list the weights that would be removed."""
+    """Describe the repository and whose token it is; list the weights that would be removed."""
     from huggingface_hub.errors import RevisionNotFoundError  # noqa: PLC0415 - half a second
 
     who = api.whoami()
-    if name.partition("/")[0] not in {who["name"], *(each["name"] for each in who["orgs"])}:
+    if name.partition("/")[0] not in {
+        who["name"],
+        *(organization["name"] for organization in who["orgs"]),
+    }:
         raise _refusal(name, 403, SettingsError())
     is_there = api.repo_exists(name)
     old: list[str] = []
@@ -134,16 +137,16 @@ def _seen_on_hub(
         _check_private(api, name, private=private)
         with suppress(RevisionNotFoundError):
             old = _left_over(api.list_repo_files(name, revision=revision), files)
-    made = "is there" if is_there else f"is made as a {'private' if private else 'public'} model"
-    return f"it {made}, as {who['name']}", old
+    state = "is there" if is_there else f"is made as a {'private' if private else 'public'} model"
+    return f"it {state}, as {who['name']}", old
 
 
 def _files(model: Path) -> dict[str, Path]:
-    """Name of each file in the folder -> where it is; hidden ones are left out."""
-    found = {str(path.relative_to(model)): path for path in sorted(model.rglob("*"))}
+    """Return the name of each file in the folder -> its path, without hidden files."""
+    paths = {str(path.relative_to(model)): path for path in sorted(model.rglob("*"))}
     return {
         name: path
-        for name, path in found.items()
+        for name, path in paths.items()
         if path.is_file() and not any(part.startswith(".") for part in Path(name).parts)
     }
 
@@ -152,7 +155,7 @@ def _make(api: HfApi, name: str, *, private: bool, revision: str | None) -> None
     """Make repository and branch where they are missing.
 
     Raises:
-        SettingsError: It is public, and a private one was asked for.
+        SettingsError: The repository is public, and a private one was asked for.
     """
     api.create_repo(name, private=True if private else None, exist_ok=True)
     _check_private(api, name, private=private)
@@ -171,7 +174,7 @@ def _check_private(api: HfApi, name: str, *, private: bool) -> None:
 
 @contextmanager
 def _errors_of(api: HfApi, name: str) -> Iterator[None]:
-    """Say in one sentence why an upload failed, and what to do."""
+    """Turn errors of the hub into one sentence about the cause, with the next step."""
     from huggingface_hub.errors import (  # noqa: PLC0415 - half a second
         HfHubHTTPError,
         HFValidationError,
@@ -212,7 +215,7 @@ def _refusal(name: str, status: int, error: Exception) -> SettingsError:
 
 
 def _line(error: BaseException) -> str:
-    """The first line that an error says."""
+    """Return the first line of an error's text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
@@ -226,7 +229,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 def push(
     run: Run,
-    name: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Of the model on the hub.")],
+    name: Annotated[
+        str, typer.Argument(metavar="OWNER/NAME", help="Name of the model on the hub.")
+    ],
     *,
     checkpoint: Checkpoint = None,
     private: Annotated[bool, typer.Option("--private", help="Only its owner may see it.")] = False,
@@ -269,10 +274,10 @@ def push(
 
 
 def _refuse_untrained(folder: RunFolder) -> None:
-    """Keep the model that a run begins with from being published as its own.
+    """Refuse to publish the model that a run begins with as a trained one.
 
     Raises:
-        SettingsError: There is no other yet.
+        SettingsError: There is no trained model yet.
     """
     if folder.state is not RunState.FINISHED and folder.newest_checkpoint() is None:
         raise SettingsError(

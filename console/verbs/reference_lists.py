@@ -32,30 +32,33 @@ def show_losses(name: str | None, *, as_json: bool, as_markdown: bool) -> None:
     """Print all names, or what one name stands for.
 
     Raises:
-        SettingsError: There is no such name.
+        SettingsError: Nothing has this name.
     """
-    found = losses_named(name) if name else (entries(), list(METHODS))
+    chosen = losses_named(name) if name else (entries(), list(METHODS))
     if as_json:
-        shown = {"choices": [asdict(e) for e in found[0]], "methods": [asdict(m) for m in found[1]]}
+        shown = {
+            "choices": [asdict(e) for e in chosen[0]],
+            "methods": [asdict(m) for m in chosen[1]],
+        }
         text = json.dumps(shown, indent=2)
     else:
-        text = losses_as_markdown() if as_markdown else "\n".join(_lines(*found))
+        text = losses_as_markdown() if as_markdown else "\n".join(_lines(*chosen))
     sys.stdout.write(text.rstrip("\n") + "\n")
 
 
 def losses_named(name: str) -> tuple[list[Entry], list[Method]]:
-    """Find what a name stands for; two choices may share one.
+    """Find what a name stands for; two choices may share a name.
 
     Raises:
-        SettingsError: There is no such name.
+        SettingsError: Nothing has this name.
     """
     wanted = name.casefold()
     chosen = [entry for entry in entries() if entry.name == wanted]
     methods = [method for method in METHODS if method.name.casefold() == wanted]
     if chosen or methods:
         return chosen, methods
-    known = [entry.name for entry in entries()] + [method.name for method in METHODS]
-    close = get_close_matches(name, known, n=3, cutoff=0.4)
+    names = [entry.name for entry in entries()] + [method.name for method in METHODS]
+    close = get_close_matches(name, names, n=3, cutoff=0.4)
     advice = f"did you mean {' or '.join(close)}?" if close else "`nyala losses` lists them"
     raise SettingsError(f"NAME must be one that `nyala losses` lists, got {name!r}; {advice}")
 
@@ -131,28 +134,28 @@ PAGES = {
     "Every role": (READY,),
     "Learner and actor": CARD_METRICS,
     "Broker": OF_BROKER,
-    "Learner": tuple(each for each in OF_LEARNER if each not in CARD_METRICS),
-    "Actor": tuple(each for each in OF_ACTOR if each not in CARD_METRICS),
+    "Learner": tuple(metric for metric in OF_LEARNER if metric not in CARD_METRICS),
+    "Actor": tuple(metric for metric in OF_ACTOR if metric not in CARD_METRICS),
 }
-"""Metrics by whose page has them."""
+"""Page -> the metrics that it shows."""
 
 
 def metrics_as_lines(text: str | None = None) -> str:
-    """Write one line for each figure, or for those that have a text in it.
+    """Write one line for each figure, or for each whose name or meaning has a text in it.
 
     Raises:
-        SettingsError: None has.
+        SettingsError: No figure has the text.
     """
     rows = [("metrics.jsonl", figure.key, figure.unit, figure.meaning) for figure in _sorted()]
     for page, metrics in PAGES.items():
-        rows += [(page.lower(), _shown(each), each.unit, each.meaning) for each in metrics]
+        rows += [(page.lower(), _shown(metric), metric.unit, metric.meaning) for metric in metrics]
     lines = [f"{where}  {name}  [{unit}]  {meaning}\n" for where, name, unit, meaning in rows]
-    found = [line for line in lines if (text or "").lower() in line.lower()]
-    if not found:
+    matching = [line for line in lines if (text or "").lower() in line.lower()]
+    if not matching:
         raise SettingsError(
             f"no figure has {text!r} in its name or meaning; `nyala metrics` lists all"
         )
-    return "".join(found)
+    return "".join(matching)
 
 
 def metrics_as_markdown() -> str:
@@ -163,7 +166,9 @@ def metrics_as_markdown() -> str:
         markdown.table(head, [(f"`{f.key}`", f.unit, f.meaning) for f in _sorted()]),
     ]
     for page, metrics in PAGES.items():
-        rows = [(f"`{_shown(each)}`", each.kind, each.unit, each.meaning) for each in metrics]
+        rows = [
+            (f"`{_shown(metric)}`", metric.kind, metric.unit, metric.meaning) for metric in metrics
+        ]
         parts += [f"### {page}", markdown.table(("metric", "kind", "unit", "meaning"), rows)]
         if page == "Every role":
             parts.insert(2, "## Metrics for Prometheus")

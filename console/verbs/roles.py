@@ -80,16 +80,16 @@ def cards_of_actors(
 def actor_commands(
     alone: Command, settings: Settings, *, count: int | None, gpus: str | None
 ) -> list[Command]:
-    """Return the commands of all actors.
+    """Return one command for each actor.
 
     Args:
-        alone: That of one actor by itself.
-        settings: Of the run.
-        count: As in `cards_of_actors`.
-        gpus: As in `cards_of_actors`.
+        alone: Command of one actor by itself.
+        settings: Settings of the run.
+        count: Number of actors, as in `cards_of_actors`.
+        gpus: Cards of the actors, as in `cards_of_actors`.
 
     Raises:
-        SettingsError: The cards do not suffice.
+        SettingsError: There are fewer cards than the actors need.
     """
     size = settings.actors.tensor_parallel_size
     placed = cards_of_actors(size, count=count, gpus=gpus, visible=visible_gpus())
@@ -128,7 +128,7 @@ ENDING_S = 20.0
 
 
 def run_group(commands: Sequence[Command], settings: Settings, say: Callable[[str], None]) -> int:
-    """Start, watch, drain; return the exit code."""
+    """Start the actors, watch them, let them drain; return the exit code."""
     guard = ProcessGuard(grace_s=_grace_s(settings))
     processes = [Process(command, guard) for command in commands]
     stages = Stages({command.name: command.log for command in commands})
@@ -179,7 +179,7 @@ def _watch(
 
 
 def _until_the_end(supervisor: Supervisor) -> Outcome | None:
-    """Return what failed; None once all have drained."""
+    """Return the failure; None once all actors have drained."""
     while not supervisor.is_over:
         outcome = supervisor.tick()
         if outcome is not None:
@@ -284,7 +284,7 @@ def broker(
 
 
 def _opened(path: Path, overrides: list[str]) -> tuple[Path, list[str]]:
-    """Unpack a join-pack; anything else is as it was given."""
+    """Unpack a join-pack; return any other path as it is."""
     return open_pack(path, overrides) if is_pack(path) else (path, overrides)
 
 

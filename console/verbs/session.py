@@ -191,12 +191,12 @@ class Session:
             self._stop(supervisor, display)
 
     def _report_death(self, process: Supervised) -> None:
-        """Have the work of an actor that ended go to the others at once."""
+        """Release the leases of an actor that has ended, so that other actors take over at once."""
         if process.role == "actor" and process.pid is not None and self._actors is not None:
             self._actors.report_death(process.pid)
 
     def _num_alive(self, supervisor: Supervisor, display: Display) -> int:
-        """Actors alive by the store, or of this machine where the store cannot be reached."""
+        """Count live actors by the store, or those of this machine if the store is away."""
         if self._actors is not None:
             try:
                 self._actors.check()
@@ -261,7 +261,7 @@ class Session:
             time.sleep(SUPERVISE_EVERY_S)
 
     def _stop(self, supervisor: Supervisor, display: Display) -> None:
-        """Stop in order, even where nothing can be said any more; Ctrl-C hurries it."""
+        """Stop in order, even where no output is possible any more; Ctrl-C hurries it."""
         killed: list[str] = []
         try:
             display.log("stopping: actors drain and the learner saves, then broker and Redis")

@@ -52,7 +52,7 @@ This page is written by `nyala settings --markdown > docs/settings.md`, from `co
 
 
 class Setting(NamedTuple):
-    """One setting."""
+    """One setting as the lists show it."""
 
     name: str
     """Such as `learner.lr`, or `run.environments[].share` within a list."""
@@ -65,27 +65,31 @@ class Setting(NamedTuple):
 
 def settings() -> list[Setting]:
     """List all settings, in the order of the tables."""
-    return [each for table in Settings.model_fields for each in _of(table)]
+    return [setting for table in Settings.model_fields for setting in _of(table)]
 
 
 def as_lines(wanted: str | None) -> str:
     """Write the settings of that name, else of that table, else that have it in their names.
 
     Raises:
-        SettingsError: There are none.
+        SettingsError: No setting fits.
     """
     every = settings()
-    found = [each for each in every if wanted in {None, each.name, each.name.partition(".")[0]}]
-    found = found or [each for each in every if str(wanted) in each.name]
-    if not found:
+    matching = [
+        setting
+        for setting in every
+        if wanted in {None, setting.name, setting.name.partition(".")[0]}
+    ]
+    matching = matching or [setting for setting in every if str(wanted) in setting.name]
+    if not matching:
         guess = suggest(str(wanted).split("."))
         then = f"did you mean {guess}?" if guess else "`nyala settings` lists all"
         raise SettingsError(f"{wanted} is not a setting; {then}")
-    return "\n".join(_paragraph(each) for each in found)
+    return "\n".join(_paragraph(setting) for setting in matching)
 
 
 def as_markdown() -> str:
-    """Write docs/settings.md."""
+    """Write the text of docs/settings.md."""
     parts = [HEAD]
     head = ("setting", "values", "unit", "default", "meaning", "when to change it")
     for name, field in Settings.model_fields.items():
@@ -95,11 +99,11 @@ def as_markdown() -> str:
     return "\n".join(parts)
 
 
-def _paragraph(each: Setting) -> str:
-    unit = f" {each.unit}" if each.unit else ""
+def _paragraph(setting: Setting) -> str:
+    unit = f" {setting.unit}" if setting.unit else ""
     return (
-        f"{each.name}  (default {each.default}{unit}; {each.values})\n"
-        f"    {' '.join(each.meaning.split())}\n    {' '.join(each.when.split())}\n"
+        f"{setting.name}  (default {setting.default}{unit}; {setting.values})\n"
+        f"    {' '.join(setting.meaning.split())}\n    {' '.join(setting.when.split())}\n"
     )
 
 
@@ -126,7 +130,7 @@ def _below(model: type[Table], *, shown: str, path: str) -> Iterator[Setting]:
 def _tables_in(field: FieldInfo) -> Sequence[type[Table]]:
     """Find the tables that a setting is, or is a list of."""
     kinds = (field.annotation, *get_args(field.annotation))
-    return [each for each in kinds if isinstance(each, type) and issubclass(each, Table)]
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Table)]
 
 
 def _is_list(field: FieldInfo) -> bool:
@@ -135,8 +139,8 @@ def _is_list(field: FieldInfo) -> bool:
 
 def _unit(name: str) -> str:
     for pattern, unit in UNITS:
-        if found := re.search(pattern, name):
-            return found.expand(unit)
+        if match := re.search(pattern, name):
+            return match.expand(unit)
     return ""
 
 

@@ -94,7 +94,7 @@ def status_of(path: Path) -> dict[str, Any]:
 
 
 def print_status(path: Path, console: Console) -> None:
-    """Show how far a run is, where its tasks are, and which actors sample.
+    """Print how far a run is, where its tasks are, and which actors sample.
 
     Raises:
         NyalaError: There is no such run.
@@ -127,19 +127,19 @@ def print_status(path: Path, console: Console) -> None:
     shut_lines = closed_lines(shut, settings.run.folder)
     if idle is not None and waited_s >= settings.console.alarm_s:
         print_line(console, f"ALARM for {duration(waited_s)}: {idle}")
-        shut_lines = [each for each in shut_lines if each != idle]
+        shut_lines = [line for line in shut_lines if line != idle]
     line = ", ".join(f"{label} {value}" for label, value in values.items())
     lines = [line, *_wanted_lines(progress, alive), _tasks_line(counts), *shut_lines]
     lines += [_quota_line(settings, used, alive)]
     lines += [_broker_line(endpoint, numbers) for endpoint, numbers in sorted(serving.items())]
     lines += _actor_lines(seen, limit_s)
     lines += [f"metrics of {name}: {url}" for name, url in folder.metrics_pages().items()]
-    for each in lines:
-        print_line(console, printable(each))
+    for text in lines:
+        print_line(console, printable(text))
 
 
 def _state_without_store(folder: RunFolder, settings: Settings, error: Exception) -> str:
-    """Write how a run stands whose store does not answer."""
+    """Write how a run stands when its store does not answer."""
     if folder.state is RunState.UNFINISHED and not folder.is_held:
         line = stopped_line(folder, steps=settings.run.steps)
         # A store of its own ended with the run; another should answer still.
@@ -165,7 +165,7 @@ def _wanted_lines(progress: Progress, alive: int) -> list[str]:
 
 
 def _quota_line(settings: Settings, used: Memory, alive: int) -> str:
-    """Write what the run has of what it may have."""
+    """Write what the run uses of its quota."""
     most = settings.buffer.max_run_bytes
     limit = "" if most is None else f" of {most / 2**20:.1f}"
     return (
@@ -175,7 +175,7 @@ def _quota_line(settings: Settings, used: Memory, alive: int) -> str:
 
 
 def _fed_at(folder: RunFolder) -> float:
-    """When the learner last had a batch, or the run began; Unix time."""
+    """Return when the learner last got a batch, or the run began; Unix time."""
     rows = read_rows(folder.metrics)
     return number(rows[-1], "time") if rows else folder.config.stat().st_mtime
 
@@ -203,7 +203,7 @@ def _broker_line(endpoint: str, figures: Mapping[str, float]) -> str:
 
 
 def _actor_lines(seen: list[ActorSeen], limit_s: float) -> list[str]:
-    """Write the actors that are there, and those that ended of late; the others are counted."""
+    """Write the live actors, and those that ended lately; the others are counted."""
     present = [actor for actor in seen if actor.is_present(limit_s)]
     gone = [actor for actor in seen if not actor.is_present(limit_s)]
     recent = [actor for actor in gone if actor.silent_s <= GONE_SHOWN_S]

@@ -18,7 +18,7 @@ from console.display.display import print_line
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The result of a verb."""
+    """The result of a verb, as a title and rows."""
 
     title: str
     rows: Sequence[Mapping[str, Any]]
@@ -28,7 +28,7 @@ class Facts:
 
 
 def print_facts(facts: Facts, *, as_json: bool, console: Console | None = None) -> None:
-    """Print them to stdout."""
+    """Print the result of a verb to stdout."""
     if as_json:
         shown = facts.rows if facts.full is None else facts.full
         sys.stdout.write(json.dumps(shown, indent=2, default=str) + "\n")

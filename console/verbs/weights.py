@@ -39,7 +39,7 @@ app = typer.Typer(
 @app.command("log")
 def show_log(
     run: Run,
-    n: Annotated[int, typer.Option("-n", min=1, help="How many at most, the newest.")] = 20,
+    n: Annotated[int, typer.Option("-n", min=1, help="Most versions, the newest ones.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List versions with their digests and deliveries.
@@ -85,7 +85,7 @@ def pull(
 
 
 def listed(run: Path, n: int) -> Facts:
-    """The newest `n` versions, oldest first, each with its delivery."""
+    """List the newest `n` versions, oldest first, each with its delivery."""
     versions: dict[tuple[int, int], dict[str, Any]] = {}
     for line in read_weight_log(run_folder_of(run).path):
         entry = versions.setdefault((line["version"][0], line["version"][1]), {})
@@ -167,10 +167,10 @@ def pulled(run: Path, to: Path, *, timeout_s: float) -> Facts:
     with naming_a_stop(folder, settings):
         url = redis_url(settings.run, settings.buffer)
         with Store(url, run=settings.run.name) as store:
-            found = store.run(operations.publication())
-    if found is None:
+            announced = store.run(operations.publication())
+    if announced is None:
         raise WeightsError(f"{run} must have published weights, got none; is its learner up?")
-    publication = Publication(version=found.version, **found.fields)
+    publication = Publication(version=announced.version, **announced.fields)
     keys_folder = settings.broker.keys or folder.keys
     make_client(keys_folder, PULLER)
     keys = load_pair(keys_folder, PULLER)
