@@ -44,18 +44,18 @@ LAST_LINES = 10  # of its output, in the text of an error
 
 
 class UpProcess:
-    """One `nyala up`."""
+    """One process of `nyala up`."""
 
     def __init__(
         self, arguments: Sequence[str], *, log: Path, stop_s: float, detached: bool
     ) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
-            arguments: Of the verb.
-            log: Where its output goes.
+            arguments: Arguments of the verb.
+            log: File that the output goes to.
             stop_s: Longest time of an orderly end.
-            detached: It goes on when this program has ended.
+            detached: Whether the process goes on when this program has ended.
         """
         self.log = log
         self._stop_s = stop_s
@@ -76,18 +76,18 @@ class UpProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it works."""
+        """Whether the process still runs."""
         return self._process.poll() is None
 
     def wait_until_begun(self, sign: Path, before: int) -> None:
-        """Wait until its checks have passed or it has ended.
+        """Wait until the checks of the process have passed, or until it has ended.
 
         Args:
             sign: A file that it writes when they have.
             before: When that file was last written, nanoseconds; 0 = never.
 
         Raises:
-            NyalaError: It has refused to begin; the text is its own.
+            NyalaError: The process has refused to begin; the text is its own.
         """
         deadline = time.monotonic() + BEGIN_S
         while self.is_alive and written_at(sign) == before:
@@ -101,11 +101,11 @@ class UpProcess:
             self.check()
 
     def check(self) -> None:
-        """Raise what ended it, if it was not the end of the run.
+        """Raise the error that ended the process, unless the run had finished.
 
         Raises:
             SettingsError: A setting has to be changed.
-            NyalaError: It failed, or was stopped.
+            NyalaError: The process failed, or was stopped.
         """
         code = self._process.poll()
         if code in {None, 0}:
@@ -120,16 +120,16 @@ class UpProcess:
         raise NyalaError(f"`nyala up` must go on to the last batch, got one that {how}:\n{last}")
 
     def ask_to_stop(self) -> None:
-        """Let it begin to end in order; asked a second time it would end at once."""
+        """Ask the process to end in order; a second request would end it at once."""
         if not self._is_asked:
-            self._process.send_signal(signal.SIGTERM)  # to nobody if it has ended
+            self._process.send_signal(signal.SIGTERM)  # no effect if it has ended
         self._is_asked = True
 
     def stop(self) -> None:
-        """End it in order, and wait until it has.
+        """End the process in order, and wait until it has ended.
 
         Raises:
-            NyalaError: It does not end in time.
+            NyalaError: The process does not end in time.
         """
         self.ask_to_stop()
         try:
@@ -142,7 +142,7 @@ class UpProcess:
         self._forget()
 
     def _forget(self) -> None:
-        """Let the guard go."""
+        """Forget the process at exit: nothing is left to end."""
         if self._guard is not None:
             self._guard.remove(self._process.pid)
             self._guard.close()
@@ -201,7 +201,7 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Where its files are."""
+        """Folder of the run's files."""
         return self._files.path
 
     @property
@@ -218,7 +218,7 @@ class Run:
 
     @property
     def is_running(self) -> bool:
-        """Whether a `nyala up` of this machine works on it, ours or another."""
+        """Whether a `nyala up` on this machine works on the run, this program's or another."""
         return self._files.is_held if self._process is None else self._process.is_alive
 
     @property
@@ -236,7 +236,7 @@ class Run:
         """Figures of the whole run.
 
         Raises:
-            SettingsError: It has not finished.
+            SettingsError: The run has not finished.
         """
         self._refuse_unfinished("a summary")
         return dict(self._files.read_summary())
@@ -252,7 +252,7 @@ class Run:
         return self._files.model
 
     def samples(self, *, kind: str | None = None) -> Iterator[SampleLine]:
-        """Read the texts that were kept, the oldest first.
+        """Read the texts that the run has kept, the oldest first.
 
         Args:
             kind: `train` or `eval`; None = both.
@@ -292,7 +292,7 @@ class Run:
         """End the run as Ctrl-C ends `nyala up`: a checkpoint is written, and it can go on later.
 
         Raises:
-            NyalaError: It does not end in time, or is another user's.
+            NyalaError: The process does not end in time, or belongs to another user.
         """
         if self._process is None:
             stop_run(self._files)
@@ -308,7 +308,7 @@ class Run:
 
 
 def _print_new(log: Follower | None) -> None:
-    """Print the whole lines that a log has got."""
+    """Print the whole lines that a log has got since the last call."""
     while log is not None and (lines := log.read()):
         print(b"".join(lines).decode(errors="replace"), end="")
 
@@ -343,7 +343,7 @@ def create_run(
 
     Raises:
         SettingsError: A setting is wrong, or the run cannot be started on this machine.
-        NyalaError: It ended while it began.
+        NyalaError: The process ended before the run began.
 
     Example:
         run = nyala.create_run("mine.yaml", run={"name": "mine-2"}, learner={"lr": 1e-6})
@@ -372,7 +372,7 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
     """Return a run that exists, whoever started it; nothing is started.
 
     Args:
-        folder: Its folder, or its settings file.
+        folder: Folder of the run, or its settings file.
 
     Raises:
         SettingsError: There is no such run.

@@ -29,7 +29,7 @@ VERBS = {
         "Check machine, settings or a run, with a remedy for each fault.",
     ),
     "status": ("console.verbs.status", "Show how far a run is."),
-    "top": ("console.live.top", "Watch a run."),
+    "top": ("console.live.top", "Watch a run as `nyala up` shows it."),
     "logs": ("console.live.logs", "Show the logs of a run."),
     "stop": ("console.live.stop", "Stop a run on this machine."),
     "samples": ("console.samples.command", "Show texts that a run has sampled."),
@@ -105,8 +105,8 @@ def program() -> str:
     if typed:
         return typed
     called = Path(sys.argv[0])
-    found = shutil.which("nyala")
-    is_on_path = found is not None and called.exists() and Path(found).samefile(called)
+    installed = shutil.which("nyala")
+    is_on_path = installed is not None and called.exists() and Path(installed).samefile(called)
     if called.name != "nyala" or is_on_path:
         return "nyala"
     return sys.argv[0]
@@ -124,14 +124,14 @@ SET = "--set"
 
 
 def refuse_bare_settings(arguments: Sequence[str], flags: Mapping[str, bool]) -> None:
-    """Refuse a setting without `--set`, and repeat it as it is written here.
+    """Refuse a setting without `--set`, and show how it is written here.
 
     Args:
-        arguments: Of a verb.
-        flags: That the verb knows, and whether a value follows.
+        arguments: Arguments of a verb.
+        flags: Flags of the verb -> whether a value follows.
 
     Raises:
-        SettingsError: There is one.
+        SettingsError: There is a setting without `--set`.
     """
     if SET not in flags:
         return

@@ -28,23 +28,23 @@ UNWRITABLE[errno.EEXIST] = "move the file of that name away"
 
 
 class Verbs(TyperGroup):
-    """Imports a verb when it is called; turns errors of ours into their text and an exit code."""
+    """Imports a verb when it is called; turns errors of Nyala into their text and an exit code."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the verb, with its own arguments and help."""
         name, _, rest = super().resolve_command(ctx, args)
         command = _load(str(name))
         flags = {
-            flag: not getattr(each, "is_flag", False)
-            for each in command.params
-            for flag in each.opts
+            flag: not getattr(parameter, "is_flag", False)
+            for parameter in command.params
+            for flag in parameter.opts
         }
         refuse_bare_settings(rest, flags)
         return name, command, rest
 
     @private_files()
     def invoke(self, ctx: Any) -> Any:
-        """Carry the verb out."""
+        """Run the verb with its arguments."""
         try:
             return super().invoke(ctx)
         except NyalaError as error:

@@ -34,7 +34,7 @@ KEPT_PRINTS = 20  # after a change of size
 
 
 class Screen:
-    """The lines that a program owns on a terminal.
+    """The lines that a program redraws on a terminal.
 
     Example:
         with screen:
@@ -61,8 +61,8 @@ class Screen:
             self._size = self._console.size
             self._write(CLEAR_SCREEN)
             self._drawn = []
-            for each in self._prints:
-                each()
+            for draw_line in self._prints:
+                draw_line()
         new = [self._encoded(line) for line in lines]
         if new == self._drawn:
             return
@@ -144,14 +144,14 @@ class LiveDisplay:
         self._screen.__exit__()
 
     def show(self, view: View) -> None:
-        """Redraw, but not more often than anybody reads figures."""
+        """Redraw, but no more often than a person reads figures."""
         is_new = self._view is None or self._view.is_training != view.is_training
         self._view = view
         if is_new or self._clock() >= self._due:
             self._draw()
 
     def log(self, text: str) -> None:
-        """Print above the view."""
+        """Print a line above the view."""
         self._screen.print(lambda: print_line(self._console, f"  {text}"))
         self._draw()
 
@@ -193,14 +193,14 @@ class PlainDisplay:
     def __exit__(self, *_: object) -> None: ...
 
     def show(self, view: View) -> None:
-        """Print what is new."""
+        """Print what has changed since the last view."""
         if (view.alarm is not None) != self._has_alarm:
             self._has_alarm = view.alarm is not None
             text = view.alarm or "has ended: episodes are made again"
             self.log(f"{self._name}: ALARM {text}")
-        closed = {re.sub(r"\d+", "", each): each for each in view.closed}  # but for its figures
-        for each in closed.keys() - self._closed:
-            self.log(f"{self._name}: CLOSED {closed[each]}")
+        closed = {re.sub(r"\d+", "", text): text for text in view.closed}  # but for its figures
+        for closure in closed.keys() - self._closed:
+            self.log(f"{self._name}: CLOSED {closed[closure]}")
         self._closed = set(closed)
         step = view.progress.step
         if not view.is_training:
@@ -236,12 +236,12 @@ class PlainDisplay:
             self.log(f"{self._name}: batch {view.progress.step + 1}, {sampled}")
 
     def log(self, text: str) -> None:
-        """Print a line."""
+        """Print a line above the view."""
         print_line(self._console, text)
 
 
 class IdleTime:
-    """Turns the reason why nobody samples into an alarm, once it has lasted."""
+    """Turns the reason why no actor samples into an alarm, once it has lasted."""
 
     def __init__(self, alarm_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._alarm_s = alarm_s

@@ -34,7 +34,7 @@ BETWEEN = " … "
 
 
 def cut(text: str, room: int) -> str:
-    """Return the beginning of a text, with an ellipsis where it would go on."""
+    """Return the beginning of a text, with an ellipsis where something is cut."""
     room = max(1, room)
     return text if cell_len(text) <= room else set_cell_size(text, room - 1) + "…"
 
@@ -55,7 +55,7 @@ def fitting(parts: Sequence[str], room: int) -> str:
 
 
 def ends(text: str, room: int) -> str:
-    """Return a text without its middle where it is long: how it begins, and how it ends."""
+    """Return a text without its middle where it is long."""
     if cell_len(text) <= room:
         return text
     head = max(0, room - len(BETWEEN)) // 2
@@ -88,7 +88,7 @@ def bar(share: float, width: int, *, ascii_only: bool) -> Text:
 
 
 def beside(left: Sequence[Text], right: Sequence[Text], *, at: int) -> list[Text]:
-    """Put lines beside others, from column `at` on."""
+    """Put lines beside other lines, from column `at` on."""
     lines = []
     for row in range(max(len(left), len(right))):
         line = Text().append_text(left[row]) if row < len(left) else Text()
@@ -122,7 +122,7 @@ def actor_lines(view: View, width: int, height: int) -> list[Text]:
     ]
     if not listed or height < 3:
         return [Text(cut(title, width))][: max(0, height)]
-    in_order = sorted(listed, key=lambda each: (_is_gone(view, each), each.incarnation))
+    in_order = sorted(listed, key=lambda actor: (_is_gone(view, actor), actor.incarnation))
     shown = in_order if len(in_order) < height else in_order[: height - 2]
     rows = [_row(view, actor) for actor in shown]
     names = [_name(actor) for actor in shown]
@@ -131,7 +131,7 @@ def actor_lines(view: View, width: int, height: int) -> list[Text]:
     room = width - sum(column + 2 for column in widths)
     lines = [_line(title, columns, widths, room, style="dim")]
     for name, row in zip(names, rows, strict=True):
-        lines.append(_line(" " * INDENT + name, [row[each] for each in columns], widths, room))
+        lines.append(_line(" " * INDENT + name, [row[column] for column in columns], widths, room))
     if len(shown) < len(in_order):
         left_out = in_order[len(shown) :]
         speed = sum(actor.figure("tokens_per_s") for actor in left_out)
@@ -144,7 +144,7 @@ def _columns(rows: Sequence[dict[str, str]], names: Sequence[str], width: int) -
     columns: list[str] = list(COLUMNS)
     room = min(NAME, max(map(cell_len, names))) + INDENT
     for name in FIRST_TO_GO:
-        taken = sum(2 + max(len(each), *(len(row[each]) for row in rows)) for each in columns)
+        taken = sum(2 + max(len(column), *(len(row[column]) for row in rows)) for column in columns)
         if taken + room <= width:
             break
         columns.remove(name)
@@ -205,11 +205,11 @@ def live_view(
     """Write a run as at most `height` lines of at most `width` columns.
 
     Args:
-        view: Of the run.
-        name: Of the run.
+        view: State of the run.
+        name: Name of the run.
         width: Columns of the terminal.
-        height: Its lines.
-        ascii_only: The terminal has no block characters.
+        height: Lines of the terminal.
+        ascii_only: Whether the terminal has no block characters.
     """
     page = _Page(view, name, ascii_only=ascii_only)
     head, notes = [page.header(width)], page.notes(width, max(NOTE_LINES, height // 2))
@@ -234,7 +234,7 @@ def live_view(
 
 
 class _Page:
-    """The parts of the view."""
+    """The parts of the live view."""
 
     def __init__(self, view: View, name: str, *, ascii_only: bool) -> None:
         self._view = view
@@ -260,7 +260,7 @@ class _Page:
         return line
 
     def stages(self, width: int) -> list[Text]:
-        """What each process is doing until the first batch."""
+        """Write what each process is doing until the first batch."""
         names = max((cell_len(name) for name in self._view.stages), default=0)
         column = min(max(LABEL, names + 2), width // 2)
         lines = [
@@ -274,14 +274,14 @@ class _Page:
         return lines
 
     def figures(self, width: int) -> list[Text]:
-        """Curves, speeds, the learner's time and the buffer."""
+        """Write the curves, the speeds, the learner's time and the buffer."""
         progress, room = self._view.progress, width - LABEL
-        made, trained = progress.tokens_per_s, progress.trained_tokens_per_s
+        generated, trained = progress.tokens_per_s, progress.trained_tokens_per_s
         lag = [f"{number_or_dash(progress.policy_lag, '{:.2f}')} batches"]
         if progress.policy_lag_max is not None:
             lag.append(f"at most {progress.policy_lag_max}")
         # The wait comes first, as it is the one that asks for another number of actors.
-        phases = sorted(progress.phases.items(), key=lambda each: each[0] != "wait")
+        phases = sorted(progress.phases.items(), key=lambda phase: phase[0] != "wait")
         time = [f"{name} {share:.0%}" for name, share in phases if share >= LEAST_SHARE]
         if progress.mfu is not None:
             time.insert(1, f"MFU {progress.mfu:.0%}")
@@ -301,13 +301,13 @@ class _Page:
         if about:
             lines.append(_labelled("", about, width))
         if progress.scores:
-            each = [f"{name} {value:.3f}" for name, value in progress.scores.items()]
-            lines.append(_labelled("", each, width))
+            scores = [f"{name} {value:.3f}" for name, value in progress.scores.items()]
+            lines.append(_labelled("", scores, width))
         lines += [
             _labelled(
                 "tokens/s",
                 [
-                    f"{number_or_dash(made, '{:,.0f}')} generated",
+                    f"{number_or_dash(generated, '{:,.0f}')} generated",
                     f"{number_or_dash(trained, '{:,.0f}')} trained",
                 ],
                 width,
@@ -325,11 +325,11 @@ class _Page:
         return lines
 
     def actors(self, width: int, height: int) -> list[Text]:
-        """A line for each actor, as far as there is room."""
+        """Write a line for each actor, as far as there is room."""
         return actor_lines(self._view, width, height)
 
     def sample(self, width: int) -> list[Text]:
-        """The newest text, its ends where it is long."""
+        """Write the newest text, without its middle where it is long."""
         sample = self._view.sample
         if sample is None:
             return []
@@ -346,13 +346,13 @@ class _Page:
         return lines
 
     def notes(self, width: int, most: int) -> list[Text]:
-        """What is wrong, and what the diagnosis of it is, on so many lines."""
+        """Write what is wrong and its diagnosis, in at most so many lines."""
         view = self._view
         notes = [("ALARM", view.alarm)] if view.alarm is not None else []
-        notes += [("CLOSED", each) for each in view.closed if each != view.alarm]
+        notes += [("CLOSED", text) for text in view.closed if text != view.alarm]
         if view.progress.alerts is not None:
             notes.append(("ALERT", view.progress.alerts))
-        notes += [("ADVICE", each) for each in view.progress.advice.values()]
+        notes += [("ADVICE", text) for text in view.progress.advice.values()]
         lines = []
         for kind, text in notes:
             rows = wrapped(
@@ -402,7 +402,7 @@ class _Page:
 
 
 def _about(newest: HeldOut | None) -> list[str]:
-    """Name what held-out answers are judged by where it is not accuracy, and their reward."""
+    """Name the metric of held-out answers where it is not accuracy, and their reward."""
     if newest is None:
         return []
     by = [] if newest.title == ACCURACY else [f"judged by {printable(newest.title)}"]
@@ -410,7 +410,7 @@ def _about(newest: HeldOut | None) -> list[str]:
 
 
 def _labelled(label: str, parts: Iterable[str], width: int, *, column: int = LABEL) -> Text:
-    """A line with its name at the left."""
+    """Return a line with its name at the left."""
     name = cut(printable(label), column - 1)
     line = Text(name + " " * (column - cell_len(name)), style="dim")
     line.append(fitting([printable(part) for part in parts], width - column), style="not dim")

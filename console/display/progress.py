@@ -32,10 +32,14 @@ from learner.reporting.samples import SampleLine
 
 
 def advice_in(line: Mapping[str, object]) -> dict[str, str]:
-    """Read it: name of the rule -> sentence, causes first; empty where there is none."""
+    """Read the advice in a line: rule -> sentence, causes first; empty where there is none."""
     advice = line.get("advice")
-    given = [each for each in advice if isinstance(each, dict)] if isinstance(advice, list) else []
-    return {str(each["rule"]): str(each["text"]) for each in given if {"rule", "text"} <= {*each}}
+    entries = (
+        [entry for entry in advice if isinstance(entry, dict)] if isinstance(advice, list) else []
+    )
+    return {
+        str(entry["rule"]): str(entry["text"]) for entry in entries if {"rule", "text"} <= {*entry}
+    }
 
 
 # --------------------------------------------------------------------------------------------------
@@ -62,7 +66,7 @@ TAIL_BYTES = 64 * 1024  # of a log: stages are logged while there is little else
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a process was doing."""
+    """The activity of a process at one moment."""
 
     name: str
     at: float
@@ -190,7 +194,7 @@ class Progress:
     """Actors that the run wants."""
     actors_wanted_why: str = ""
     cost: float | None = None
-    """Of all actors so far, where they have a price."""
+    """Cost of all actors so far, where they have a price."""
     rewards: tuple[float, ...] = ()
     """Mean sampled reward of all batches, in equal stretches."""
     score_curve: tuple[float, ...] = ()
@@ -207,7 +211,7 @@ class RunProgress:
         self._bulletin = Bulletin()
 
     def look(self) -> Progress:
-        """Read all that is new and sum up."""
+        """Read all that is new, and sum it up."""
         bulletin = self._bulletin
         while rows := self._read(self._metrics, bulletin.forget_batches):
             for row in rows:
@@ -219,7 +223,7 @@ class RunProgress:
 
     @property
     def newest_at(self) -> float:
-        """When the newest batch was trained, Unix time; 0 before the first."""
+        """Return when the newest batch was trained, Unix time; 0 before the first."""
         return newest_at(self._bulletin)
 
     @staticmethod
@@ -232,7 +236,7 @@ class RunProgress:
 
 
 def stopped_line(folder: RunFolder, *, steps: int) -> str:
-    """Write since when a run is stopped, at which batch, and the command that goes on."""
+    """Write since when a run is stopped, at which batch, and the command that continues it."""
     since = datetime.fromtimestamp(folder.last_sign_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     step = RunProgress(folder, steps=steps).look().step
     place = f"at batch {step} of {steps}" if step else "before its first batch"
@@ -248,7 +252,7 @@ def naming_a_stop(folder: RunFolder, settings: Settings) -> Iterator[None]:
     """Say of a run that is stopped that it is, where its store would be said to be away.
 
     Raises:
-        NyalaError: As it is raised inside, or that the run is stopped.
+        NyalaError: The error of the body, or that the run is stopped.
     """
     try:
         yield
@@ -262,9 +266,9 @@ def naming_a_stop(folder: RunFolder, settings: Settings) -> Iterator[None]:
 
 
 def progress_of(bulletin: Bulletin, *, steps: int) -> Progress:
-    """Sum up what is known of a run of so many batches."""
+    """Sum up the figures of a run that trains so many batches."""
     ends = bulletin.evaluations
-    results = {int(number(row, "step")): found for row in ends if (found := held_out(row))}
+    results = {int(number(row, "step")): result for row in ends if (result := held_out(row))}
     return replace(
         summarise(bulletin.batches, results, steps=steps),
         scores=scores_in(ends[-1]) if ends else {},
@@ -274,7 +278,7 @@ def progress_of(bulletin: Bulletin, *, steps: int) -> Progress:
 
 
 def newest_at(bulletin: Bulletin) -> float:
-    """When the newest batch was trained, Unix time; 0 before the first."""
+    """Return when the newest batch was trained, Unix time; 0 before the first."""
     batches = bulletin.batches
     return number(batches[-1], "time") if batches else 0.0
 
@@ -294,7 +298,7 @@ def summarise(rows: list[Row], results: Mapping[int, HeldOut], *, steps: int) ->
     recent = rows[-RECENT:]
     step = int(number(rows[-1], "step"))
     wall_s = sum(_durations(recent))
-    known = wall_s > 0
+    is_timed = wall_s > 0
     timed = recent[-len(_durations(recent)) :]
     return Progress(
         step=step,
@@ -303,20 +307,20 @@ def summarise(rows: list[Row], results: Mapping[int, HeldOut], *, steps: int) ->
         held_out=newest,
         held_out_before=before,
         tokens_per_s=sum(number(row, "completion_tokens") for row in timed) / wall_s
-        if known
+        if is_timed
         else None,
         trained_tokens_per_s=sum(number(row, "trained_tokens") for row in timed) / wall_s
-        if known
+        if is_timed
         else None,
         policy_lag=number(rows[-1], "policy_lag_mean"),
         policy_lag_max=int(number(rows[-1], "policy_lag_max")),
         idle_fraction=min(1.0, sum(number(row, "wait_s") for row in timed) / wall_s)
-        if known
+        if is_timed
         else None,
         phases=phase_shares(recent),
         mfu=number(rows[-1], "mfu") or None,
         dropped=_dropped(rows[-1]),
-        eta_s=(steps - step) * wall_s / len(timed) if known else None,
+        eta_s=(steps - step) * wall_s / len(timed) if is_timed else None,
         alerts=_newest_alerts(recent),
         advice=advice_in(rows[-1]),
         **_wanted(rows[-1]),
@@ -328,15 +332,15 @@ def scores_in(evaluation: Row) -> dict[str, float]:
     environments = evaluation.get("environments")
     if not isinstance(environments, dict) or len(environments) < 2:
         return {}
-    found = {name: held_out(each) for name, each in environments.items()}
-    return {name: result.score for name, result in found.items() if result is not None}
+    results = {name: held_out(figures) for name, figures in environments.items()}
+    return {name: result.score for name, result in results.items() if result is not None}
 
 
 def phase_shares(rows: list[Row]) -> dict[str, float]:
     """Sum up the seconds of batches by phase, as shares, the largest first."""
     spent = {name: sum(number(row, f"{name}_s") for row in rows) for name in PHASES}
     total = sum(spent.values())
-    largest = sorted(spent.items(), key=lambda each: -each[1])
+    largest = sorted(spent.items(), key=lambda phase: -phase[1])
     return {name: seconds / total for name, seconds in largest if seconds}
 
 
@@ -373,7 +377,7 @@ def _newest_alerts(rows: list[Row]) -> str | None:
 
 
 def _durations(rows: list[Row]) -> list[float]:
-    """Seconds between neighbouring steps; a restart sets `wall_s` back and is left out."""
+    """Return the seconds between neighbouring steps, without restarts, which set `wall_s` back."""
     walls = [number(row, "wall_s") for row in rows]
     return [max(0.0, after - before) for before, after in pairwise(walls)]
 
@@ -393,7 +397,7 @@ class NewestSample:
         self._sample: SampleLine | None = None
 
     def look(self) -> SampleLine | None:
-        """Return the newest sample; the one before where its line is damaged or too long."""
+        """Return the newest sample; the previous one where the last line is damaged or too long."""
         try:
             with self._path.open("rb") as file:
                 status = os.fstat(file.fileno())

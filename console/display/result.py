@@ -75,14 +75,14 @@ def print_result(console: Console, folder: RunFolder) -> None:
 def rows_of(summary: Mapping[str, object]) -> dict[str, str]:
     """Write the numbers of a summary for people; keys without a label of ours come last."""
     rows: dict[str, str] = {}
-    found = [match for key in summary if (match := HELD_OUT.fullmatch(key))]
-    judged = {match[0]: _held_out_label(match[1], match[2]) for match in found}
+    matches = [match for key in summary if (match := HELD_OUT.fullmatch(key))]
+    judged = {match[0]: _held_out_label(match[1], match[2]) for match in matches}
     for key, (label, form) in (judged | ROWS).items():
         value = summary.get(key)
         if isinstance(value, Mapping):
             if value:
-                known = [(name, each) for name, each in value.items() if each is not None]
-                rows[label] = ", ".join(f"{name} {form.format(each)}" for name, each in known)
+                figures = [(name, figure) for name, figure in value.items() if figure is not None]
+                rows[label] = ", ".join(f"{name} {form.format(figure)}" for name, figure in figures)
         elif value is not None and not (value == 0 and key in QUIET):
             rows[label] = form.format(value)
         elif key in summary and key not in QUIET:

@@ -16,14 +16,14 @@ GONE_SHOWN_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Groups that are begun and not yet trained, and how many may be."""
+    """Groups that are begun and not yet trained, and the most that may be begun."""
 
     sampling: int
-    """Leased, or ready again."""
+    """Groups that are leased, or ready again."""
     waiting: int
-    """Complete, and in no batch."""
+    """Groups that are complete and in no batch."""
     claimed: int
-    """In batches that are not trained yet."""
+    """Groups in batches that are not trained yet."""
     admitted: int
     """Most that actors with the newest weights may begin."""
     memory: float
@@ -33,7 +33,7 @@ class Fill:
 
     @property
     def groups(self) -> int:
-        """All of them."""
+        """Number of all groups that are not trained yet."""
         return self.sampling + self.waiting + self.claimed
 
 
@@ -45,20 +45,20 @@ class View:
     stages: Mapping[str, str]
     """Process -> its stage of starting, until the first batch of this session."""
     actors_alive: int | None
-    """None = not known: nobody who counts them has answered."""
+    """Live actors; None = unknown, as no process that counts them has answered."""
     is_training: bool = True
-    """The first batch of this session is trained."""
+    """Whether the first batch of this session is trained."""
     alarm: str | None = None
-    """Why nobody samples, for as long as nobody does."""
+    """Reason why no actor samples; None while one does."""
     elapsed_s: float | None = None
-    """Since the processes were started."""
+    """Seconds since the processes were started."""
     actors: tuple[ActorSeen, ...] = ()
-    """Heard of within the hour; none while nobody can be asked."""
+    """Actors heard of within the hour; none while the store and the broker are away."""
     silent_after_s: float = 0.0
-    """An actor that was not heard for longer counts as gone."""
+    """An actor that has been silent for longer counts as gone."""
     fill: Fill | None = None
     closed: tuple[str, ...] = ()
-    """To whom nothing is leased, and why."""
+    """Holders to which nothing is leased, and why."""
     sample: SampleLine | None = None
     """The newest sampled text."""
 
@@ -113,14 +113,14 @@ def until_the_batch(view: View) -> list[str]:
 
 
 def wanted_actors(view: View) -> str:
-    """Write how many actors there are, and how many the run wants where that differs."""
+    """Write the number of actors, and the number that the run wants where it differs."""
     alive, wanted = view.actors_alive, view.progress.actors_wanted
     there = "-" if alive is None else str(alive)
     return there if wanted in {None, alive} else f"{there} ({wanted} wanted)"
 
 
 def end_of(actor: ActorSeen) -> str:
-    """Name the end of an actor that is not there any more."""
+    """Name how an actor that has gone ended."""
     return "drained and left" if actor.has_left else "died or fell silent"
 
 
@@ -135,5 +135,5 @@ def duration(seconds: float) -> str:
 
 
 def number_or_dash(value: float | None, form: str) -> str:
-    """Write a number in a form; a dash where there is none."""
+    """Write a number in a given form; a dash where there is none."""
     return "-" if value is None else form.format(value)

@@ -45,7 +45,7 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A check that has been done."""
+    """The result of one check."""
 
     group: str
     name: str
@@ -58,11 +58,11 @@ class Finding:
 def examine(
     checks: Sequence[Check], *, begins: Callable[[Check], None] = lambda _check: None
 ) -> Iterator[Finding]:
-    """Do the checks in their order.
+    """Run the checks in their order.
 
     Args:
         checks: Each after those that it needs.
-        begins: Called before each.
+        begins: Called before each check.
     """
     lost: set[tuple[str, str]] = set()
     for check in checks:
@@ -80,12 +80,12 @@ def examine(
 
 
 def _look(check: Check) -> tuple[Grade, str]:
-    """Do one check in a thread, which is left behind where it does not end."""
-    found: list[tuple[Grade, str]] = []
-    worker = Worker(lambda: found.append(_outcome(check)), name=f"check-{check.name}").start()
+    """Run one check in a thread, which is left behind where it does not end."""
+    outcomes: list[tuple[Grade, str]] = []
+    worker = Worker(lambda: outcomes.append(_outcome(check)), name=f"check-{check.name}").start()
     worker.join(check.limit_s)
-    if found:
-        return found[0]
+    if outcomes:
+        return outcomes[0]
     return Grade.FAILED, (
         f"{check.name} must be checked within {check.limit_s:g} s, got no end; look at what it "
         f"waits for: a network, a disk, or code of yours"
@@ -136,12 +136,12 @@ def doctor(
     findings = list(_examined(_checks(run, overrides or []), console, is_silent=as_json))
     counts = Counter(finding.grade for finding in findings)
     if as_json:
-        found = {
+        report = {
             "failed": counts[Grade.FAILED],
             "warnings": counts[Grade.WARNING],
             "checks": [asdict(finding) for finding in findings],
         }
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
     else:
         shown = [grade for grade in Grade if counts[grade] or grade is Grade.FAILED]
         print_line(console, ", ".join(f"{counts[grade]} {grade}" for grade in shown))
@@ -149,7 +149,7 @@ def doctor(
 
 
 def _checks(path: Path | None, overrides: list[str]) -> list[Check]:
-    """List the checks of what a person names."""
+    """List the checks of the run, settings or pack that a person names."""
     if path is None:
         return machine_checks(Path("runs"), has_settings=False)
     if is_pack(path):
@@ -171,7 +171,7 @@ def _checks(path: Path | None, overrides: list[str]) -> list[Check]:
 
 
 def _examined(checks: list[Check], console: Console, *, is_silent: bool) -> Iterable[Finding]:
-    """Do the checks, and print each as it ends; a terminal shows which is under way."""
+    """Run the checks, and print each as it ends; a terminal shows which is under way."""
     group = ""
     with console.status("") as progress:
         for finding in examine(checks, begins=lambda c: progress.update(f"{c.group}: {c.name}")):

@@ -1,6 +1,6 @@
 """Checks of all that settings imply: those of `nyala up`, and what it finds out later.
 
-Of a run that is up, addresses are its own, and what its roles have in the store is looked at too.
+A run that is up holds its addresses itself; the figures of its roles in the store are checked too.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ LONGEST_PROMPT = 60
 
 
 def settings_checks(settings: Settings, path: Path) -> list[Check]:
-    """List them, group by group.
+    """List the checks of settings, group by group.
 
     Args:
-        settings: Of a file, or of a run.
-        path: What they were read from.
+        settings: Settings of a file, or of a run.
+        path: File or folder that they were read from.
     """
     folder = RunFolder(settings.run.folder)
     if not path.is_dir():
@@ -68,13 +68,13 @@ def settings_checks(settings: Settings, path: Path) -> list[Check]:
 
 
 def sampling_checks(settings: Settings) -> list[Check]:
-    """List those of them that a machine with actors alone needs."""
+    """List the checks of settings that a machine with only actors needs."""
     checks = [*checks_of_start(settings, None), *checks_of_doubt(settings, None)]
     return [check for check in [*checks, *_own_checks(settings)] if check.group in SAMPLING]
 
 
 def _redis_of(settings: Settings, folder: RunFolder) -> str | None:
-    """Return the URL of a server that is there; None = the run starts one of its own."""
+    """Return the URL of an existing server; None = the run starts its own."""
     if folder.is_held and folder.state is RunState.UNFINISHED and folder.redis_url.exists():
         return folder.redis_url.read_text(encoding="utf-8").strip()
     return given_redis(settings.buffer, folder)
@@ -96,7 +96,7 @@ def _own_checks(settings: Settings) -> list[Check]:
 
 
 def _secrets_checks(settings: Settings, folder: RunFolder) -> list[Check]:
-    """List those of files that a run has written."""
+    """List the checks of the files that a run has written."""
     checks = []
     if settings.broker.keys is None and folder.keys.is_dir():
         checks.append(Check("network", "run's keys", lambda: check_key_files(folder.keys)))
@@ -106,7 +106,7 @@ def _secrets_checks(settings: Settings, folder: RunFolder) -> list[Check]:
 
 
 def describe_stops(run: RunSettings) -> str:
-    """Name what ends a turn.
+    """Name the tokens and strings that end a turn.
 
     Raises:
         SettingsError: The tokenizer has no end-of-sequence token.
@@ -115,14 +115,14 @@ def describe_stops(run: RunSettings) -> str:
         return "those of the character model that is made first"
     tokenizer = ModelTokenizer.of(run)
     texts = [repr(tokenizer.decode([token])) for token in tokenizer.stop_token_ids]
-    return ", ".join([*texts, *(f"the string {each!r}" for each in run.stop)])
+    return ", ".join([*texts, *(f"the string {string!r}" for string in run.stop)])
 
 
 def describe_rows(run: RunSettings) -> str:
     """Count the rows of each dataset, and show the first question.
 
     Raises:
-        SettingsError: They cannot be read.
+        SettingsError: The rows cannot be read.
     """
     return "; ".join(for_each(run, _rows_of, limit_s=REWARD_TIMEOUT_S))
 
@@ -153,11 +153,11 @@ CONNECT_S = 5.0
 
 
 def pack_checks(pack: Path, overrides: Sequence[str]) -> list[Check]:
-    """List them; a pack that does not open, or is of another run's files, is the only one.
+    """List the checks of a pack, or the single check that fails if it does not fit the run.
 
     Args:
         pack: A file of `nyala join-pack`.
-        overrides: As typed.
+        overrides: Overrides as typed.
     """
     try:
         folder, changed = open_pack(pack, overrides)
@@ -178,10 +178,10 @@ def pack_checks(pack: Path, overrides: Sequence[str]) -> list[Check]:
 
 
 def check_reached(endpoint: str) -> str:
-    """The broker's port takes connections from here.
+    """Check that the broker's port accepts connections from here.
 
     Raises:
-        SettingsError: It does not.
+        SettingsError: The port does not answer.
     """
     parts = urlsplit(endpoint)
     try:

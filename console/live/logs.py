@@ -29,13 +29,13 @@ SHOWN_APART = ("timestamp", "level", "event", "role", "run", "version", "incarna
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line."""
+    """One line of a process's log."""
 
     timestamp: str
     """ISO 8601, UTC; empty before the first of a log."""
     process: str
     text: str
-    """What a person reads."""
+    """The line without its timestamp and process, as it is printed."""
 
 
 class Log:
@@ -94,13 +94,13 @@ def logs(
     run: Run,
     role: Role = None,
     *,
-    n: Annotated[int, typer.Option("-n", min=0, max=100_000, help="How many old lines.")] = 50,
+    n: Annotated[int, typer.Option("-n", min=0, max=100_000, help="Number of old lines.")] = 50,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with new lines.")] = False,
 ) -> None:
     """Show the logs of a run.
 
-    Of all processes on this machine, or of those whose name begins with ROLE, in the order of time.
-    Times are UTC. The files lie in the run's folder under logs/.
+    Lines come from all processes on this machine, or from those whose names begin with ROLE, in the
+    order of time. Times are UTC. The files are in the run's folder under logs/.
 
     Example: `nyala logs runs/demo learner -f`
     """

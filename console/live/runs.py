@@ -19,7 +19,7 @@ from console.command_line import AsJson
 from console.display.snapshot import duration
 
 SILENT_S = 30.0
-"""An actor that was not heard for longer is none that the run has."""
+"""An actor that has been silent for longer does not count."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 Url = Annotated[
@@ -27,7 +27,7 @@ Url = Annotated[
     typer.Option(
         "--redis",
         metavar="URL",
-        help=f"Of Redis, as in buffer.url; by default {VARIABLE}, where a password stays private.",
+        help=f"URL of Redis, as buffer.url; default: {VARIABLE}, where a password stays private.",
         show_default=False,
     ),
 ]
@@ -47,11 +47,11 @@ def runs(redis: Url = None, as_json: AsJson = False) -> None:
         raise SettingsError(
             f"--redis must be the URL of a Redis server, got none; give it, or set {VARIABLE}"
         )
-    found = [describe(url, name) for name in list_runs(url)]
+    described = [describe(url, name) for name in list_runs(url)]
     if as_json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        sys.stdout.write(json.dumps(described, indent=2) + "\n")
         return
-    Console().print(_table(found) if found else "no run is in this Redis")
+    Console().print(_table(described) if described else "no run is in this Redis")
 
 
 def describe(url: str, run: str) -> dict[str, Any]:
@@ -71,13 +71,13 @@ def describe(url: str, run: str) -> dict[str, Any]:
     }
 
 
-def _table(found: list[dict[str, Any]]) -> Table:
+def _table(described: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("run")
     table.add_column("state")
     for name in ("version", "actors", "MiB", "last seen"):
         table.add_column(name, justify="right")
-    for row in found:
+    for row in described:
         silent_s = row["last_seen_s"]
         table.add_row(
             printable(row["run"]),

@@ -47,7 +47,7 @@ def stop(run: Run) -> None:
 
 
 def kept_of(folder: RunFolder) -> str:
-    """Name what a run that was stopped has kept, and the batches that its next start trains."""
+    """Describe the checkpoint of a stopped run, and the batches that its next start trains."""
     kept = folder.newest_checkpoint() or "no checkpoint, so the run begins again at batch 1"
     return f"kept: {kept}{_replayed(folder)}"
 
@@ -70,10 +70,10 @@ def stop_limit_s(settings: Settings) -> float:
 
 
 def stop_run(folder: RunFolder) -> None:
-    """Have the `nyala up` of a run end, and wait until it has; there may be none.
+    """End the `nyala up` of a run, if there is one, and wait until it has ended.
 
     Raises:
-        NyalaError: It is another user's, or does not end in time.
+        NyalaError: The process belongs to another user, or does not end in time.
     """
     holder = folder.holder
     if holder is None:

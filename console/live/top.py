@@ -45,7 +45,7 @@ from learner.reporting.bulletin import Bulletin
 
 
 def with_store(view: View, look: StoreLook | None, settings: Settings) -> View:
-    """Add what the store showed; nothing where it could not be asked."""
+    """Add what the store has shown; nothing where it did not answer."""
     if look is None:
         return view
     groups = groups_in_flight(look.stats, settings.run, settings.buffer)
@@ -66,7 +66,7 @@ STOPPED_AFTER_S = 10.0  # a look at the store takes some, and `nyala up` may be 
 
 
 class LocalRun:
-    """Looks at a run's folder, and at its store while one answers.
+    """Reads a run's folder, and its store while one answers.
 
     Example:
         run = LocalRun(folder)
@@ -91,19 +91,19 @@ class LocalRun:
 
     @property
     def has_looked(self) -> bool:
-        """Whether its store has been asked, if it has one."""
+        """Whether the store has been read, if there is one."""
         return self._watch is None or self._watch.has_looked
 
     @property
     def has_stopped(self) -> bool:
-        """Whether nobody has kept it up, and no store has answered, for a while."""
+        """Whether no process has kept the run up, and no store has answered, for a while."""
         now = time.monotonic()
         if self._folder.is_held or (self._watch is not None and self._watch.newest is not None):
             self._up_at = now
         return now - self._up_at >= STOPPED_AFTER_S
 
     def look(self) -> View:
-        """Read what is new."""
+        """Read all that is new, and describe the run."""
         progress, newest = self._progress.look(), self._ask()
         logs = sorted(self._folder.log("*").parent.glob("*.log"))
         stages = {path.stem: stage for path in logs if (stage := newest_stage(path)) is not None}
@@ -127,7 +127,7 @@ class LocalRun:
         return with_store(view, newest, self._settings)
 
     def close(self) -> None:
-        """End what looks at the store."""
+        """End the thread that reads the store."""
         if self._watch is not None:
             self._watch.close()
 
@@ -136,10 +136,10 @@ class LocalRun:
         return self._settings.console.alarm_s
 
     def _ask(self) -> StoreLook | None:
-        """Return the newest look at the store, whose address may change with each `nyala up`."""
+        """Return the newest reading of the store, whose address may change with each `nyala up`."""
         try:
             url = self._folder.read_redis_url()
-        except (OSError, SettingsError):  # nobody has started it yet, or its owner is another user
+        except (OSError, SettingsError):  # it has not been started yet, or belongs to another user
             return None
         if url != self._url:
             self.close()
@@ -162,17 +162,17 @@ ENDED = "ENDED"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a run's broker is: `tcp://HOST:PORT/RUN`."""
+    """The address of a run at its broker: `tcp://HOST:PORT/RUN`."""
 
     endpoint: str
     run: str
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read it.
+        """Read the address of a run at its broker.
 
         Raises:
-            SettingsError: It is no such address.
+            SettingsError: The text is no such address.
         """
         parts = urlsplit(text)
         run = parts.path.strip("/")
@@ -198,7 +198,7 @@ class RemoteRun:
         """Read the keys; nothing is sent yet.
 
         Args:
-            address: Of the broker.
+            address: Address of the broker.
             key: The observer's secret key, with the broker's public key beside it as `broker.pub`.
 
         Raises:
@@ -318,11 +318,11 @@ def top(
         bool, typer.Option("--plain", help="Print lines instead of a live view.")
     ] = False,
 ) -> None:
-    """Watch a run.
+    """Watch a run as `nyala up` shows it.
 
-    As the terminal of its `nyala up` shows it, until it has finished; Ctrl-C ends the watching,
-    never the run; lines (--plain, or no terminal) end with a run that is stopped, too. A run on
-    other machines is seen through its broker, with an observer's key.
+    The view lasts until the run has finished; Ctrl-C ends only the view. Lines (--plain, or no
+    terminal) also end with a run that is stopped. A run on other machines is seen through its
+    broker, with an observer's key.
 
     Example: `nyala top runs/demo`
     """
@@ -335,7 +335,7 @@ def top(
             display.show(source.look())
             while not source.is_over:
                 if isinstance(display, PlainDisplay) and source.has_stopped:
-                    return  # it has said so, and nobody sits there to press Ctrl-C
+                    return  # the last line says so, and without a terminal there is no Ctrl-C
                 time.sleep(LOOK_EVERY_S)
                 display.show(source.look())
     except KeyboardInterrupt:

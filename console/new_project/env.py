@@ -16,7 +16,7 @@ HELD_OUT = 10**9  # far from the indices of training
 
 
 class Game:
-    """One episode."""
+    """One episode of the game."""
 
     def __init__(self, secret: int) -> None:
         self._secret = secret
@@ -25,7 +25,7 @@ class Game:
 
     @property
     def prompt(self) -> str:
-        """What the policy sees first."""
+        """The text that the policy sees first."""
         return "1-9? "
 
     @property

@@ -48,17 +48,17 @@ class Curve:
 
     @property
     def style(self) -> str:
-        """Classes of the style sheet."""
+        """Classes of the curve in the style sheet."""
         return f"c{self.colour} d{self.dash}"
 
 
 def curve_charts(plots: Sequence[Plot], runs: Sequence[Run]) -> list[Chart]:
     """Draw those charts of which any of the runs has a figure."""
-    return [chart for each in plots if (chart := curve_chart(each, runs)) is not None]
+    return [chart for plot in plots if (chart := curve_chart(plot, runs)) is not None]
 
 
 def curve_chart(plot: Plot, runs: Sequence[Run]) -> Chart | None:
-    """Draw one chart; None where no run has a figure of it."""
+    """Draw one chart; None where no run has a figure for it."""
     curves = list(_curves(plot, runs))
     places = {id(curve): thinned([float(s) for s in curve.run.curves.steps]) for curve in curves}
     thin = {id(curve): thinned(curve.raw) for curve in curves}
@@ -160,19 +160,19 @@ def in_words(label: str, points: Sequence[Point]) -> str:
 
 def _curves(plot: Plot, runs: Sequence[Run]) -> list[Curve]:
     lines = lines_of(plot)
-    found: list[Curve] = []
+    curves: list[Curve] = []
     for number, run in enumerate(runs):
         for index, (key, line) in enumerate(lines.items()):
             raw = run.curves.values[key]
-            known = [value for value in raw if math.isfinite(value)]
-            if not known or (line.is_optional and not any(known)):
+            finite = [value for value in raw if math.isfinite(value)]
+            if not finite or (line.is_optional and not any(finite)):
                 continue
             is_alone = len(runs) == 1
             label = line.label if is_alone else f"{run.name}, {line.label}"
             label = run.name if len(lines) == 1 and not is_alone else label
             colour, dash = (index, 0) if is_alone else (number, min(index, 2))
-            found.append(Curve(label, colour, dash, run, line, raw))
-    return found
+            curves.append(Curve(label, colour, dash, run, line, raw))
+    return curves
 
 
 def _legend(curves: Sequence[Curve]) -> list[Key]:
@@ -190,7 +190,7 @@ def _legend(curves: Sequence[Curve]) -> list[Key]:
 
 def _scores(runs: Sequence[Run]) -> list[_Scores]:
     """List label, style and points: of each run, then of its environments where it is alone."""
-    found = [
+    scores = [
         (
             run.name if len(runs) > 1 else "all",
             f"c{number} d0",
@@ -199,13 +199,13 @@ def _scores(runs: Sequence[Run]) -> list[_Scores]:
         for number, run in enumerate(runs)
         if run.evaluations
     ]
-    if len(runs) > 1 or not found:
-        return found
+    if len(runs) > 1 or not scores:
+        return scores
     (run,) = runs
     for number, name in enumerate(run.evaluations[-1].by_environment, start=1):
         points = [(e, e.by_environment[name]) for e in run.evaluations if name in e.by_environment]
-        found.append((name, f"c{number % 8} d1", points))
-    return found
+        scores.append((name, f"c{number % 8} d1", points))
+    return scores
 
 
 def _spots(frame: Frame, curves: Sequence[Curve]) -> list[Spot]:

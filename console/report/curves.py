@@ -1,8 +1,8 @@
 """Figures of a run by batch, read from `metrics.jsonl` line by line.
 
-Of each line only the figures that a report draws are held, as machine numbers: a run of a hundred
-thousand batches takes some 45 MB. A batch that is there twice counts as its later line, and what
-was trained after it in an abandoned branch is gone, as the learner's own rewind does it.
+Only the figures that a report draws are held, as machine numbers: a run of a hundred thousand
+batches takes some 45 MB. A batch that is there twice counts as its later line, and batches trained
+after it in an abandoned branch are dropped, as the learner's own rewind does it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ KEYS = tuple(
         ]
     )
 )
-"""Of `metrics.jsonl`, to be read."""
+"""Keys that are read from `metrics.jsonl`."""
 
 
 def lines_of(plot: Plot) -> dict[str, Line]:
@@ -102,7 +102,7 @@ def read_curves(path: Path, keys: Sequence[str]) -> Curves:
     """Read the figures of a run; none while it has trained no batch.
 
     Args:
-        path: Its `metrics.jsonl`, which the learner may be writing.
+        path: Path of `metrics.jsonl`, to which the learner may be writing.
         keys: Figures to hold.
     """
     curves = Curves(values={key: array("d") for key in keys})
@@ -128,7 +128,7 @@ def _rewind(curves: Curves, step: int) -> None:
 
 
 def _count(curves: Curves, row: Mapping[str, object], step: int) -> None:
-    """Add what a batch has of lags, actors, alerts and advice."""
+    """Add the lags, actors, alerts and advice of a batch."""
     for lag, tokens in _table(row.get("policy_lag_histogram")):
         if lag.isdecimal():
             curves.lags[int(lag)] += int(tokens)
@@ -159,10 +159,10 @@ def _rows(path: Path) -> Iterator[dict[str, object]]:
 
 def _entry(row: Mapping[str, object], key: str) -> object:
     table, dot, name = key.partition(".")
-    found = row.get(table)
+    entry = row.get(table)
     if not dot:
-        return found
-    return found.get(name) if isinstance(found, dict) else None
+        return entry
+    return entry.get(name) if isinstance(entry, dict) else None
 
 
 def _number(value: object) -> float:
@@ -174,7 +174,7 @@ def _number(value: object) -> float:
 def _table(value: object) -> Iterable[tuple[str, float]]:
     entries = value.items() if isinstance(value, dict) else ()
     return [
-        (str(name), number) for name, each in entries if not math.isnan(number := _number(each))
+        (str(name), number) for name, entry in entries if not math.isnan(number := _number(entry))
     ]
 
 
@@ -184,7 +184,7 @@ def _advice(value: object) -> Iterable[tuple[str, str]]:
 
 
 def _texts(value: object) -> Iterable[str]:
-    return [str(each) for each in value] if isinstance(value, list) else ()
+    return [str(entry) for entry in value] if isinstance(value, list) else ()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -196,8 +196,10 @@ def add_derived(curves: Curves) -> None:
     values = curves.values
     seconds = durations(values["wall_s"])
     tokens = [
-        made - (0.0 if math.isnan(again) else again)
-        for made, again in zip(values["completion_tokens"], values["reused_tokens"], strict=True)
+        completed - (0.0 if math.isnan(again) else again)
+        for completed, again in zip(
+            values["completion_tokens"], values["reused_tokens"], strict=True
+        )
     ]
     values["durations_s"] = seconds
     values["tokens_per_s"] = _ratios(tokens, seconds)
@@ -206,11 +208,11 @@ def add_derived(curves: Curves) -> None:
 
 def accumulated(values: Sequence[float]) -> list[float]:
     """Add up what all batches so far have."""
-    return list(accumulate(0.0 if math.isnan(each) else each for each in values))
+    return list(accumulate(0.0 if math.isnan(value) else value for value in values))
 
 
 def durations(walls: Sequence[float]) -> array[float]:
-    """Seconds between neighbouring batches; a restart sets `wall_s` back, and has none."""
+    """Return the seconds between neighbouring batches, NaN where a restart set `wall_s` back."""
     gaps = [NAN, *(after - before for before, after in pairwise(walls))]
     return array("d", (gap if gap > 0 else NAN for gap in gaps[: len(walls)]))
 
@@ -241,7 +243,7 @@ class Evaluation:
 
 
 def read_evaluations(path: Path, spent_s: Mapping[int, float]) -> list[Evaluation]:
-    """Read those with an answer.
+    """Read the evaluations that have an answer.
 
     Args:
         path: `eval.jsonl` of the run.
@@ -260,6 +262,6 @@ def read_evaluations(path: Path, spent_s: Mapping[int, float]) -> list[Evaluatio
 
 
 def judged_by(runs: Iterable[Sequence[Evaluation]]) -> str:
-    """Name what the answers of runs are judged by; `score` where they differ."""
+    """Name the metric of the answers of several runs; `score` where it differs."""
     titles = {evaluations[-1].result.title for evaluations in runs if evaluations}
     return common_title(titles) if titles else ACCURACY

@@ -25,12 +25,12 @@ SIGNS = {
     "end": "M11 1v8",
     "mark": "M11 0v10",
 }
-"""Of shapes that are no lines, in the legend."""
+"""Paths of the legend for shapes that are no lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One path."""
+    """One path of a chart, with its style."""
 
     style: str
     """Classes of the style sheet, such as `line c1`."""
@@ -66,7 +66,7 @@ class Key:
 
     @property
     def path(self) -> str:
-        """A sign of 22 x 10 units."""
+        """Path of the sign in the legend, of 22 x 10 units."""
         return SIGNS.get(self.style.partition(" ")[0], "M2 5H20")
 
 
@@ -121,7 +121,7 @@ class Frame:
         return "".join(f"{part}h0" if _is_alone(parts, i) else part for i, part in enumerate(parts))
 
     def band(self, low: Sequence[Point], high: Sequence[Point]) -> str:
-        """Fill between two lines over the same places; gaps are left out."""
+        """Fill the area between two lines over the same places; gaps are left out."""
         both = [
             (x, below, above)
             for (x, below), (_, above) in zip(low, high, strict=True)
@@ -134,7 +134,7 @@ class Frame:
         return f"M{'L'.join([*there, *back])}Z"
 
     def bar(self, x_low: float, x_high: float, value: float) -> str:
-        """Stand a bar on the horizontal axis."""
+        """Draw a bar that stands on the horizontal axis."""
         left, right = self.x(x_low), self.x(x_high)
         return f"M{left:g} {self.bottom:g}V{self.y(value):g}H{right:g}V{self.bottom:g}Z"
 
@@ -251,11 +251,11 @@ def buckets(count: int, *, most: int = MOST) -> list[range]:
 
 
 def mean(values: Sequence[float], bucket: range) -> float:
-    """Average what is finite of a stretch; NaN where nothing is."""
-    known = [values[i] for i in bucket if math.isfinite(values[i])]
-    return math.fsum(known) / len(known) if known else math.nan
+    """Average the finite values of a stretch; NaN where there are none."""
+    finite = [values[i] for i in bucket if math.isfinite(values[i])]
+    return math.fsum(finite) / len(finite) if finite else math.nan
 
 
 def thinned(values: Sequence[float], *, most: int = MOST) -> list[float]:
-    """Average each stretch."""
+    """Average each stretch of a series, so that at most so many values are left."""
     return [mean(values, bucket) for bucket in buckets(len(values), most=most)]

@@ -1,7 +1,7 @@
 """The model card of a trained model: its `README.md`, as the Hugging Face hub shows it.
 
-Of a run it holds what may be published: settings are chosen by name, files are named without their
-folders, and no address, key or machine is in it.
+It holds only what may be published of a run: settings are chosen by name, files are named without
+their folders, and no address, key or machine is in it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FRONT_MATTER = re.compile(r"\A\s*---\s*\n(.*?)\n---\s*(\n|\Z)", re.DOTALL)
 
 
 def declarations(run: RunSettings) -> dict[str, object]:
-    """Return what a card repeats: `base_model`, and the license if the base declares one.
+    """Return the declarations that a card repeats: `base_model`, and the base's license if any.
 
     A base on the hub is asked for its own card, from the cache where the hub cannot be reached. A
     folder is not named: it says of which model it is made, if it has a card.
@@ -58,13 +58,13 @@ def _card_on_the_hub(name: str) -> Path | None:
 
 
 def _of(card: Path | None, keys: tuple[str, ...]) -> dict[str, object]:
-    """Read keys of a card's front matter; none where there is none."""
+    """Read keys of a model card's front matter; empty where there is no card."""
     try:
         text = card.read_text(encoding="utf-8") if card is not None else ""
-        found = yaml.safe_load(matter[1]) if (matter := FRONT_MATTER.match(text)) else None
+        front = yaml.safe_load(matter[1]) if (matter := FRONT_MATTER.match(text)) else None
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return {key: found[key] for key in keys if key in found} if isinstance(found, dict) else {}
+    return {key: front[key] for key in keys if key in front} if isinstance(front, dict) else {}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -99,8 +99,8 @@ def write_card(model: Path, settings: Settings, step: int) -> None:
     """Write the card of a run's model into its folder; one that is there is replaced.
 
     Args:
-        model: A Hugging Face directory.
-        settings: Of the run.
+        model: Folder of the model, in the form of Hugging Face.
+        settings: Settings of the run.
         step: Batches that the model was trained on.
     """
     folder = RunFolder(settings.run.folder)
@@ -122,12 +122,12 @@ def model_card(
     versions: Mapping[str, str],
     base: Mapping[str, object],
 ) -> str:
-    """Return the card.
+    """Return the text of a model card.
 
     Args:
-        settings: Of the run.
+        settings: Settings of the run.
         step: Batches that the model was trained on.
-        evaluations: Of the run; those of later batches are left out.
+        evaluations: Evaluations of the run; those of later batches are left out.
         versions: Package -> version.
         base: Front matter about the model that the run began with.
     """
@@ -149,7 +149,7 @@ def model_card(
         f"# {_title(run)}",
         trained,
         "## Held-out answers",
-        _scores([each for each in evaluations if each.step <= step]),
+        _scores([evaluation for evaluation in evaluations if evaluation.step <= step]),
         "## Trained on",
         "\n".join(_environment(name, alone) for name, alone in run.by_environment.items()),
         *_prompts(run),
@@ -172,7 +172,7 @@ def _base(run: RunSettings) -> str:
 
 
 def _scores(evaluations: Sequence[Evaluation]) -> str:
-    """The first and the last evaluation, of each environment where there are several."""
+    """Write the first and the last evaluation, by environment where there are several."""
     if not evaluations:
         return "It was not evaluated."
     first, last = evaluations[0], evaluations[-1]
@@ -194,7 +194,7 @@ def _scores(evaluations: Sequence[Evaluation]) -> str:
 
 
 def _alike(first: Evaluation, last: Evaluation) -> float | None:
-    """The first score, where it was judged as the last one."""
+    """Return the first score, if it was judged as the last one was."""
     return first.score if first.result.title == last.result.title else None
 
 
@@ -207,19 +207,19 @@ def _figure(score: float | None) -> str:
 
 
 def _environment(name: str, run: RunSettings) -> str:
-    """One environment, its data and rewards, as a line of a list."""
-    found = [f"environment {code(_named(run.environment))}"]
-    given = {**data_files(run)}
-    given |= {
+    """Write an environment, its data and its rewards as a line of a list."""
+    parts = [f"environment {code(_named(run.environment))}"]
+    facts = {**data_files(run)}
+    facts |= {
         key: str(run.environment_settings[key])
         for key in ("dataset", "subset", "split", "held_out_split")
         if run.environment_settings.get(key) is not None
     }
-    found += [f"{key.replace('_', ' ')} {code(_named(value))}" for key, value in given.items()]
-    rewards = [code(_named(each)) for each in run.reward_functions.values()]
-    found.append(f"rewards {', '.join(rewards)}" if rewards else "its own score as the reward")
+    parts += [f"{key.replace('_', ' ')} {code(_named(value))}" for key, value in facts.items()]
+    rewards = [code(_named(function)) for function in run.reward_functions.values()]
+    parts.append(f"rewards {', '.join(rewards)}" if rewards else "its own score as the reward")
     share = f"{name}: " if run.environments else ""
-    return f"- {share}{'; '.join(found)}"
+    return f"- {share}{'; '.join(parts)}"
 
 
 def _prompts(run: RunSettings) -> list[str]:
@@ -229,7 +229,7 @@ def _prompts(run: RunSettings) -> list[str]:
 
 
 def _hub_datasets(run: RunSettings) -> dict[str, object]:
-    """Names of datasets on the hub, as the front matter has them."""
+    """Return the names of datasets on the hub, in the form of the front matter."""
     paths = [data_files(alone).get("path", "") for alone in run.by_environment.values()]
     names = [
         path for path in paths if "/" in path and HUB_NAME.fullmatch(path) and not _is_file(path)
@@ -253,7 +253,7 @@ def _settings(settings: Settings) -> list[tuple[str, str]]:
 
 
 def _named(value: str) -> str:
-    """Leave the folder of a path away, as that of `/home/me/rewards.py:exact`."""
+    """Remove the folder of a path such as `/home/me/rewards.py:exact`."""
     is_path = value.startswith(("/", "~", "./", "../"))
     return value.rpartition("/")[2] if is_path else value
 

@@ -46,7 +46,7 @@ GONE_AFTER = 5  # batches without an episode of it, beyond the policy lag: it no
 
 
 class End(StrEnum):
-    """How a life ended."""
+    """The way in which an actor's life ended."""
 
     LEFT = "left"
     DIED = "died"
@@ -63,16 +63,16 @@ class Life:
     ended: float
     end: End
     episodes: int
-    """That it finished and that were trained."""
+    """Episodes that the actor finished and that were trained."""
 
 
 def actor_lives(folder: Path, curves: Curves, *, max_policy_lag: int) -> list[Life]:
     """List the lives of a run's actors, the earliest first.
 
     Args:
-        folder: Of the run.
-        curves: Its figures.
-        max_policy_lag: Episodes of an actor that has gone are trained for so many batches more.
+        folder: Folder of the run.
+        curves: Figures of the run.
+        max_policy_lag: Batches for which episodes of an actor that has gone are still trained.
     """
     if not curves.steps:
         return []
@@ -104,11 +104,11 @@ def actor_lives(folder: Path, curves: Curves, *, max_policy_lag: int) -> list[Li
 
 
 def _events(path: Path) -> Iterator[tuple[str, str, float]]:
-    """Yield event, actor and Unix time of what concerns actors, the oldest first."""
-    for each in (path.with_name(f"{path.name}.1"), path):
-        if not each.exists():
+    """Yield event, actor and Unix time of the lines about actors, the oldest first."""
+    for log_path in (path.with_name(f"{path.name}.1"), path):
+        if not log_path.exists():
             continue
-        with each.open("rb") as file:
+        with log_path.open("rb") as file:
             for line in file:
                 try:
                     row = json.loads(line)
@@ -123,8 +123,8 @@ def _events(path: Path) -> Iterator[tuple[str, str, float]]:
 # --------------------------------------------------------------------------------------------------
 # Answers to the same held-out questions, early and late in a run.
 #
-# Which questions are shown is drawn, not chosen: the first by digest of those that became right,
-# that became wrong, and whose grade stayed, beside the number of each kind.
+# The questions that are shown are drawn, not chosen: by digest, the first that became right, that
+# became wrong and whose grade stayed, beside the number of each kind.
 
 MAX_QUESTIONS = 4096  # of which two answers are held at a time
 END_CHARACTERS = 900  # of a text: how it begins, and the answer at its end
@@ -138,7 +138,7 @@ class Answer:
     step: int
     """Batches that its policy was trained on."""
     grade: float
-    """By what held-out answers are judged by; 1 = right."""
+    """Grade by the metric of held-out answers; 1 = right."""
     reward: float
     text: str
     tokens: int
@@ -152,14 +152,14 @@ class Change:
     question: str
     prompt: str
     note: str
-    """What the environment sent along, such as the right answer."""
+    """Text from the environment, such as the right answer."""
     early: Answer
     late: Answer
 
 
 @dataclass(slots=True)
 class Changes:
-    """What became of the answers to the questions of a run."""
+    """How the answers to the questions of a run changed."""
 
     first: int = 0
     last: int = 0
@@ -171,7 +171,7 @@ class Changes:
 
     @property
     def sentence(self) -> str:
-        """Write how many of each kind there are."""
+        """Write how many answers changed in each way."""
         return (
             f"Of {self.better + self.worse + self.same:,} questions that were asked after "
             f"{self.first:,} and after {self.last:,} batches, {self.better:,} were answered better "
@@ -206,12 +206,15 @@ def changes_of(lines: Iterable[SampleLine], metrics: Mapping[str, Metric]) -> Ch
 def grades_by(
     metrics: Mapping[str, Metric], lines: Iterable[SampleLine]
 ) -> Callable[[SampleLine], float]:
-    """Return what grades an answer as evaluations do, by all the answers that are compared."""
+    """Return a function that grades an answer by the metric that all compared answers have."""
     parts: dict[str, list[dict[str, float]]] = {}
     for line in lines:
         parts.setdefault(line.environment, []).append(line.parts)
-    found = {name: metrics.get(name, Metric()).in_answers(own) for name, own in parts.items()}
-    return lambda line: found[line.environment].grade(line.reward, line.parts)
+    used = {
+        name: metrics.get(name, Metric()).in_answers(of_environment)
+        for name, of_environment in parts.items()
+    }
+    return lambda line: used[line.environment].grade(line.reward, line.parts)
 
 
 def _sorted(
@@ -220,7 +223,7 @@ def _sorted(
     late: dict[str, SampleLine],
     grade_of: Callable[[SampleLine], float],
 ) -> Changes:
-    """Count the questions of each kind, and show the first two or one of each."""
+    """Count the questions of each kind, and choose the first one or two of each to show."""
     kinds: dict[str, list[str]] = {"better": [], "worse": [], "right": [], "wrong": []}
     for question in sorted(late):
         before, after = grade_of(early[question]), grade_of(late[question])
@@ -275,16 +278,16 @@ def changed_settings(settings: Settings) -> dict[str, tuple[str, str]]:
 
 def setting_of(settings: Settings, path: str) -> str:
     """Return the value of one setting, written as JSON; a dash where this run has no such table."""
-    found: Any = settings
+    value: Any = settings
     for name in path.split("."):
-        if not isinstance(found, BaseModel):
+        if not isinstance(value, BaseModel):
             return "-"
-        found = getattr(found, name)
-    return _written(found)
+        value = getattr(value, name)
+    return _written(value)
 
 
 def _differences(table: BaseModel, prefix: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield path, value and default of what differs."""
+    """Yield path, value and default of each setting that differs."""
     for name, entry in type(table).model_fields.items():
         value = getattr(table, name)
         if isinstance(value, BaseModel):
@@ -303,7 +306,7 @@ def _written(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON can hold."""
+    """Return a value in a form that JSON can hold."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", exclude_defaults=True)
     return str(value)
@@ -315,7 +318,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run."""
+    """A run as the report shows it."""
 
     name: str
     folder: Path
@@ -335,7 +338,7 @@ def read_run(path: Path) -> Run:
     """Read a run, whether it has finished or not.
 
     Args:
-        path: Its folder.
+        path: Folder of the run.
 
     Raises:
         SettingsError: There is no such run, or it has trained no batch yet.

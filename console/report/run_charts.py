@@ -40,7 +40,7 @@ MAX_ROWS = 60  # lives drawn beneath each other
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """The horizontal axis: time since the first of all lives began."""
+    """The horizontal axis: time since the first life of the run began."""
 
     began: float
     """Unix seconds."""
@@ -52,7 +52,7 @@ class Since:
         return (time - self.began) / self.unit_s
 
     def in_words(self, life: Life) -> str:
-        """Describe a life."""
+        """Describe an actor's life in one line."""
         first, last = duration(life.began - self.began), duration(life.ended - self.began)
         return f"{life.name}: {first} to {last}, {life.end}, {life.episodes:,} episodes"
 
@@ -128,7 +128,7 @@ def _learner_lives(run: Run) -> list[tuple[int, float]]:
 
 
 def _numbers(lives: Sequence[Life], since: Since) -> list[Point]:
-    """Count the actors at work over time: time and number, a step at each change."""
+    """Count the live actors over time: time and number, a step at each change."""
     changes = [(life.began, 1) for life in lives]
     changes += [(life.ended, -1) for life in lives if life.end is not End.OPEN]
     points: list[Point] = []
@@ -153,7 +153,7 @@ STRETCHES = 40  # of the learner's time: shares of single batches jump too much 
 
 
 def ratio_chart(run: Run) -> Chart | None:
-    """Draw how importance ratios are spread, batch by batch."""
+    """Draw the spread of importance ratios, batch by batch."""
     xs = thinned([float(step) for step in run.curves.steps])
     raw = {p: run.curves.values[f"ratio_percentiles.{p}"] for p in PERCENTILES}
     lines = {p: list(zip(xs, thinned(values), strict=True)) for p, values in raw.items()}
@@ -190,10 +190,10 @@ def ratio_chart(run: Run) -> Chart | None:
 
 
 def ratio_histogram(run: Run) -> Chart | None:
-    """Draw how the log-ratios of the first and of the last batches are spread."""
+    """Draw the spread of the log-ratios of the first and of the last batches."""
     steps = run.curves.steps
-    each = max(1, len(steps) // QUARTER)
-    early, late = range(each), range(len(steps) - each, len(steps))
+    quarter = max(1, len(steps) // QUARTER)
+    early, late = range(quarter), range(len(steps) - quarter, len(steps))
     shares = [_shares_of_bins(run, part) for part in (early, late)]
     if early == late or not all(map(any, shares)):
         return None
@@ -228,15 +228,15 @@ def ratio_histogram(run: Run) -> Chart | None:
 
 
 def _nearer_to_zero(i: int) -> float:
-    """Place the edge that names a bin; the middle of the bin around 0."""
+    """Return the edge that names a bin: the one nearer to 0, or the middle of the bin around 0."""
     return i + 0.5 * ((i < ZERO) - (i > ZERO))
 
 
 def _shares_of_bins(run: Run, part: range) -> list[float]:
-    """Shares of the tokens of these batches, by bin; zeros where none was counted."""
+    """Return the share of these batches' tokens in each bin; zeros where none was counted."""
     counts = [run.curves.values[f"log_ratio_histogram.{name}"] for name in ratio_bins.NAMES]
     sums = [_total(counted[part.start : part.stop]) for counted in counts]
-    return [each / (sum(sums) or 1.0) for each in sums]
+    return [total / (sum(sums) or 1.0) for total in sums]
 
 
 def _beyond(size: float, shares: Sequence[float]) -> float:
@@ -275,8 +275,8 @@ def lag_chart(run: Run) -> Chart | None:
         x_label="lag",
     )
     names = [str(i * width) if width == 1 else f"{i * width}+" for i in range(len(shares))]
-    each = math.ceil(len(names) / 8)
-    chart.x_ticks = [Tick(frame.x(i), name) for i, name in enumerate(names) if i % each == 0]
+    spacing = math.ceil(len(names) / 8)
+    chart.x_ticks = [Tick(frame.x(i), name) for i, name in enumerate(names) if i % spacing == 0]
     for i, share in enumerate(shares):
         chart.shapes.append(Shape("bar c0", frame.bar(i - 0.4, i + 0.4, share)))
         left, wide = _stretch(frame, i, i)
@@ -286,7 +286,7 @@ def lag_chart(run: Run) -> Chart | None:
 
 
 def phase_chart(run: Run) -> Chart | None:
-    """Draw what the learner spends its time on, as shares of each batch."""
+    """Draw how the learner spends its time, as shares of each batch."""
     values, steps = run.curves.values, run.curves.steps[1:]  # the first waits for actors to start
     keys: defaultdict[str, list[str]] = defaultdict(list)
     for key, line in lines_of(TIME).items():
@@ -296,8 +296,8 @@ def phase_chart(run: Run) -> Chart | None:
         for name, members in keys.items()
     }
     stretches = buckets(len(steps), most=STRETCHES)
-    seconds = {name: thinned(each, most=STRETCHES) for name, each in spent.items()}
-    totals = [_total([each[i] for each in seconds.values()]) for i in range(len(stretches))]
+    seconds = {name: thinned(batches, most=STRETCHES) for name, batches in spent.items()}
+    totals = [_total([of_phase[i] for of_phase in seconds.values()]) for i in range(len(stretches))]
     if not any(totals):
         return None
     xs = thinned([float(step) for step in steps], most=STRETCHES)
@@ -310,9 +310,9 @@ def phase_chart(run: Run) -> Chart | None:
         y_ticks=frame.y_ticks(),
     )
     below = [0.0] * len(xs)
-    for colour, (name, each) in enumerate(seconds.items()):
+    for colour, (name, of_phase) in enumerate(seconds.items()):
         shares = [
-            100 * part / all_ if all_ else 0.0 for part, all_ in zip(each, totals, strict=True)
+            100 * part / all_ if all_ else 0.0 for part, all_ in zip(of_phase, totals, strict=True)
         ]
         above = [low + share for low, share in zip(below, shares, strict=True)]
         low_line, high_line = zip(xs, below, strict=True), zip(xs, above, strict=True)
@@ -320,10 +320,10 @@ def phase_chart(run: Run) -> Chart | None:
         chart.legend.append(Key(f"area c{colour}", name))
         below = above
     whole = sum(totals)
-    shares_of_all = {name: sum(each) / whole for name, each in seconds.items()}
+    shares_of_all = {name: sum(of_phase) / whole for name, of_phase in seconds.items()}
     chart.summary = ", ".join(f"{name} {share:.1%}" for name, share in shares_of_all.items())
     for i, bucket in enumerate(stretches):
-        texts = [f"{name} {short(each[i])} s" for name, each in seconds.items()]
+        texts = [f"{name} {short(of_phase[i])} s" for name, of_phase in seconds.items()]
         left, width = _stretch(frame, steps[bucket.start], steps[bucket.stop - 1])
         chart.spots.append(Spot(left, width, "\n".join([f"batch {steps[bucket.start]}", *texts])))
     return chart

@@ -22,7 +22,7 @@ from .run_charts import actor_chart, lag_chart, phase_chart, ratio_chart, ratio_
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One figure."""
+    """One figure and its label."""
 
     label: str
     value: str
@@ -30,7 +30,7 @@ class Tile:
 
 
 def headline(run: Run) -> str:
-    """Write how far a run is and what it has learnt."""
+    """Write how far a run is and how its score has changed."""
     step, steps = run.curves.steps[-1], run.settings.run.steps
     folder = RunFolder(run.folder)
     state = "finished" if run.state is RunState.FINISHED else "not finished"
@@ -93,7 +93,7 @@ def _sum(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the runs have of one thing."""
+    """The values of one setting, figure or version in all runs."""
 
     label: str
     cells: Sequence[str]
@@ -101,7 +101,7 @@ class Row:
 
     @property
     def differs(self) -> bool:
-        """Whether the runs do not agree."""
+        """Whether the values of the runs differ."""
         return len(set(self.cells)) > 1
 
 
@@ -170,9 +170,9 @@ class Section:
 def sections_of(runs: Sequence[Run]) -> list[Section]:
     """Draw all charts, those with a line for each run first."""
     drawn = [score_chart(runs), score_chart(runs, over_time=True), reward_chart(runs)]
-    known = [chart for chart in drawn if chart is not None]
+    charts = [chart for chart in drawn if chart is not None]
     sections = [
-        _section("Learning", runs, LEARNING, before=known),
+        _section("Learning", runs, LEARNING, before=charts),
         _section("Off-policy", runs, OFF_POLICY, after=(ratio_chart, ratio_histogram, lag_chart)),
         _section("Speed and actors", runs, SPEED, after=(phase_chart, actor_chart)),
     ]

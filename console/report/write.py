@@ -31,11 +31,11 @@ def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
     """Write the report of one run, or of several side by side; an earlier one is replaced.
 
     Args:
-        folders: Of the runs.
-        path: The file; None = `report.html` in the folder of the first run.
+        folders: Folders of the runs.
+        path: File to write; None = `report.html` in the folder of the first run.
 
     Raises:
-        SettingsError: One of them is no run, or has trained no batch yet.
+        SettingsError: A folder holds no run, or its run has trained no batch yet.
     """
     runs = [read_run(folder) for folder in folders]
     target = path or RunFolder(runs[0].folder).report
@@ -45,7 +45,7 @@ def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
 
 
 def render(runs: Sequence[Run]) -> str:
-    """Return the page."""
+    """Return the report as an HTML page."""
     return (
         page_templates(PAGE)
         .get_template("report.html.jinja")
@@ -68,7 +68,7 @@ def render(runs: Sequence[Run]) -> str:
 
 
 def page_templates(folder: Path) -> Environment:
-    """Return the templates of a folder, beside those of a report, whose style they share."""
+    """Return the templates of a folder, and those of the report, whose style they share."""
     templates = Environment(
         loader=FileSystemLoader([folder, PAGE]),
         autoescape=True,
@@ -123,8 +123,8 @@ def report(
 ) -> None:
     """Write a run, or several, as one HTML file.
 
-    Curves, settings and answers. It works offline, in a dark or a light window of any width, and on
-    a run that still trains. Of several runs the curves share their charts. `nyala up` writes one
+    The file has curves, settings and answers. It works offline, in a dark or a light window of any
+    width, and for a run that still trains. Several runs share their charts. `nyala up` writes one
     when a run ends.
 
     Example: `nyala report runs/demo`

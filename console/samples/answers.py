@@ -27,7 +27,7 @@ class Answer:
     tokens: int
 
     def as_json(self) -> dict[str, object]:
-        """Return its fields."""
+        """Return all fields, as they are printed in JSON."""
         return asdict(self)
 
 
@@ -41,20 +41,20 @@ async def answer(
     max_tokens: int | None = None,
     on_tokens: Callable[[int], None] = lambda _: None,
 ) -> list[Answer]:
-    """Ask a model.
+    """Ask a model for answers to one prompt.
 
     Args:
-        settings: Of the run.
+        settings: Settings of the run.
         model_path: Folder of the model.
-        prompt: What the user says; with a chat template behind `run.system_prompt`.
-        n: Answers.
-        temperature: 0 = greedy.
+        prompt: The user's message; a chat template puts it behind `run.system_prompt`.
+        n: Number of answers.
+        temperature: Temperature of sampling; 0 = greedy.
         max_tokens: Longest answer; None = `run.max_completion_tokens`.
-        on_tokens: Called with the number of tokens so far.
+        on_tokens: Called with the number of tokens sampled so far.
 
     Raises:
         SettingsError: The model has no tokenizer, or its template does not take the prompt.
-        EngineError: The model cannot be loaded, or is not for a prompt of this length.
+        EngineError: The model cannot be loaded, or cannot take a prompt of this length.
     """
     run = settings.run
     tokenizer = ModelTokenizer(
@@ -84,7 +84,7 @@ async def answer(
         deltas = await _sample(engine, requests, on_tokens)
     finally:
         await engine.close()
-    return [_read(deltas[each.request_id], tokenizer, stops) for each in requests]
+    return [_read(deltas[request.request_id], tokenizer, stops) for request in requests]
 
 
 async def _sample(

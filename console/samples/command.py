@@ -80,7 +80,7 @@ def print_side_by_side(console: Console, samples: Sequence[SampleLine], *, full:
 
 
 def print_json_lines(lines: Iterable[SampleLine]) -> None:
-    """Print lines in ASCII: a terminal finds nothing in them to obey."""
+    """Print lines in ASCII, so that they hold no commands for a terminal."""
     for line in lines:
         fields = msgspec.to_builtins(line)
         try:
@@ -105,7 +105,7 @@ def _kind_of_answer(sample: SampleLine) -> str:
 
 
 def _facts(sample: SampleLine) -> Iterator[tuple[str, str]]:
-    """Yield names and values of what else is known."""
+    """Yield the names and values of a sample's other facts."""
     if sample.parts:
         yield "parts", _numbers(sample.parts)
     if sample.metrics:
@@ -151,19 +151,27 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 class Kind(StrEnum):
-    """Where a sample is from."""
+    """The origin of a sample."""
 
     TRAIN = "train"
     EVAL = "eval"
 
 
-Count = Annotated[int, typer.Option("-n", min=1, max=10_000, help="How many.")]
-Step = Annotated[str, typer.Option("--step", help="50, 20..60, all, or the newest that has any.")]
+Count = Annotated[int, typer.Option("-n", min=1, max=10_000, help="Number of samples.")]
+Step = Annotated[
+    str, typer.Option("--step", help="Step of the samples: 50, 20..60, all, or the newest.")
+]
+KindOf = Annotated[
+    Kind | None,
+    typer.Option(
+        help="Samples of batches or of evaluations; --best and --worst choose from batches."
+    ),
+]
 Part = Annotated[str | None, typer.Option(help="Rank by this part of the reward, such as exact.")]
 Finish = Annotated[
-    str | None, typer.Option(help="Those that ended so: stop, length or environment.")
+    str | None, typer.Option(help="Only samples with this end: stop, length or environment.")
 ]
-Actor = Annotated[str | None, typer.Option(help="Those of one actor: its name begins so.")]
+Actor = Annotated[str | None, typer.Option(help="Only samples of actors whose names begin so.")]
 FollowPrompt = Annotated[
     str | None,
     typer.Option(
@@ -177,21 +185,18 @@ FollowPrompt = Annotated[
 def samples(
     run: Run,
     *,
-    best: Annotated[bool, typer.Option("--best", help="Those with the highest reward.")] = False,
-    worst: Annotated[bool, typer.Option("--worst", help="Those with the lowest.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="Samples with the highest reward.")] = False,
+    worst: Annotated[bool, typer.Option("--worst", help="Samples with the lowest reward.")] = False,
     n: Count = 3,
     every: Annotated[bool, typer.Option("--all", help="All that fit, in their order.")] = False,
     step: Step = "newest",
-    kind: Annotated[
-        Kind | None,
-        typer.Option(help="Of batches, or of evaluations. Of --best and --worst: of batches."),
-    ] = None,
+    kind: KindOf = None,
     part: Part = None,
     finish: Finish = None,
     actor: Actor = None,
-    environment: Annotated[str | None, typer.Option(help="Those of one environment.")] = None,
+    environment: Annotated[str | None, typer.Option(help="Only this environment's.")] = None,
     follow_prompt: FollowPrompt = None,
-    full: Annotated[bool, typer.Option("--full", help="Long texts whole.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print long texts whole.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Show texts that a run has sampled.
@@ -220,30 +225,30 @@ def samples(
     )
     most = None if every else n
     if follow_prompt is None:
-        found = choose(lambda: read_samples(folder), query, n=most, random=Random())
+        chosen = choose(lambda: read_samples(folder), query, n=most, random=Random())
     else:
-        found = follow(
+        chosen = follow(
             lambda: read_samples(folder), query, prompt=follow_prompt, n=most, random=Random()
         )
     if as_json:
-        print_json_lines(found.samples)
+        print_json_lines(chosen.samples)
         return
     console = Console()
-    print_line(console, _summary(found, query, is_followed=follow_prompt is not None))
+    print_line(console, _summary(chosen, query, is_followed=follow_prompt is not None))
     show = print_samples if follow_prompt is None else print_side_by_side
-    show(console, found.samples, full=full)
+    show(console, chosen.samples, full=full)
 
 
-def _summary(found: Found, query: Query, *, is_followed: bool) -> str:
-    """Write how many there were to choose from."""
-    shown = f"{len(found.samples)} of {found.fitting:,}"
+def _summary(chosen: Found, query: Query, *, is_followed: bool) -> str:
+    """Write how many samples are shown, of how many that fit."""
+    shown = f"{len(chosen.samples)} of {chosen.fitting:,}"
     if is_followed:
         return f"{shown} steps at which this question was kept"
-    if len(found.samples) == found.fitting:
-        return f"all {found.fitting:,} samples that fit"
+    if len(chosen.samples) == chosen.fitting:
+        return f"all {chosen.fitting:,} samples that fit"
     by = "" if query.part is None else f" by {query.part}"
     if not query.is_ranked:
         return f"{shown} samples that fit, at random"
-    kinds = {line.kind for line in found.samples}
+    kinds = {line.kind for line in chosen.samples}
     of = " of evaluations" if kinds == {Kind.EVAL} else ""
     return f"{shown} samples{of} that fit, the {query.pick}{by}"

@@ -26,7 +26,7 @@ TRAIN = "train"
 
 
 class Pick(StrEnum):
-    """Which of the samples that fit."""
+    """The way to pick among the samples that fit."""
 
     BEST = "best"
     WORST = "worst"
@@ -43,17 +43,17 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What to show."""
+    """The samples that are asked for."""
 
     pick: Pick = Pick.RANDOM
     steps: Steps | None = None
-    """None = the newest step that has any."""
+    """Steps of the samples; None = the newest step that has any."""
     kind: str | None = None
     part: str | None = None
-    """Ranks in place of the reward; samples without it do not fit."""
+    """Part of the reward that ranks in place of the whole; samples without it do not fit."""
     finish: str | None = None
     actor: str | None = None
-    """Beginning of the incarnation."""
+    """Beginning of the actor's incarnation."""
     environment: str | None = None
 
     def fits(self, line: SampleLine) -> bool:
@@ -69,7 +69,7 @@ class Query:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether the best or the worst are asked for."""
+        """Whether the query asks for the best or the worst samples."""
         return self.pick is not Pick.RANDOM
 
     def score(self, line: SampleLine) -> float:
@@ -89,7 +89,7 @@ def parse_steps(text: str | None) -> Steps | None:
     """Read `50`, `20..60`, `20..`, `..60`, `all`, or `newest`.
 
     Raises:
-        SettingsError: It is none of them.
+        SettingsError: The text is none of them.
 
     Example:
         >>> parse_steps("20..60")
@@ -110,16 +110,16 @@ def parse_steps(text: str | None) -> Steps | None:
 
 
 def choose(lines: Lines, query: Query, *, n: int | None, random: Random) -> Found:
-    """Choose among the samples that fit; the best and the worst among those that were trained.
+    """Choose among the samples that fit; `best` and `worst` mean those that were trained.
 
     Args:
-        lines: Of the run.
-        query: Which.
-        n: How many at most; None = all of them, in their order.
-        random: Draws.
+        lines: Reads the samples of the run.
+        query: The samples that are asked for.
+        n: Most samples; None = all of them, in their order.
+        random: Source of the draws.
 
     Raises:
-        SettingsError: None fits; the text has what there is.
+        SettingsError: No sample fits; the text names what there is.
     """
     rank = _rank(query, random)
     held: list[tuple[float, SampleLine]] = []
@@ -150,15 +150,15 @@ def follow(lines: Lines, query: Query, *, prompt: str, n: int | None, random: Ra
     """Choose one sample of a question for each of several steps.
 
     Args:
-        lines: Of the run.
-        query: Which; of a step the greedy answer of an evaluation goes before the others.
+        lines: Reads the samples of the run.
+        query: The samples that are asked for; an evaluation's greedy answer precedes the others.
         prompt: The question's digest, words of its prompt, or `any` for one that is there at most
             steps.
-        n: How many steps at most, the first and the last among them; None = all.
-        random: Draws.
+        n: Most steps, the first and the last among them; None = all.
+        random: Source of the draws.
 
     Raises:
-        SettingsError: No question fits; the text has what there is.
+        SettingsError: No question fits; the text names what there is.
     """
     question = _question(lines, query, prompt)
     rank = _rank(query, random)
@@ -175,7 +175,7 @@ def follow(lines: Lines, query: Query, *, prompt: str, n: int | None, random: Ra
 
 
 def _question(lines: Lines, query: Query, prompt: str) -> str:
-    """Find the question that is there at most steps; of several the first."""
+    """Find the question that is there at most steps; of several, the first."""
     steps: dict[str, set[int]] = defaultdict(set)
     for line in filter(query.fits, lines()):
         if prompt in (ANY, line.question) or prompt in line.prompt:
@@ -196,7 +196,7 @@ def _spread(steps: list[int], n: int | None) -> Iterator[int]:
 
 
 def _rank(query: Query, random: Random) -> Callable[[SampleLine], float]:
-    """Return what is largest for the sample to show first."""
+    """Return a function whose largest value marks the sample to show first."""
     if not query.is_ranked:
         return lambda _: random.random()
     sign = 1 if query.pick is Pick.BEST else -1
@@ -208,24 +208,24 @@ def _first(ranked: tuple[float, SampleLine]) -> float:
 
 
 def _nothing(lines: Lines, what: str) -> SettingsError:
-    """Error that names what there is to ask for."""
-    found: dict[str, Counter[str]] = {
+    """Return an error that names what there is to ask for."""
+    counts_by_name: dict[str, Counter[str]] = {
         name: Counter() for name in ("kind", "part", "finish", "environment", "actor", "step")
     }
     for line in lines():
-        found["step"][str(line.step)] += 1
-        found["part"].update(line.parts)
+        counts_by_name["step"][str(line.step)] += 1
+        counts_by_name["part"].update(line.parts)
         for name in ("kind", "finish", "environment", "actor"):
-            found[name][getattr(line, name)] += 1
-    if not found["step"]:
+            counts_by_name[name][getattr(line, name)] += 1
+    if not counts_by_name["step"]:
         return SettingsError(
             "the run must have kept samples, got none; the first come with the first evaluation or "
             "batch, unless run.samples.max_mb is 0"
         )
-    found["step"] = Counter(_ends(found["step"]))
+    counts_by_name["step"] = Counter(_ends(counts_by_name["step"]))
     there = "; ".join(
-        f"{name} {', '.join(each for each, _ in counts.most_common(NAMED))}"
-        for name, counts in found.items()
+        f"{name} {', '.join(value for value, _ in counts.most_common(NAMED))}"
+        for name, counts in counts_by_name.items()
         if counts
     )
     return SettingsError(f"{what}, got {sum(1 for _ in lines()):,} samples with: {there}")

@@ -34,7 +34,7 @@ class ModelOfRun(NamedTuple):
     """A model of a run."""
 
     name: str
-    """Of the checkpoint, or what it is in its place."""
+    """Name of the checkpoint, or of the model that stands in for it."""
     path: str
     step: int
     """Batches that it was trained on."""
@@ -44,11 +44,11 @@ class ModelOfRun(NamedTuple):
 def model_of(settings: Settings, checkpoint: str | None) -> Iterator[ModelOfRun]:
     """Find or export a model; what is exported is removed afterwards.
 
-    Without a checkpoint's name: that of the end of a finished run, else the newest checkpoint's,
+    Without a checkpoint's name: the model of a finished run, else that of the newest checkpoint,
     else the one that the run began with.
 
     Args:
-        settings: Of the run.
+        settings: Settings of the run.
         checkpoint: `best`, a step such as `50`, or a name such as `step-000050`.
 
     Raises:
@@ -104,7 +104,7 @@ def try_prompt(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="A text; - reads it from stdin.")],
     *,
     checkpoint: Checkpoint = None,
-    n: Annotated[int, typer.Option("-n", min=1, max=64, help="How many answers.")] = 1,
+    n: Annotated[int, typer.Option("-n", min=1, max=64, help="Number of answers.")] = 1,
     temperature: Temperature = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest answer; else as in the run.")
@@ -145,13 +145,13 @@ def try_prompt(
             )
         )
     if as_json:
-        for each in answers:
-            sys.stdout.write(json.dumps({"model": model.name, "prompt": text, **each.as_json()}))
+        for reply in answers:
+            sys.stdout.write(json.dumps({"model": model.name, "prompt": text, **reply.as_json()}))
             sys.stdout.write("\n")
         return
     how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
     print_line(console, f"{model.name} of {settings.run.name}, {how}")
-    for each in answers:
-        title = printable(f"{each.tokens} tokens, {each.finish}")
+    for reply in answers:
+        title = printable(f"{reply.tokens} tokens, {reply.finish}")
         console.print(Rule(Text(title), align="left", style=""))
-        console.print(Padding(Text(printable_lines(each.text)), (0, 0, 0, 2)))
+        console.print(Padding(Text(printable_lines(reply.text)), (0, 0, 0, 2)))

@@ -35,7 +35,7 @@ class Axis:
 
     path: str
     values: tuple[str, ...]
-    """As they were typed."""
+    """The values as they were typed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,35 +48,35 @@ class Point:
 
     @property
     def overrides(self) -> list[str]:
-        """Its values as `--set` takes them."""
+        """The values of this point as `--set` takes them."""
         return [f"{path}={value}" for path, value in self.values.items()]
 
 
 def parse_axis(text: str) -> Axis:
-    """Read `learner.lr=1e-6,3e-6`.
+    """Read an axis such as `learner.lr=1e-6,3e-6`.
 
     Raises:
-        SettingsError: It is nothing of the kind.
+        SettingsError: The text is no axis.
 
     Example:
         >>> parse_axis("learner.offload=[],[parameters, activations]").values
         ('[]', '[parameters, activations]')
     """
     path, equals, values = text.partition("=")
-    found = [value.strip() for value in _split(values)]
-    if not equals or "." not in path or not all(found) or len({*found}) < len(found):
+    parsed = [value.strip() for value in _split(values)]
+    if not equals or "." not in path or not all(parsed) or len({*parsed}) < len(parsed):
         raise SettingsError(
             f"--over must be a setting and its values, each once, got {text!r}; write "
             "--over learner.lr=1e-6,3e-6"
         )
-    return Axis(path.strip(), tuple(found))
+    return Axis(path.strip(), tuple(parsed))
 
 
 def grid(axes: Sequence[Axis], *, base: str) -> list[Point]:
     """Combine all values of all axes; the last axis changes fastest.
 
     Args:
-        axes: What changes.
+        axes: Settings that change, with their values.
         base: Name that the names of the runs begin with.
 
     Raises:
@@ -89,7 +89,10 @@ def grid(axes: Sequence[Axis], *, base: str) -> list[Point]:
             "--over learner.lr=1e-6,3e-6"
         )
     combinations = product(*(axis.values for axis in axes))
-    points = [named_point(dict(zip(paths, each, strict=True)), base) for each in combinations]
+    points = [
+        named_point(dict(zip(paths, combination, strict=True)), base)
+        for combination in combinations
+    ]
     if len(points) > MAX_RUNS:
         raise SettingsError(
             f"a sweep must have at most {MAX_RUNS} runs, got {len(points)}; leave values out"
@@ -98,7 +101,7 @@ def grid(axes: Sequence[Axis], *, base: str) -> list[Point]:
 
 
 def named_point(values: Mapping[str, str], base: str) -> Point:
-    """Return a point with the name that its values make."""
+    """Return a point with a name made from its values."""
     ends = [path.rpartition(".")[2] for path in values]
     short = ends if len({*ends}) == len(ends) else list(values)
     text = "-".join(f"{name}_{value}" for name, value in zip(short, values.values(), strict=True))
@@ -111,7 +114,7 @@ def named_point(values: Mapping[str, str], base: str) -> Point:
 
 
 def _split(text: str) -> list[str]:
-    """Split at commas that are outside of brackets and quotes."""
+    """Split a text at commas outside of brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for character in text:
         if quote:
@@ -134,7 +137,7 @@ LAST = 10  # batches whose rewards are averaged: single batches jump
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A run of the sweep, as far as it has come."""
+    """The progress of one run of the sweep."""
 
     point: Point
     folder: Path
@@ -142,7 +145,7 @@ class Outcome:
     scores: Sequence[Place]
     """Batch and held-out score of each evaluation."""
     judged_by: str
-    """What the score is of, such as `accuracy`."""
+    """Metric of the score, such as `accuracy`."""
     reward: float
     """Mean over the last batches; NaN before the first."""
     batches: int
@@ -155,23 +158,23 @@ class Outcome:
 
     @property
     def figure(self) -> float:
-        """What a search makes as large as it can: held-out score, or reward without one."""
+        """The figure that a search maximises: held-out score, or reward without one."""
         return self.held_out if math.isfinite(self.held_out) else self.reward
 
     @property
     def score(self) -> tuple[float, float]:
-        """Ranks runs: by held-out score, then by reward; what is missing comes last."""
+        """Rank of a run: by held-out score, then by reward; missing figures come last."""
         return _or_least(self.held_out), _or_least(self.reward)
 
     def short_row(self) -> dict[str, str]:
-        """Write it for a terminal: the name has the values."""
+        """Write the outcome as a row for a terminal; the name holds the values."""
         row = self.row()
         return {
             key: row[key] for key in ("run", "held out", "of", "best", "reward", "batches", "state")
         }
 
     def row(self) -> dict[str, str]:
-        """Write it for people."""
+        """Write the outcome as a row for people."""
         best = max(self.scores, key=lambda place: place[1], default=None)
         return {
             "run": self.point.name,
@@ -187,7 +190,7 @@ class Outcome:
 
 
 def outcome_of(point: Point, folder: Path) -> Outcome:
-    """Read how far a run is."""
+    """Read the outcome of a run from its folder."""
     files = RunFolder(folder)
     course = read_course(folder)
     rows = read_rows(files.metrics)
@@ -196,7 +199,7 @@ def outcome_of(point: Point, folder: Path) -> Outcome:
         point=point,
         folder=folder,
         state=str(files.state),
-        scores=[(float(each.step), each.score) for each in course.evaluations],
+        scores=[(float(evaluation.step), evaluation.score) for evaluation in course.evaluations],
         judged_by=judged_by([course.evaluations]),
         reward=fmean(rewards) if rewards else math.nan,
         batches=int(number(rows[-1], "step")) if rows else 0,
@@ -206,7 +209,7 @@ def outcome_of(point: Point, folder: Path) -> Outcome:
 
 def ranked(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Sort runs, the best one first."""
-    return sorted(outcomes, key=lambda each: each.score, reverse=True)
+    return sorted(outcomes, key=lambda outcome: outcome.score, reverse=True)
 
 
 def _figure(value: float) -> str:

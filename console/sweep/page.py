@@ -20,7 +20,7 @@ LABELS = 6  # of an axis: more would touch each other
 
 
 def write_sweep(path: Path, name: str, axes: Sequence[Axis], outcomes: Sequence[Outcome]) -> Path:
-    """Write the page; an earlier one is replaced."""
+    """Write the page of a sweep; an earlier one is replaced."""
     order = ranked(outcomes)
     charts = [_curves(order), *(_scores(axis, order) for axis in axes)]
     text = (
@@ -38,35 +38,37 @@ def write_sweep(path: Path, name: str, axes: Sequence[Axis], outcomes: Sequence[
 
 def _curves(outcomes: Sequence[Outcome]) -> Chart | None:
     """Draw the held-out score of all runs; colours are used again beyond eight."""
-    places = [place for each in outcomes for place in each.scores]
+    places = [place for outcome in outcomes for place in outcome.scores]
     frame = frame_of([x for x, _ in places], [y for _, y in places], least=0.0, most=1.0)
     if frame is None:
         return None
     chart = Chart(
         f"Held-out {_title(outcomes)}",
-        "Of each run, the best first.",
+        "Scores of each run, the best first.",
         x_ticks=frame.x_ticks(),
         y_ticks=frame.y_ticks(),
     )
-    for number, each in enumerate(outcomes):
+    for number, outcome in enumerate(outcomes):
         style = f"c{number % COLOURS} d{min(number // COLOURS, 2)}"
-        chart.shapes.append(Shape(f"line {style}", frame.line(each.scores)))
-        chart.legend.append(Key(f"line {style}", _label(each)))
+        chart.shapes.append(Shape(f"line {style}", frame.line(outcome.scores)))
+        chart.legend.append(Key(f"line {style}", _label(outcome)))
         chart.spots += [
-            frame.spot((x, y), f"{_label(each)}: {short(y)} after {x:.0f} batches", reach=5)
-            for x, y in each.scores
+            frame.spot((x, y), f"{_label(outcome)}: {short(y)} after {x:.0f} batches", reach=5)
+            for x, y in outcome.scores
         ]
-    chart.summary = "; ".join(f"{_label(each)}: {short(each.held_out)}" for each in outcomes)
+    chart.summary = "; ".join(
+        f"{_label(outcome)}: {short(outcome.held_out)}" for outcome in outcomes
+    )
     return chart
 
 
 def _scores(axis: Axis, outcomes: Sequence[Outcome]) -> Chart | None:
     """Draw the last score (the reward where there is none) of all runs over one setting."""
-    has_score = any(math.isfinite(each.held_out) for each in outcomes)
-    scores = [(each, each.held_out if has_score else each.reward) for each in outcomes]
-    known = [(each, score) for each, score in scores if math.isfinite(score)]
-    values = _ordered({each.point.values[axis.path] for each, _ in known})
-    frame = frame_of([-0.5, len(values) - 0.5], [score for _, score in known], least=0.0)
+    has_score = any(math.isfinite(outcome.held_out) for outcome in outcomes)
+    scores = [(outcome, outcome.held_out if has_score else outcome.reward) for outcome in outcomes]
+    finite = [(outcome, score) for outcome, score in scores if math.isfinite(score)]
+    values = _ordered({outcome.point.values[axis.path] for outcome, _ in finite})
+    frame = frame_of([-0.5, len(values) - 0.5], [score for _, score in finite], least=0.0)
     if frame is None:
         return None
     step = math.ceil(len(values) / LABELS)
@@ -78,16 +80,16 @@ def _scores(axis: Axis, outcomes: Sequence[Outcome]) -> Chart | None:
         x_ticks=[Tick(frame.x(i), value) for i, value in enumerate(values) if i % step == 0],
         x_label="",
     )
-    for each, score in known:
-        x = float(values.index(each.point.values[axis.path]))
+    for outcome, score in finite:
+        x = float(values.index(outcome.point.values[axis.path]))
         chart.shapes.append(Shape("dots c0 d0", frame.line([(x, score)])))
-        chart.spots.append(frame.spot((x, score), f"{_label(each)}: {short(score)}", reach=6))
-    chart.summary = "; ".join(f"{_label(each)}: {short(score)}" for each, score in known)
+        chart.spots.append(frame.spot((x, score), f"{_label(outcome)}: {short(score)}", reach=6))
+    chart.summary = "; ".join(f"{_label(outcome)}: {short(score)}" for outcome, score in finite)
     return chart
 
 
 def _title(outcomes: Sequence[Outcome]) -> str:
-    return common_title(each.judged_by for each in outcomes if each.scores)
+    return common_title(outcome.judged_by for outcome in outcomes if outcome.scores)
 
 
 def _ordered(values: set[str]) -> list[str]:

@@ -43,7 +43,7 @@ def range_of(axis: Axis) -> Range | None:
     """Read `1e-7..1e-4`; None where the axis is a list of values.
 
     Raises:
-        SettingsError: It is a range that ends before it begins, or not of numbers.
+        SettingsError: The range ends before it begins, or is not of numbers.
     """
     text = axis.values[0]
     low, dots, high = text.partition("..")
@@ -66,7 +66,7 @@ class Study:
         """Open the study of a sweep, or begin it.
 
         Args:
-            folder: Of the sweep.
+            folder: Folder of the sweep.
             axes: Ranges and lists of values.
             base: Name that the names of the runs begin with.
             trials: Runs in all, those of earlier sessions included.

@@ -39,11 +39,11 @@ LOOK_EVERY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A run to be made."""
+    """A run that is to be started."""
 
     point: Point
     arguments: Sequence[str]
-    """Of `nyala up`."""
+    """Arguments of `nyala up`."""
     log: Path
     stop_s: float
     """Longest time of an orderly end."""
@@ -55,12 +55,12 @@ def run_all(
     jobs: int,
     on_end: Callable[[Planned, str | None], None],
 ) -> None:
-    """Make all runs, some at a time; an interrupt stops those that run, in order.
+    """Run everything that is planned, several at a time; an interrupt stops the runs in order.
 
     Args:
-        planned: In the order in which they are started; each is asked for when its turn comes.
-        jobs: How many at a time.
-        on_end: Called with the reason if it failed.
+        planned: Runs in the order in which they start; each is asked for when its turn comes.
+        jobs: Most runs at a time.
+        on_end: Called when a run ends, with the reason if it failed.
     """
     running: dict[UpProcess, Planned] = {}
     try:
@@ -70,7 +70,7 @@ def run_all(
                 running[process] = run
             if not running:
                 return
-            for process in [each for each in running if not each.is_alive]:
+            for process in [process for process in running if not process.is_alive]:
                 on_end(running.pop(process), _failure(process))
             time.sleep(LOOK_EVERY_S)
     finally:
@@ -95,22 +95,22 @@ FAILED, STOPPED = 1, 130
 
 
 class Source(Protocol):
-    """Where the points of a sweep come from."""
+    """The source of a sweep's points."""
 
     def __len__(self) -> int:
-        """Count the runs in all."""
+        """Return the number of runs in all."""
         ...
 
     def points(self) -> Iterator[Point]:
-        """Yield what is to be made."""
+        """Yield the points of the runs to be started."""
         ...
 
     def made(self) -> list[Point]:
-        """List what the table is to have."""
+        """List the points that the table shows."""
         ...
 
     def tell(self, name: str, score: float | None) -> None:
-        """Take the score of a run; None = it failed, or has none."""
+        """Learn the score of a run; None = it failed, or has none."""
         ...
 
 
@@ -130,12 +130,12 @@ class Grid:
         return list(self.all_points)
 
     def tell(self, name: str, score: float | None) -> None:
-        """Learn nothing: the points are what they are."""
+        """Do nothing: the points do not depend on scores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Runs of one settings file in one folder."""
+    """The runs of one settings file, in one folder."""
 
     config: Path
     overrides: Sequence[str]
@@ -146,25 +146,25 @@ class Sweep:
         """Return all settings of a run, and the overrides that make them.
 
         Raises:
-            SettingsError: They are wrong, or not those that it was begun with.
+            SettingsError: The settings are wrong, or differ from those that the run began with.
         """
-        own = [
+        of_run = [
             f"run.name={json.dumps(point.name)}",
             f"run.directory={json.dumps(str(self.folder))}",
         ]
-        changes = [*self.overrides, *point.overrides, *own]
+        changes = [*self.overrides, *point.overrides, *of_run]
         settings = resolve(settings_of(self.config, changes))
         files = RunFolder(settings.run.folder)
-        if files.state is not RunState.NEW and (found := changes_of_result(files, settings)):
+        if files.state is not RunState.NEW and (changed := changes_of_result(files, settings)):
             raise SettingsError(
                 "the runs of a sweep must keep the settings they were begun with, got "
-                f"{len(found)} different in {files.path}; restore them, or begin another sweep "
-                f"with --name:{''.join(found)}"
+                f"{len(changed)} different in {files.path}; restore them, or begin another sweep "
+                f"with --name:{''.join(changed)}"
             )
         return settings, changes
 
     def carry_out(self, source: Source, console: Console, *, jobs: int) -> int:
-        """Make the runs that have not finished; return the exit code."""
+        """Start the runs that have not finished; return the exit code."""
         print_line(console, f"{len(source)} runs in {self.folder}")
         number = 0
         failures: list[str] = []
@@ -207,18 +207,20 @@ class Sweep:
         )
 
     def _unlike(self, points: Sequence[Point]) -> str | None:
-        """Say where runs are ranked by figures that are not the same; None where they are."""
+        """Describe how the runs are judged differently; None where they are judged alike."""
         judges: dict[str, set[str]] = {}
         all_settings = [self.prepare(point)[0] for point in points]
         for settings in all_settings:
             for name in settings.run.by_environment:
                 judges.setdefault(name, set()).add(judge_of(settings, name))
         questions = {tuple(settings.run.by_environment) for settings in all_settings}
-        if len(questions) <= 1 and all(len(each) == 1 for each in judges.values()):
+        if len(questions) <= 1 and all(len(names) == 1 for names in judges.values()):
             return None
-        found = ", ".join(f"{judge} on {n}" for n, own in judges.items() for judge in sorted(own))
+        judgements = ", ".join(
+            f"{judge} on {n}" for n, names in judges.items() for judge in sorted(names)
+        )
         return (
-            f"the runs of a sweep should be judged alike to be ranked, got {found}; set "
+            f"the runs of a sweep should be judged alike to be ranked, got {judgements}; set "
             f"run.eval_metric to a part of the reward that all have, such as exact"
         )
 
@@ -227,9 +229,9 @@ class Sweep:
         return score if math.isfinite(score) else None
 
     def _show(self, source: Source, console: Console) -> None:
-        """Print the table, and write the page."""
+        """Print the table of runs, and write the page."""
         outcomes = [outcome_of(point, self.folder / point.name) for point in source.made()]
-        rows = [each.short_row() for each in ranked(outcomes)]
+        rows = [outcome.short_row() for outcome in ranked(outcomes)]
         print_facts(Facts("The best first:", rows), as_json=False, console=console)
         if doubt := self._unlike(source.made()):
             print_line(console, f"warning: {doubt}")
@@ -285,17 +287,17 @@ def sweep(
     axes = [parse_axis(text) for text in over]
     base = settings_of(config, overrides or []).run
     folder = base.directory.expanduser().resolve() / (name or f"{base.name}-sweep")
-    made = Sweep(config, overrides or [], axes, folder)
+    planned_sweep = Sweep(config, overrides or [], axes, folder)
     # Before anything is started or written: all points of a grid, the ends of all ranges.
     points = grid(_ends(axes, may_be_ranges=trials is not None), base=base.name)
     for point in points:
-        made.prepare(point)
+        planned_sweep.prepare(point)
     source = (
         Grid(points)
         if trials is None
         else Study(folder, axes, base=base.name, trials=trials, jobs=jobs)
     )
-    raise typer.Exit(made.carry_out(source, Console(), jobs=jobs))
+    raise typer.Exit(planned_sweep.carry_out(source, Console(), jobs=jobs))
 
 
 def _ends(axes: Sequence[Axis], *, may_be_ranges: bool) -> list[Axis]:
@@ -304,16 +306,16 @@ def _ends(axes: Sequence[Axis], *, may_be_ranges: bool) -> list[Axis]:
     Raises:
         SettingsError: There is a range in a grid.
     """
-    found: list[Axis] = []
+    ends: list[Axis] = []
     for axis in axes:
         if range_of(axis) is None:
-            found.append(axis)
+            ends.append(axis)
         elif may_be_ranges:
             low, _, high = axis.values[0].partition("..")
-            found.append(Axis(axis.path, (low, high)))
+            ends.append(Axis(axis.path, (low, high)))
         else:
             raise SettingsError(
                 f"a range of {axis.path} must come with --trials, got {axis.values[0]} without; "
                 "add --trials 20, or list the values"
             )
-    return found
+    return ends
