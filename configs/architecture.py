@@ -1,8 +1,8 @@
 """The architecture of a model, as its `config.json` has it: can it be trained, and how is it run.
 
 Ratios compare the learner's log-probs with the sampler's, so the learner must compute exactly what
-the sampler did. Where a model departs from the common decoder, it is run so that it does, or
-refused by name. Imports no torch: `nyala up --dry-run` asks, too.
+the sampler did. A model that departs from the common decoder is run as it is defined, or refused by
+name. Imports no torch: `nyala up --dry-run` asks, too.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class LogitChange:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """Read it from a model's configuration."""
+        """Read the change from a model's configuration."""
         name, multiplies = FACTORS.get(config.get("model_type", ""), ("", True))
         factor = float(config.get(name) or 1.0)
         return cls(factor if multiplies else 1 / factor, config.get(CAP))
@@ -87,11 +87,11 @@ def check_architecture(config: Mapping[str, Any], *, tokens: int = 0) -> None:
     """Refuse a model whose ratios would be wrong, or that is no causal language model.
 
     Args:
-        config: Of the model.
+        config: Configuration of the model.
         tokens: Longest episode with its prompt, where it is known.
 
     Raises:
-        SettingsError: It is one of these.
+        SettingsError: The model is one of these.
     """
     name = (config.get("architectures") or ["ForCausalLM"])[0]
     if not name.endswith("ForCausalLM"):
@@ -138,11 +138,11 @@ def check_context(config: Mapping[str, Any], settings: AllTables) -> str:
     """Refuse episodes that are longer than the model's context.
 
     Args:
-        config: Of the model.
-        settings: Of the run.
+        config: Configuration of the model.
+        settings: Settings of the run.
 
     Raises:
-        SettingsError: They are; names the setting, and the most that fits.
+        SettingsError: Episodes are too long; the text names the setting, and the most that fits.
     """
     context = context_of(config)
     if context is None:
@@ -189,10 +189,10 @@ def _number(value: object) -> int:
 
 
 def present_model(run: RunSettings) -> str:
-    """Return the path of the run's model, once it is sure that one of `init` lies there.
+    """Return the path of the run's model, after checking that a model of `init` is there.
 
     Raises:
-        SettingsError: It was made on another machine, or not at all.
+        SettingsError: The model was made on another machine, or not at all.
     """
     if run.model == "init" and not (run.folder / "init").is_dir():
         raise SettingsError(

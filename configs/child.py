@@ -37,11 +37,11 @@ def die_with_parent(number: int = SIGKILL, *, parent: int | None = None) -> None
 
 
 LENGTH = struct.Struct(">I")
-"""What stands before each frame."""
+"""Length of a frame, which precedes it."""
 
 
 class MalformedFrame(ValueError):
-    """What came is no frame."""
+    """Received bytes are not a valid frame."""
 
 
 def as_frame(body: bytes) -> bytes:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 Content: TypeAlias = bytes | Iterable[bytes | memoryview]
-"""Of a file: whole, or in chunks."""
+"""Content of a file: whole, or in chunks."""
 
 
 class Disk:

@@ -208,7 +208,7 @@ LEFT_OUT = dict.fromkeys(
 
 
 def owner_of(path: str) -> str | None:
-    """Find our name for a peer's setting.
+    """Find Nyala's name for a peer's setting.
 
     Args:
         path: A dotted path or a command-line flag as a person typed it, such as
@@ -225,7 +225,7 @@ def owner_of(path: str) -> str | None:
     return None
 
 
-_OWNERS = {alias: own for own, aliases in ALIASES.items() for alias in aliases.split()}
+_OWNERS = {alias: setting for setting, aliases in ALIASES.items() for alias in aliases.split()}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ PATTERNS = {
 
 
 def describe_all(error: ValidationError) -> list[str]:
-    """Word every problem that pydantic found, in the order of the file."""
+    """Describe every problem that pydantic found, in the order of the file."""
     lines: dict[
         str, None
     ] = {}  # a union reports one problem for each of its branches; we word the setting once
@@ -270,8 +270,8 @@ def describe_all(error: ValidationError) -> list[str]:
 
 
 def unknown_key(path: Sequence[str], value: object) -> str:
-    """Report that a key is not one of ours, and suggest one."""
-    known = _properties()
+    """Report that a key is not a setting, and suggest one."""
+    settings = _properties()
     where = "$." + ".".join(path)
     if path[-1] in LEFT_OUT:
         return f"{where} {LEFT_OUT[path[-1]]}"
@@ -283,30 +283,32 @@ def unknown_key(path: Sequence[str], value: object) -> str:
     if guess is not None:
         return f"{where} is not a setting, got {_show(value)}; did you mean {guess}?"
     table = path[0]
-    if len(path) > 1 and any(own.startswith(f"{table}.") for own in known):
-        keys = ", ".join(own.partition(".")[2] for own in known if own.startswith(f"{table}."))
+    if len(path) > 1 and any(setting.startswith(f"{table}.") for setting in settings):
+        keys = ", ".join(
+            setting.partition(".")[2] for setting in settings if setting.startswith(f"{table}.")
+        )
         return f"{where} is not a setting, got {_show(value)}; {table} has {keys}"
-    tables = ", ".join(dict.fromkeys(own.partition(".")[0] for own in known))
+    tables = ", ".join(dict.fromkeys(setting.partition(".")[0] for setting in settings))
     return f"{where} is not a setting, got {_show(value)}; the tables are {tables}"
 
 
 def suggest(path: Sequence[str]) -> str | None:
-    """Guess which of our settings an unknown path means.
+    """Guess which setting an unknown path means.
 
     First a slip of the pen in the same table, then the same key in another table, then a peer's
     name, then anything close.
     """
-    known = list(_properties())
+    settings = list(_properties())
     table, key = (path[0] if len(path) > 1 else ""), path[-1].lower().replace("-", "_")
     near = difflib.get_close_matches(
         key,
-        [own.partition(".")[2] for own in known if own.startswith(f"{table}.")],
+        [setting.partition(".")[2] for setting in settings if setting.startswith(f"{table}.")],
         n=1,
         cutoff=0.75,
     )
     if table and near:
         return f"{table}.{near[0]}"
-    homes = [own for own in known if own.partition(".")[2] == key]
+    homes = [setting for setting in settings if setting.partition(".")[2] == key]
     if len(homes) == 1:
         return homes[0]
     alias = owner_of(".".join(path))
@@ -314,12 +316,12 @@ def suggest(path: Sequence[str]) -> str | None:
         return alias
     if len(homes) > 1:
         return " or ".join(homes)
-    close = difflib.get_close_matches(".".join([*path[:-1], key]), known, n=1, cutoff=0.8)
+    close = difflib.get_close_matches(".".join([*path[:-1], key]), settings, n=1, cutoff=0.8)
     if not close:
         close = difflib.get_close_matches(
-            key, [own.partition(".")[2] for own in known], n=1, cutoff=0.8
+            key, [setting.partition(".")[2] for setting in settings], n=1, cutoff=0.8
         )
-        close = [own for own in known if close and own.endswith(f".{close[0]}")][:1]
+        close = [setting for setting in settings if close and setting.endswith(f".{close[0]}")][:1]
     return close[0] if close else None
 
 
@@ -333,7 +335,7 @@ def allowed(path: str) -> str:
 
 
 def meaning(path: str) -> str:
-    """Give the first sentence of what a setting is for; its path is as for `allowed`."""
+    """Return the first sentence of a setting's description; its path is as for `allowed`."""
     text = str((_schema(path.split(".")) or {}).get("description", "")).replace("\n", " ")
     return text.partition(". ")[0].rstrip(".")
 
@@ -348,12 +350,12 @@ def _describe(detail: ErrorDetails) -> Iterator[str]:
     if kind == "missing":
         yield from _missing(path)
         return
-    # Of a union, the path goes on with the name of a branch.
-    known = [path[:end] for end in range(len(path), 1, -1) if _schema(path[:end])]
-    if known:
-        own = ".".join(known[0])
-        about = f"; it is: {meaning(own)}" if meaning(own) else ""
-        yield f"$.{own} must be {allowed(own)}, got {_show(value)}{about}"
+    # In a union, the path goes on with the name of a branch.
+    prefixes = [path[:end] for end in range(len(path), 1, -1) if _schema(path[:end])]
+    if prefixes:
+        setting = ".".join(prefixes[0])
+        about = f"; it is: {meaning(setting)}" if meaning(setting) else ""
+        yield f"$.{setting} must be {allowed(setting)}, got {_show(value)}{about}"
     elif len(path) == 1:
         yield f"$.{path[0]} must be a table of keys, got {_show(value)}"
     else:
@@ -365,18 +367,18 @@ def _describe(detail: ErrorDetails) -> Iterator[str]:
 
 def _missing(path: tuple[str, ...]) -> Iterator[str]:
     if len(path) == 1:
-        required = [own for own in _required() if own.startswith(f"{path[0]}.")]
-        yield from (_missing_key(own) for own in required)
+        required = [setting for setting in _required() if setting.startswith(f"{path[0]}.")]
+        yield from (_missing_key(setting) for setting in required)
     else:
         yield _missing_key(".".join(path))
 
 
-def _missing_key(own: str) -> str:
-    return f"$.{own} must be {allowed(own)}, got nothing; it is: {meaning(own)}"
+def _missing_key(setting: str) -> str:
+    return f"$.{setting} must be {allowed(setting)}, got nothing; it is: {meaning(setting)}"
 
 
 def _leaves(path: tuple[str, ...], value: object) -> Iterator[tuple[tuple[str, ...], object]]:
-    """List the single settings below an unknown key: a peer's file is nested deeper than ours."""
+    """List the single settings below an unknown key: files of peers are nested deeper."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from _leaves((*path, str(key)), inner)
@@ -428,7 +430,7 @@ def _whole() -> Schema:
 
 @cache
 def _properties() -> dict[str, Schema]:
-    """The schema of every `table.key`, in the order of the settings."""
+    """Return the schema of every `table.key`, in the order of the settings."""
     return {
         f"{table}.{key}": part
         for table, reference in _whole()["properties"].items()
@@ -437,16 +439,16 @@ def _properties() -> dict[str, Schema]:
 
 
 def _schema(path: Sequence[str]) -> Schema | None:
-    """The schema of a setting, or of what is below one; None if there is no such."""
-    found = _properties().get(".".join(path[:2]))
+    """Return the schema of a setting, or of what is below one; None if there is none."""
+    schema = _properties().get(".".join(path[:2]))
     for part in path[2:]:
-        own = _resolved(_table_in(found or {}))
-        found = own.get("items") if part.isdigit() else own.get("properties", {}).get(part)
-    return found
+        table = _resolved(_table_in(schema or {}))
+        schema = table.get("items") if part.isdigit() else table.get("properties", {}).get(part)
+    return schema
 
 
 def _table_in(schema: Schema) -> Schema:
-    """Of a table or null, the table; anything else as it is."""
+    """Return the table of a schema that allows a table or null; any other schema as it is."""
     branches: list[Schema] = schema.get("anyOf", [])
     return next((branch for branch in branches if "$ref" in branch), schema)
 
@@ -457,14 +459,14 @@ def _resolved(schema: Schema) -> Schema:
 
 
 def _keys_below(path: Sequence[str]) -> list[str]:
-    """The keys of a table within a setting."""
+    """Return the keys of a table within a setting."""
     schema = _schema(path) if len(path) > 2 else None
     return list(_resolved(_table_in(schema or {})).get("properties", {}))
 
 
 @cache
 def _required() -> list[str]:
-    """Every `table.key` that has no default."""
+    """List every `table.key` that has no default."""
     return [
         f"{table}.{key}"
         for table, reference in _whole()["properties"].items()

@@ -58,7 +58,7 @@ class StoreRestarted(StoreUnreachable):
     """Redis was restarted, or another server took over; this client may not work with it yet."""
 
     run_id: str
-    """Of the server that answers now."""
+    """Id of the server that answers now."""
 
 
 class StoreRewound(StoreError):
@@ -77,7 +77,7 @@ class RefusedError(NyalaError):
     """The broker does not serve this peer, or not this message."""
 
     def __init__(self, text: str, *, code: str = "") -> None:
-        """Keep the refusal's code, which programs decide by."""
+        """Keep the refusal's code, by which programs decide."""
         super().__init__(text)
         self.code = code
 
@@ -95,7 +95,7 @@ class OutOfMemory(NyalaError):
 
 
 class BudgetSpent(NyalaError):
-    """The actors of a run have cost as much as they may; its newest batch is in a checkpoint."""
+    """The actors of a run have cost the whole budget; its newest batch is in a checkpoint."""
 
 
 class DeterminismError(NyalaError):
@@ -119,7 +119,7 @@ class EngineUnfit(EngineError):
 
 
 class EngineDied(EngineError):
-    """The engine worked, and died or hangs; another start of the actor is all it needs."""
+    """The engine worked, and died or hangs; starting the actor again is enough."""
 
 
 class RewardError(NyalaError):
@@ -131,11 +131,11 @@ class WeightsError(NyalaError):
 
 
 class WeightsOverwritten(WeightsError):
-    """Weights were written to while an engine read them; it goes on with those it has."""
+    """Weights changed while an engine read them; the engine keeps the weights that it has."""
 
 
 class MixedWeights(WeightsOverwritten):
-    """They were, and the engine had begun to replace its own: it stands until the next ones."""
+    """Weights changed while an engine replaced its own; it waits for the next version."""
 
 
 def exit_code(error: NyalaError) -> int:
@@ -160,17 +160,17 @@ def exit_code(error: NyalaError) -> int:
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the first error of a group that a person can act on, else its first."""
     ours, rest = group.split(NyalaError)
-    found: BaseException = ours or rest or group
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found
+    error: BaseException = ours or rest or group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 # --------------------------------------------------------------------------------------------------
 # Values in the text of an error.
 
 ITEMS_QUOTED = 4
-"""Of a list or map: more tell nothing more."""
+"""Most items of a list or map that an error quotes; more would tell nothing more."""
 LEAST_QUOTED = 16  # characters of such an item
 
 
@@ -204,7 +204,7 @@ def quoted(value: object, most: int = 80) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return one line of it; line ends are written out too.
+    r"""Return a text on one line; line ends are written out too.
 
     Example:
         >>> printable("red \x1b[31m")
@@ -216,5 +216,5 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return it with its lines."""
+    """Return a text with its lines; other control characters are written out."""
     return "\n".join(printable(line) for line in text.split("\n"))

@@ -22,7 +22,7 @@ def cost(fleet: FleetSettings, actor_s: float) -> float | None:
 
 
 def overspent(fleet: FleetSettings, actor_s: float) -> str | None:
-    """Explain that `fleet.max_total` is spent; None while it is not."""
+    """Explain that `fleet.max_total` is spent; None while there is budget left."""
     spent = cost(fleet, actor_s)
     if spent is None or fleet.max_total is None or spent < fleet.max_total:
         return None
@@ -51,7 +51,7 @@ MOST_AT_ONCE = 16.0  # times as many: what a clock that jumped may cost for two 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A run over its last minutes. Producer: the learner."""
+    """Measurements over the last minutes of a run. Producer: the learner."""
 
     actors: float
     """Mean number of those that had weights."""
@@ -67,7 +67,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A number of actors. Consumers: metrics, displays, whoever starts actors."""
+    """The number of actors that the run wants. Consumers: metrics, displays, what starts actors."""
 
     actors: int
     reason: str
@@ -76,20 +76,20 @@ class Wanted:
 
 
 def first_wanted(settings: AllTables) -> Wanted:
-    """Return the number before anything is measured."""
+    """Return the number of actors before anything is measured."""
     least = settings.fleet.min_actors
     name = "fleet.min_actors" if settings.actors.count < least else "actors.count"
     return _bounded(max(least, settings.actors.count), f"nothing is measured yet: {name}", settings)
 
 
 def next_wanted(before: Wanted, measured: Measured, settings: AllTables, *, now_s: float) -> Wanted:
-    """Return the number after a batch; mostly the one before.
+    """Return the number of actors wanted after a batch; mostly it stays as it was.
 
     Args:
-        before: The last answer.
-        measured: Since then, or over some minutes.
-        settings: Of the run; `fleet` and the bound on policy lag count.
-        now_s: Of any clock, seconds.
+        before: Result of the last call.
+        measured: Measurements since then, or over some minutes.
+        settings: Settings of the run; `fleet` and the bound on policy lag count.
+        now_s: Time by any one clock, seconds.
     """
     longest_lag = settings.run.max_policy_lag + 1
     least_s = max(measured.step_s, measured.version_s / longest_lag)
@@ -115,8 +115,8 @@ def actors_to_feed(actors: float, *, span_s: float, least_s: float) -> int:
     """Return how many actors make a batch in `least_s`, where `actors` take `span_s`.
 
     Args:
-        actors: That work all of the time.
-        span_s: From batch to batch now.
+        actors: Actors that work all of the time.
+        span_s: Time from batch to batch now.
         least_s: Shortest possible: what the learner needs.
     """
     times = min(span_s / least_s, MOST_AT_ONCE) if least_s > 0 else MOST_AT_ONCE
@@ -168,22 +168,22 @@ FEWEST_BATCHES = 3
 
 @dataclass(slots=True)
 class _Stretch:
-    """One batch, and the looks since the one before; all in seconds."""
+    """One batch, and the looks since the previous one; all in seconds."""
 
     span_s: float = field(init=False)
     wait_s: float = field(init=False)
     looked_s: float = 0.0
-    """Between looks."""
+    """Time between looks."""
     actor_s: float = 0.0
-    """Of all actors, between looks."""
+    """Time of all actors, between looks."""
     known_s: float = 0.0
-    """Of actors that were there at both looks."""
+    """Time of the actors that were present at both looks."""
     busy_s: float = 0.0
-    """Of these."""
+    """Part of `known_s` in which they were busy."""
 
 
 class Meter:
-    """Looks and batches in; averages out."""
+    """Averages looks at actors and batches over the last minutes."""
 
     def __init__(self) -> None:
         self._window: deque[_Stretch] = deque()
@@ -196,7 +196,7 @@ class Meter:
         """Take the actors of one moment.
 
         Args:
-            now_s: By the caller's clock.
+            now_s: Time by the caller's clock.
             busy: Actor with weights -> seconds of work since its start.
             version_s: Until the newest version was everywhere.
         """
@@ -216,7 +216,7 @@ class Meter:
         """Take a batch, and measure; None as long as too little is known.
 
         Args:
-            wait_s: For its episodes.
+            wait_s: Time of waiting for the batch's episodes.
             span_s: Since the batch before, the wait included.
         """
         window, stretch = self._window, self._now

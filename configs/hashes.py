@@ -42,7 +42,7 @@ HASH_CHARACTERS = 16  # for telling files apart, not for keeping forgers out
 def run_hashes(run: RunSettings) -> dict[str, str]:
     """Hash the shared settings, the environment with its file or package, and the reward's file.
 
-    Of a run that is to be the same bit for bit, the processor and the libraries that add up, too.
+    For a run with `run.deterministic`, hash the processor and the libraries of arithmetic, too.
 
     Raises:
         SettingsError: A file or module of the environment or the reward is not there.
@@ -50,8 +50,8 @@ def run_hashes(run: RunSettings) -> dict[str, str]:
     alone = run.by_environment.values()
     hashes = {
         "settings": settings_hash(run),
-        "environment": _joined([_environment_hash(each) for each in alone]),
-        "reward": _joined([_rewards_hash(each) for each in alone]),
+        "environment": _joined([_environment_hash(environment) for environment in alone]),
+        "reward": _joined([_rewards_hash(environment) for environment in alone]),
     }
     return hashes | ({"processor_and_torch": arithmetic_hash()} if run.deterministic else {})
 
@@ -62,8 +62,11 @@ def settings_hash(run: RunSettings) -> str:
     shared = run.model_dump(mode="json", exclude=LOCAL_KEYS, exclude_defaults=True)
     if run.environments:
         shared["environments"] = [
-            each.model_dump(mode="json", exclude=LOCAL_KEYS, exclude_defaults=True) | _named(alone)
-            for each, alone in zip(run.environments, run.by_environment.values(), strict=True)
+            environment.model_dump(mode="json", exclude=LOCAL_KEYS, exclude_defaults=True)
+            | _named(alone)
+            for environment, alone in zip(
+                run.environments, run.by_environment.values(), strict=True
+            )
         ]
     else:
         shared |= _named(run)
@@ -72,7 +75,7 @@ def settings_hash(run: RunSettings) -> str:
 
 
 def _named(run: RunSettings) -> dict[str, object]:
-    """The environment of a run and its data by the names of their files."""
+    """Return the environment of a run and its data, named by their files."""
     named: dict[str, object] = {"environment": run.environment.rpartition("/")[2]}
     if data := data_files(run) | _factory(run):
         names = {key: Path(name).name for key, name in data.items()}
@@ -84,23 +87,23 @@ def data_files(run: RunSettings) -> dict[str, str]:
     """Return the files of the environment `dataset`, by the key that names each."""
     if run.environment != "dataset":
         return {}
-    given = {key: run.environment_settings.get(key) for key in ("path", "held_out")}
-    return {key: str(name) for key, name in given.items() if name is not None}
+    names = {key: run.environment_settings.get(key) for key in ("path", "held_out")}
+    return {key: str(name) for key, name in names.items() if name is not None}
 
 
 def _factory(run: RunSettings) -> dict[str, str]:
-    """Return the class that the rows of a dataset are played with, where there is one."""
+    """Return the class with which the rows of a dataset are played, where there is one."""
     factory = run.environment_settings.get("factory") if run.environment == "dataset" else None
     return {"factory": factory} if isinstance(factory, str) else {}
 
 
 def is_hosted(run: RunSettings) -> bool:
-    """Whether the environment has a Python of its own."""
+    """Whether the environment runs in a Python of its own."""
     return bool(run.environment_requirements or run.environment_python)
 
 
 def data_hash(name: str) -> str:
-    """Hash of a file, of all files in a folder, or of a name that is neither.
+    """Hash a file, all files in a folder, or a name that is neither.
 
     Raises:
         SettingsError: A file cannot be read.
@@ -122,7 +125,7 @@ def data_hash(name: str) -> str:
 
 
 def reward_hash(reward: str | None) -> str:
-    """Hash of a reward function: its file and its name.
+    """Hash a reward function: its file and its name.
 
     Raises:
         SettingsError: There is no such file or module.
@@ -133,7 +136,7 @@ def reward_hash(reward: str | None) -> str:
 
 
 def code_hash(name: str, *, setting: str) -> str:
-    """Hash of a function or class of the user: its file and its name.
+    """Hash a function or class of the user: its file and its name.
 
     Raises:
         SettingsError: There is no such file or module.
@@ -159,14 +162,14 @@ def _rewards_hash(run: RunSettings) -> str:
 
 
 def _joined(hashes: Sequence[str]) -> str:
-    """One hash for several; that of one is itself."""
+    """Combine several hashes into one; a single hash stays as it is."""
     if len(hashes) == 1:
         return hashes[0]
     return hashlib.sha256("".join(hashes).encode()).hexdigest()[:HASH_CHARACTERS]
 
 
 def environment_code(run: RunSettings) -> str:
-    """Hash of the environment's class, or its name where only its own Python may have the module.
+    """Hash the environment's class, or its name where only its own Python may have the module.
 
     Raises:
         SettingsError: There is no such file or module.

@@ -28,7 +28,7 @@ class Follower:
 
         Args:
             path: The file; it may come later.
-            newest_bytes: Of the file that is there first, only so many are read; None = all.
+            newest_bytes: Bytes at the end of an existing file that are read; None = all.
         """
         self._path = path
         self._newest_bytes = newest_bytes
@@ -54,13 +54,13 @@ class Follower:
         return lines
 
     def skip_to_end(self) -> None:
-        """Take all that is there now as read."""
+        """Skip everything that is in the file now."""
         if self._file is not None or self._open():
             assert self._file is not None
             self._file.seek(0, os.SEEK_END)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file that is read."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -77,7 +77,7 @@ class Follower:
         return None
 
     def _go_on(self) -> bool:
-        """Open the file that has the name now, if it is another or begins anew."""
+        """Open the file that has the name now, if it is another one or begins anew."""
         if self._file is None:
             return self._open()
         try:
@@ -112,7 +112,7 @@ class JsonLines:
 
     @property
     def num_files(self) -> int:
-        """Files there have been under this name; when it grows, what was read before is void."""
+        """Number of files that have had this name; when it grows, earlier lines no longer count."""
         return self._lines.num_files
 
     def read_new(self) -> list[Row]:
@@ -121,7 +121,7 @@ class JsonLines:
         return [row for row in rows if row is not None]
 
     def skip_to_end(self) -> None:
-        """Take all that is there now as read."""
+        """Skip everything that is in the file now."""
         self._lines.skip_to_end()
 
 

@@ -35,11 +35,11 @@ MAX_FILE_BYTES = 2**20  # the longest preset has 3 kB: anything like this size i
 FILES = ("model", "environment", "environment_python", "reward")
 """Keys of `run`, and of each of `run.environments`, that name files of the user."""
 FILES_ELSEWHERE = {"algorithm": ("reference_model",), "broker": ("keys",)}
-"""Such keys of other tables."""
+"""Keys of other tables that name files of the user."""
 IN_FILES = ("environment", "reward", "factory")
-"""Those of them that name something in a file of Python; else a module, or something of ours."""
+"""Keys among them that name something in a Python file, in a module, or of Nyala's own."""
 DATA_FILES = ("path", "held_out", "factory")
-"""Keys of their `environment_settings` that do, of the environment `dataset`."""
+"""Keys in `environment_settings` of the environment `dataset` that name files of the user."""
 
 
 def load(path: Path | str, overrides: Sequence[str] = (), *, finds_files: bool = True) -> Settings:
@@ -81,8 +81,8 @@ def _find_files(tree: Tree, folder: Path, *, environment: str | None) -> None:
     """Make the names of files that lie in a folder absolute, in place.
 
     Args:
-        tree: Settings as they are written.
-        folder: Of their file.
+        tree: Settings as they are written in the file.
+        folder: Folder of the settings file.
         environment: `run.environment` where an override names it.
     """
     if folder not in looked_in:
@@ -93,13 +93,13 @@ def _find_files(tree: Tree, folder: Path, *, environment: str | None) -> None:
     if not isinstance(run, dict):
         return
     environments = run.get("environments")
-    for each in (run, *(environments if isinstance(environments, list) else ())):
-        if not isinstance(each, dict):
+    for table in (run, *(environments if isinstance(environments, list) else ())):
+        if not isinstance(table, dict):
             continue
-        _make_absolute(each, FILES, folder)
-        named = environment if environment and each is run else each.get("environment")
+        _make_absolute(table, FILES, folder)
+        named = environment if environment and table is run else table.get("environment")
         if named == "dataset":
-            _make_absolute(each.get("environment_settings"), DATA_FILES, folder)
+            _make_absolute(table.get("environment_settings"), DATA_FILES, folder)
 
 
 def _make_absolute(table: Any, keys: Sequence[str], folder: Path) -> None:
@@ -119,13 +119,13 @@ def _make_absolute(table: Any, keys: Sequence[str], folder: Path) -> None:
 
 
 def _overridden(path: str, overrides: Sequence[str]) -> str | None:
-    """Return what the last override makes of a setting; None = none does."""
+    """Return the value that the last override gives a setting; None = no override does."""
     pairs = (text.partition("=") for text in overrides)
     return {key.strip(): value.strip() for key, _, value in pairs}.get(path)
 
 
 def _may_be_a_file(key: str, name: str) -> bool:
-    """False for our own names, whatever lies beside the settings: a run's folder has an `init`."""
+    """Whether a name may be a file; Nyala's own names never are, even where such a file exists."""
     return ".py:" in name if key in IN_FILES else name != "init"
 
 
@@ -179,7 +179,7 @@ def _read(path: Path) -> Tree:
 
 
 def _as_json(tree: Tree, path: Path) -> str:
-    """Write the tree as JSON, which has no dates as keys and no aliases to what is around them."""
+    """Write the tree as JSON, which has no dates as keys and no aliases of enclosing tables."""
     try:
         return json.dumps(tree, default=str)
     except (TypeError, ValueError, RecursionError) as error:
@@ -207,7 +207,7 @@ def _override(tree: Tree, text: str) -> str | None:
 
 
 def presets_folder() -> Path:
-    """The folder of this package, where the presets are."""
+    """Return the folder of this package, which has the presets."""
     return Path(__file__).parent
 
 

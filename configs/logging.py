@@ -89,7 +89,7 @@ def _add_bound(_logger: WrappedLogger, _method: str, event: EventDict) -> EventD
 
 
 def _write_out(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Keep what came from elsewhere from steering the terminal; JSON escapes it by itself."""
+    """Escape control characters in text from elsewhere, unless it is JSON, which does so itself."""
     return {
         key: printable_lines(value) if isinstance(value, str) else value
         for key, value in event.items()
@@ -139,7 +139,7 @@ def _log_uncaught(
 
 
 def _log_uncaught_in_thread(ended: threading.ExceptHookArgs) -> None:
-    """Log the death of a thread that is no `Worker`: those of libraries."""
+    """Log the death of a thread of a library, which is no `Worker`."""
     log = structlog.get_logger()
     name = ended.thread.name if ended.thread is not None else "unknown"
     kind, error, traceback = ended.exc_type, ended.exc_value, ended.exc_traceback

@@ -27,7 +27,7 @@ from .errors import SettingsError
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Import: what that makes stays, and looking for garbage in it takes a fifth of the time."""
+    """Run imports without garbage collection, which takes a fifth of the time and frees nothing."""
     gc.disable()
     try:
         yield
@@ -47,12 +47,12 @@ def install_command(extra: str) -> str:
         extra: A name of `optional-dependencies` in pyproject.toml.
     """
     try:
-        every = [each.replace("'", '"') for each in requires("nyala") or ()]
+        every = [requirement.replace("'", '"') for requirement in requires("nyala") or ()]
     except PackageNotFoundError:
         every = []
     wanted = [
         name.strip()
-        for name, _, condition in (each.partition(";") for each in every)
+        for name, _, condition in (requirement.partition(";") for requirement in every)
         if f'extra == "{extra}"' in condition
     ]
     return shlex.join([sys.executable, "-m", "pip", "install", *(wanted or [f"nyala[{extra}]"])])
@@ -68,13 +68,13 @@ FREE_SPACE = "free some space on the disk of {folder}, and the run, or its next 
 
 
 def raise_open_files() -> None:
-    """Let this process open as many files as it may: a stranger's connection costs one, too."""
+    """Raise the limit of open files as far as it goes: strangers' connections need some, too."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def full_disk(folder: Path) -> str | None:
-    """Return what a person reads where the disk of a folder is full; None while it has room."""
+    """Return the text for a person where the disk of a folder is full; None while it has room."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
@@ -91,10 +91,10 @@ def folder_of_sockets(name_bytes: int) -> Path:
     """Return a folder for temporary sockets: that of TMPDIR, or one with a shorter path.
 
     Args:
-        name_bytes: Of the longest name of a socket in it.
+        name_bytes: Bytes of the longest name of a socket in the folder.
 
     Raises:
-        SettingsError: There is none.
+        SettingsError: There is no such folder.
     """
     first, most = Path(tempfile.gettempdir()), MAX_SOCKET_PATH_BYTES - 1 - name_bytes
     for folder in (first, *TEMPORARY):
@@ -126,13 +126,13 @@ def arithmetic_hash() -> str:
 def _processor() -> str:
     if not CPUINFO.exists():
         return f"{platform.machine()} {platform.processor()}"
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for line in CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
         key, _, value = line.partition(":")
-        found.setdefault(key.strip(), value.strip())
-    flags = (found.get("flags") or found.get("Features") or "").split()
+        fields.setdefault(key.strip(), value.strip())
+    flags = (fields.get("flags") or fields.get("Features") or "").split()
     vectors = sorted(flag for flag in flags if flag.startswith(VECTORS))
-    return f"{platform.machine()} {found.get('model name', '')} {' '.join(vectors)}"
+    return f"{platform.machine()} {fields.get('model name', '')} {' '.join(vectors)}"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ LOOK_EVERY_S = 10.0  # a look reads a file of each process of the machine
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process group uses."""
+    """Memory and processor time of a process group."""
 
     memory_bytes: int
     """Resident; what processes share, here and elsewhere, counts by its part in each of them."""
@@ -192,7 +192,7 @@ class Usage:
 
 
 class UsageMeter:
-    """Looks at this process's group and its children, not more often than figures are read."""
+    """Measures this process's group and its children, at most as often as figures are read."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -222,24 +222,24 @@ def _used_by_tree(group: int) -> tuple[int, float]:
             text = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
         except OSError:  # it has just ended
             continue
-        fields = [int(each) for each in text.split()[1:22]]
+        fields = [int(number) for number in text.split()[1:22]]
         if len(fields) == 21:
             rows[int(path.parent.name)] = fields
             children.setdefault(fields[0], []).append(int(path.parent.name))
-    found: set[int] = set()
+    members: set[int] = set()
     waiting = [process for process, fields in rows.items() if fields[1] == group]
     while waiting:
         process = waiting.pop()
-        if process not in found:
-            found.add(process)
+        if process not in members:
+            members.add(process)
             waiting += children.get(process, ())
-    ticks = sum(sum(rows[process][10:14]) for process in found)
-    used = sum(_memory_of(process, rows[process][20]) for process in found)
+    ticks = sum(sum(rows[process][10:14]) for process in members)
+    used = sum(_memory_of(process, rows[process][20]) for process in members)
     return used, ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _memory_of(process: int, pages: int) -> int:
-    """Return its bytes and its part of what it shares; where that is not told, all its pages."""
+    """Return a process's own bytes and its part of shared ones; if unknown, all of its pages."""
     try:
         rollup = (PROCESSES / str(process) / "smaps_rollup").read_text(encoding="utf-8")
         return (
@@ -260,7 +260,7 @@ LEAST_DRIVERS = {12: 525, 13: 580}
 
 
 def visible_gpus() -> list[str]:
-    """List the GPUs that we may use, as CUDA_VISIBLE_DEVICES names them."""
+    """List the GPUs that this process may use, by their names in CUDA_VISIBLE_DEVICES."""
     limited = os.environ.get("CUDA_VISIBLE_DEVICES")
     if limited is not None:
         return [gpu.strip() for gpu in limited.split(",") if gpu.strip() not in {"", "-1"}]
@@ -305,7 +305,7 @@ def gpu_left_out(device: str, cuda: str | None) -> str | None:
 
 
 def _reason(cuda: str | None) -> str:
-    """Say why torch sees no GPU, and what to do."""
+    """Describe why torch sees no GPU, and what to do."""
     if cuda is None:
         return "torch is a build for CPUs; set up with PROFILE=cuda ./run setup"
     versions = query_gpus("driver_version")

@@ -25,7 +25,7 @@ def table(
     *,
     cell: Callable[[str], str] = on_one_line,
 ) -> str:
-    """Write a table.
+    """Write a table in Markdown.
 
     Args:
         head: The names of the columns.

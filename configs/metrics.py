@@ -43,11 +43,11 @@ class Histogram:
     """Sum of all observations."""
 
     def __post_init__(self) -> None:
-        """Begin with nothing."""
+        """Set all counts to zero."""
         self.counts = [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float) -> None:
-        """Count one observation."""
+        """Count one observation in its bucket."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
@@ -73,15 +73,15 @@ class BusyTime:
 
     @property
     def seconds(self) -> float:
-        """The sum up to now."""
+        """Seconds of work up to now."""
         sum_s, since = self._sum_s, self._since
         return sum_s if since is None else sum_s + self._clock() - since
 
 
 Value: TypeAlias = float | Histogram | Mapping[str, float]
-"""Of a metric; a mapping has one for each value of its label."""
+"""Value of a metric; a mapping has one for each value of its label."""
 Values: TypeAlias = Mapping[str, Value | None]
-"""By the metric's name; None, or no entry: it has no value yet."""
+"""Metric's name -> its value; None, or no entry: there is no value yet."""
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 """Bounds for waits and steps: alerts ask for 60 s."""
@@ -95,13 +95,13 @@ TARGETS = "metrics"
 
 
 def host_and_port(endpoint: str) -> tuple[str, int]:
-    """Take an address apart."""
+    """Split an address into host and port."""
     parts = urlsplit(endpoint)
     return parts.hostname or "", parts.port or 0
 
 
 def endpoint_of(endpoint: str, number: int) -> str:
-    """Return the address of actor `number` of a machine: so many ports on; port 0 stays."""
+    """Return the address of actor `number` of a machine: that many ports higher; port 0 stays."""
     host, port = host_and_port(endpoint)
     if not port:
         return endpoint
@@ -132,15 +132,15 @@ class Pulse:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there has been a turn."""
+        """Whether the loop has had a turn."""
         return self._at is not None
 
     def beat(self) -> None:
-        """Note a turn."""
+        """Note that a turn has ended now."""
         self._at = self._clock()
 
     async def keep(self) -> None:
-        """Beat in the running event loop until cancelled."""
+        """Note a turn of the running event loop now and then, until cancelled."""
         while True:
             self.beat()
             await asyncio.sleep(BEAT_S)
@@ -159,14 +159,14 @@ class Health:
 
     pulse: Pulse
     waits_for: Callable[[], str | None]
-    """What it waits for before it can work; None = for nothing but work."""
+    """Names what the process waits for before it can work; None = only for work."""
 
     def not_alive(self) -> str | None:
-        """Say why the process should be ended; None if it should not."""
+        """Return the reason to end the process; None if there is none."""
         return self.pulse.fault()
 
     def not_ready(self) -> str | None:
-        """Say why nobody should count on the process now; None if they can."""
+        """Return the reason why the process cannot be relied on now; None if it can."""
         if (fault := self.pulse.fault()) is not None:
             return fault
         waits_for = self.waits_for()
@@ -197,7 +197,7 @@ CARD_METRICS = (CARD_USE, CARD_MEMORY)
 
 
 class Cards:
-    """What the driver answered last; asked anew when that is older than `FRESH_S`."""
+    """The driver's last answer, which is renewed when it is older than `FRESH_S`."""
 
     def __init__(self) -> None:
         self._asked_at = float("-inf")

@@ -35,7 +35,7 @@ from .worker import Worker
 
 MAX_CALLERS = 8  # one Prometheus and two probes, each of them twice, and room to look by hand
 CALLER_S = 5.0
-LEAVES_S = 0.5  # a thread whose connection was cut; the figures of a role take it milliseconds
+LEAVES_S = 0.5  # for a thread whose connection was cut; reading figures takes milliseconds
 Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
 
 log = structlog.get_logger()
@@ -47,12 +47,12 @@ class MetricsServer:
     Args:
         setting: Name of the setting with the address, for errors.
         endpoint: The address, `http://HOST:PORT`; port 0 = a free one.
-        metrics: All that the page may have.
-        read: Returns their values; called from the server's threads.
-        health: Of the process.
-        folder: Of the run.
-        labels: Of the target: `run`, `role` and `name`.
-        or_any_port: Take a free port where the one of the address is taken.
+        metrics: All metrics that the page may have.
+        read: Returns the values of the metrics; called from the server's threads.
+        health: Health of the process.
+        folder: Folder of the run.
+        labels: Labels of the target: `run`, `role` and `name`.
+        or_any_port: Whether to take a free port where the one of the address is taken.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class MetricsServer:
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """Address of the page."""
         host, port = self._server.server_address[:2]
         assert isinstance(host, str)
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
 
     def start(self) -> Self:
-        """Begin to serve, and leave the address where Prometheus and `nyala status` find it."""
+        """Begin to serve, and write the address where Prometheus and `nyala status` find it."""
         self._worker.start()
         host_port = self.url.removeprefix("http://").removesuffix("/metrics")
         text = json.dumps([{"targets": [host_port], "labels": self._labels}]) + "\n"
@@ -97,7 +97,7 @@ class MetricsServer:
         return self
 
     def close(self) -> None:
-        """Stop serving, and log what it took."""
+        """Stop serving, and log how long answers took."""
         self._server.shutdown()
         self._server.server_close()
         self._worker.join(CALLER_S)
@@ -129,7 +129,7 @@ class _Page(Collector):
         self._metrics, self._read, self._health = metrics, read, health
 
     def describe(self) -> Iterator[Family]:
-        """Name nothing beforehand: a role may not be ready to be read when it is registered."""
+        """Describe no metrics in advance: a role may not be ready when it is registered."""
         return iter(())
 
     def collect(self) -> Iterator[Family]:
@@ -157,8 +157,8 @@ def _family(metric: Metric, value: Value) -> Family:
     if isinstance(value, int | float):
         family.add_metric([], value)
     else:
-        for label, each in list(value.items()):
-            family.add_metric([label], each)
+        for label, number in list(value.items()):
+            family.add_metric([label], number)
     return family
 
 
@@ -185,7 +185,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def get_request(self) -> tuple[socket, object]:
-        """Accept a caller; without a file left for it, pause: the loop would ask without end."""
+        """Accept a caller; without a free file descriptor, pause: the loop would never rest."""
         try:
             return super().get_request()
         except OSError:
@@ -206,7 +206,7 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def _cut_off_oldest(self) -> None:
-        """End a connection; its thread then gives its place back by itself."""
+        """End the oldest connection; its thread then frees its place by itself."""
         with self._lock:
             oldest = next(iter(self._served), None)
             if oldest is not None:
@@ -226,7 +226,7 @@ class _Server(ThreadingHTTPServer):
             self._room.release()
 
     def shutdown_request(self, request: socket | tuple[bytes, socket]) -> None:
-        """End a connection; one that is closed is cut off no more."""
+        """End a connection, which then cannot be cut off any more."""
         assert isinstance(request, socket)
         with self._lock:
             self._served.pop(request, None)
@@ -243,11 +243,11 @@ class _Server(ThreadingHTTPServer):
 
 
 def _remove_dead(folder: Path, host: str) -> None:
-    """Remove what a killed process left: addresses of this machine at which nobody listens."""
+    """Remove addresses of this machine at which nobody listens: killed processes left them."""
     for file in folder.glob("*.json"):
         (target,) = json.loads(file.read_text(encoding="utf-8"))
-        found, port = host_and_port(f"http://{target['targets'][0]}")
-        if found != host:
+        address, port = host_and_port(f"http://{target['targets'][0]}")
+        if address != host:
             continue
         with socket(AF_INET6 if ":" in host else AF_INET) as probe:
             probe.settimeout(CALLER_S)
@@ -274,7 +274,7 @@ def _listen(
             self.wfile.write(content)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - theirs
-            """Say nothing: Prometheus asks every few seconds."""
+            """Log nothing: Prometheus asks every few seconds."""
 
     host, port = host_and_port(endpoint)
     try:

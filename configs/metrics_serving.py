@@ -20,16 +20,16 @@ def serving(
     role: str,
     name: str,
 ) -> Iterator[None]:
-    """Serve while the body runs; nothing without an endpoint.
+    """Serve metrics while the body runs; without an endpoint, serve nothing.
 
     Args:
         endpoint: `metrics_endpoint` of the role's table.
-        metrics: All that its page may have.
-        read: Returns their values.
-        health: Of this process.
-        run: Of the run.
+        metrics: All metrics that the page may have.
+        read: Returns the values of the metrics.
+        health: Health of this process.
+        run: Settings of the run.
         role: `actors`, `broker` or `learner`: the role's table of settings.
-        name: Of this process.
+        name: Name of this process.
 
     Raises:
         SettingsError: The address cannot be listened on.

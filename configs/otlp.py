@@ -26,11 +26,11 @@ SCOPE = InstrumentationScope("nyala.episodes")
 
 
 class OtlpCollector:
-    """The collector at an address.
+    """The OpenTelemetry collector at an address.
 
     Args:
-        endpoint: Of the server, without a path to traces.
-        resource: What the process is, by OpenTelemetry's names.
+        endpoint: Address of the server, without a path to traces.
+        resource: Description of this process, by OpenTelemetry's names.
     """
 
     def __init__(self, endpoint: str, resource: dict[str, str]) -> None:
@@ -47,7 +47,7 @@ class OtlpCollector:
         return _WORDS.first[:MAX_REASON] or "it has given no reason"
 
     def close(self) -> None:
-        """Try nothing again."""
+        """Shut the exporter down; nothing is retried any more."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call] # of the SDK
 
     def _readable(self, span: Span) -> ReadableSpan:
@@ -68,7 +68,7 @@ class OtlpCollector:
 
 
 class _Words(logging.Filter):
-    """Keeps the reason of a failure, which the exporter only logs, and at each try."""
+    """Keeps the reason of a failure, which the exporter only logs, at each try."""
 
     first = ""
 

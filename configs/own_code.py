@@ -28,7 +28,7 @@ PACKAGES = ("actors", "broker", "buffer", "configs", "console", "learner")
 
 
 def source_of(name: str, *, setting: str) -> Path:
-    """Return the file that has what `name` names; of `a.b`, `a` is run.
+    """Return the file that defines what `name` names; for `a.b`, `a` is imported.
 
     Raises:
         SettingsError: There is no such module.
@@ -50,13 +50,13 @@ def source_of(name: str, *, setting: str) -> Path:
 
 
 def beside(name: str, folder: Path) -> str:
-    """Return the name of a file, or of something in one, as absolute if it lies in a folder.
+    """Make the name of a file, or of something in one, absolute if the file lies in a folder.
 
-    Else it is returned as it is: of the folder in which the command is typed, or no file.
+    Any other name is returned as it is: it is relative to the current folder, or names no file.
 
     Args:
         name: A path, `path/to/file.py:name`, or anything else.
-        folder: Of the settings file that has it.
+        folder: Folder of the settings file with the name.
     """
     place, colon, attribute = name.rpartition(":")
     if not place.endswith(".py"):
@@ -65,50 +65,50 @@ def beside(name: str, folder: Path) -> str:
         path = Path(place).expanduser()
         if not place or path.is_absolute() or not (folder / path).exists():
             return name
-    except (OSError, RuntimeError):  # no name of a file, or of somebody without a home
+    except (OSError, RuntimeError):  # not a file name, or the home of an unknown user
         return name
     return f"{(folder / path).absolute()}{colon}{attribute}"
 
 
 def missing(path: Path | str) -> str:
-    """Say where a file was looked for that is nowhere."""
+    """Describe where a missing file was looked for."""
     place = Path(path).expanduser()
     if place.is_absolute():
         return f"there is no {place}"
     here = [folder / place for folder in (*looked_in, Path.cwd())]
     return "there is no " + " and no ".join(
-        dict.fromkeys(str(each) for each in here if not each.exists())
+        dict.fromkeys(str(place) for place in here if not place.exists())
     )
 
 
 def load_own(name: str, *, setting: str, kind: str) -> Any:
-    """Return what `name` names; its module is run.
+    """Import the object that `name` names; its module is run.
 
     Args:
-        name: As a person wrote it.
-        setting: Where, such as `run.reward`.
-        kind: What it is to be, such as `function`.
+        name: Name as a person wrote it.
+        setting: Setting that has the name, such as `run.reward`.
+        kind: Kind of object that is wanted, such as `function`.
 
     Raises:
         SettingsError: The file or module cannot be loaded, or has no such name.
     """
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
-        known = f"path/to/file.py:{kind} or module:{kind}"
-        raise SettingsError(f"{setting} must be {known}, got {name!r}; add the {kind}")
+        form = f"path/to/file.py:{kind} or module:{kind}"
+        raise SettingsError(f"{setting} must be {form}, got {name!r}; add the {kind}")
     module = _load_file(name, setting) if place.endswith(".py") else _load_module(name, setting)
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        own = [
+    loaded = getattr(module, attribute, None)
+    if not callable(loaded):
+        defined = [
             n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__
         ]
-        known = ", ".join(own) or "none"
-        raise SettingsError(f"{setting} must be a {kind} of {place}, got {name!r}; it has {known}")
-    return found
+        names = ", ".join(defined) or "none"
+        raise SettingsError(f"{setting} must be a {kind} of {place}, got {name!r}; it has {names}")
+    return loaded
 
 
 def explain(error: BaseException) -> str:
-    """Write an error of the user's code with the line of it that was carried out last.
+    """Write an error of the user's code with the last line of that code that ran.
 
     Example:
         ZeroDivisionError: division by zero, at rewards.py:7: `return 1 / n`
@@ -118,9 +118,9 @@ def explain(error: BaseException) -> str:
 
 
 def own_place(stack: Iterable[traceback.FrameSummary]) -> str:
-    """Name the innermost line of a stack that is the user's, or nothing."""
-    own = [frame for frame in stack if _is_own(frame.filename)]
-    return f"{own[-1].filename}:{own[-1].lineno}: `{own[-1].line}`" if own else ""
+    """Name the innermost line of a stack in the user's code, or nothing."""
+    frames = [frame for frame in stack if _is_own(frame.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}: `{frames[-1].line}`" if frames else ""
 
 
 def _is_own(file: str) -> bool:

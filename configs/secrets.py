@@ -26,9 +26,9 @@ def redis_url(
     Raises:
         SettingsError: None of the three has one, or a file that was named cannot be read.
     """
-    given = redis_url_of(environ)
-    if given is not None:
-        return given
+    url = redis_url_of(environ)
+    if url is not None:
+        return url
     file = run.folder / FILE_NAME
     if file.exists():
         return file.read_text(encoding="utf-8").strip()
@@ -41,7 +41,7 @@ def redis_url(
 
 
 def redis_url_of(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Read the URL that the environment gives, itself or as the name of a file.
+    """Read the URL from the environment, from a variable or from the file that one names.
 
     Raises:
         SettingsError: The file cannot be read.
@@ -65,5 +65,5 @@ def _read_named(file: Path) -> str:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write a file that only this user can read, never for a moment more open than that."""
+    """Write a file that only this user can read, from its first moment on."""
     durable.replace_file(path, text + "\n", mode=0o600)

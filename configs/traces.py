@@ -26,7 +26,7 @@ Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 
 
 class SpanAddress(NamedTuple):
-    """Where a span is."""
+    """The place of a span in the traces."""
 
     trace_id: int
     """128 bits."""
@@ -46,17 +46,17 @@ class Span:
     """Unix time."""
     ended_ns: int
     attributes: Attributes = field(default_factory=dict)
-    """By their names without `nyala.`."""
+    """Attributes by their names without the prefix `nyala.`."""
     links: tuple[SpanAddress, ...] = ()
     is_error: bool = False
 
 
 class TraceIds:
-    """Ids of one run.
+    """Derives the ids of traces and spans of one run.
 
     Args:
-        run: Its name.
-        salt: What this run alone has: a later one of the same name gets other traces.
+        run: Name of the run.
+        salt: Bytes that only this run has: a later run of the same name gets other traces.
     """
 
     def __init__(self, run: str, salt: bytes) -> None:
@@ -156,11 +156,11 @@ class Traces:
         return None if self._ids is None else self._ids.of_batch(lineage, step)
 
     def new_span_id(self) -> int:
-        """Draw the id of a span that nobody else refers to."""
+        """Draw the id of a span to which no other process refers."""
         return self._random.getrandbits(64)
 
     def put(self, span: Span) -> None:
-        """Have a span exported."""
+        """Queue a span for export."""
         with self._lock:
             if self._ids is None or len(self._waiting) >= MAX_WAITING:
                 self.dropped += self._ids is not None
@@ -196,7 +196,7 @@ OK = ("OK", "DUP")
 
 
 class Leased(Protocol):
-    """Anything that was made under a lease."""
+    """A record that was made under a lease."""
 
     @property
     def task_id(self) -> int: ...
@@ -251,7 +251,7 @@ class Life:
         self._attributes: dict[str, str | int | float | bool] = {}
 
     def enter(self, phase: Phase, **attributes: str | float) -> None:
-        """End the phase at hand and begin another."""
+        """End the current phase and begin another."""
         if self._lease is None:
             return
         now_ns = time.time_ns()
@@ -259,12 +259,12 @@ class Life:
         self._phase, self._began_ns, self._attributes = phase, now_ns, dict(attributes)
 
     def note(self, **attributes: str | float) -> None:
-        """Add to the attributes of the phase at hand."""
+        """Add to the attributes of the current phase."""
         if self._lease is not None:
             self._attributes.update(attributes)
 
     def end(self, outcome: str) -> None:
-        """End the phase at hand and this life; later calls do nothing."""
+        """End the current phase and this life; later calls do nothing."""
         self.note(outcome=outcome)
         self._leave(time.time_ns())
         self._lease = None
@@ -320,21 +320,21 @@ async def tracing_stores(records: Sequence[Leased], verdicts: Awaitable[list[str
         verdicts: The store's, in the same order.
     """
     began_ns = time.time_ns()
-    found = await verdicts
+    outcomes = await verdicts
     if TRACES.is_on:
-        for each, verdict in zip(records, found, strict=True):
-            if (trace_id := TRACES.of(each.task_id)) is not None:
-                attributes = {"task": each.task_id, "fence": each.fence}
+        for record, verdict in zip(records, outcomes, strict=True):
+            if (trace_id := TRACES.of(record.task_id)) is not None:
+                attributes = {"task": record.task_id, "fence": record.fence}
                 span = SpanAddress(trace_id, TRACES.new_span_id())
                 _put(
                     "store",
                     span,
-                    lease_of(trace_id, each.fence).span_id,
+                    lease_of(trace_id, record.fence).span_id,
                     began_ns,
                     {**attributes, "verdict": verdict},
                     is_error=verdict not in OK,
                 )
-    return found
+    return outcomes
 
 
 def trace_expired(task_ids: Iterable[int]) -> None:
@@ -356,11 +356,11 @@ def trace_batch(
     """Trace the training of a batch, by the learner: a trace of its own, linked both ways.
 
     Args:
-        task_ids: Of its episodes.
-        lineage: The learner's.
-        step: Of the batch.
-        took_s: Since the batch was claimed.
-        is_replay: An earlier life of the learner has sealed it.
+        task_ids: Ids of the batch's tasks.
+        lineage: Lineage of the learner.
+        step: Number of the batch.
+        took_s: Seconds since the batch was claimed.
+        is_replay: Whether an earlier life of the learner sealed the batch.
     """
     trace_id = TRACES.of_batch(lineage, step)
     if trace_id is None:
@@ -368,8 +368,8 @@ def trace_batch(
     began_ns = time.time_ns() - int(1e9 * took_s)
     batch, of_batch = root_of(trace_id), {"lineage": lineage, "step": step, "replay": is_replay}
     trained = []
-    for task_id, each in _traced(task_ids):
-        span, parent_id = training_of(each, lineage, step), root_of(each).span_id
+    for task_id, trace in _traced(task_ids):
+        span, parent_id = training_of(trace, lineage, step), root_of(trace).span_id
         _put("train", span, parent_id, began_ns, {"task": task_id} | of_batch, links=(batch,))
         trained.append(span)
     attributes = of_batch | {"traced_episodes": len(trained)}
@@ -385,7 +385,7 @@ def _traced(task_ids: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def _put_below_root(name: str, trace_id: int, attributes: Attributes) -> None:
-    """Put what has no duration."""
+    """Queue a span without duration below the root of a trace."""
     span = SpanAddress(trace_id, TRACES.new_span_id())
     _put(name, span, root_of(trace_id).span_id, time.time_ns(), attributes)
 

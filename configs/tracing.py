@@ -32,14 +32,14 @@ log = structlog.get_logger()
 
 
 class Collector(Protocol):
-    """`otlp.OtlpCollector`."""
+    """The part of `otlp.OtlpCollector` that tracing needs."""
 
     def send(self, spans: Sequence[Span]) -> str | None:
-        """Send spans; returns why the collector has not taken them."""
+        """Send spans; return the reason why the collector has not taken them."""
         ...
 
     def close(self) -> None:
-        """Give up what is being sent."""
+        """Abort the request under way."""
         ...
 
 
@@ -55,12 +55,12 @@ class Exporter:
         self._worker = Worker(self._work, name="traces")
 
     def start(self) -> Self:
-        """Begin to export."""
+        """Start the thread that exports."""
         self._worker.start()
         return self
 
     def close(self) -> None:
-        """Export what is left, within the deadline, and log what became of all spans."""
+        """Export what is left, within the deadline, and log the fate of all spans."""
         self._closing.set()
         with suppress(Exception):  # it has logged its error
             self._worker.join(self._close_s)
@@ -100,7 +100,7 @@ class Exporter:
         self._is_away = reason is not None
 
     def _look_at_drops(self) -> None:
-        """Warn of a full queue once until it has had room again."""
+        """Warn once of a full queue, until there has been room again."""
         dropped = self._traces.dropped
         if dropped > self._dropped and not self._was_full:
             log.warning("spans are dropped", dropped=dropped)
@@ -118,10 +118,10 @@ def tracing(
     """Trace episodes while the body runs; nothing without `run.tracing.endpoint`.
 
     Args:
-        run: Of the run.
+        run: Settings of the run.
         role: `actor`, `broker` or `learner`.
-        salt: Returns what this run alone has, the same in every process of it.
-        name: Of this process; None = its machine and id.
+        salt: Returns bytes that only this run has, the same in each of its processes.
+        name: Name of this process; None = its machine and id.
     """
     settings = run.tracing
     if settings.endpoint is None:

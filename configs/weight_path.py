@@ -20,12 +20,12 @@ def uses_groups(run: RunSettings, learner: LearnerSettings) -> bool:
 
 
 def is_closed(run: RunSettings, learner: LearnerSettings) -> bool:
-    """Return whether nobody else can listen in: loopback, or a trusted network."""
+    """Return whether the path is closed to others: on loopback, or in a trusted network."""
     return run.trusted_network or is_loopback(learner.publisher_endpoint)
 
 
 def describe_weight_path(run: RunSettings, learner: LearnerSettings) -> str:
-    """Say in one line which path weights take, and why."""
+    """Describe in one line which path weights take, and why."""
     if uses_groups(run, learner):
         reason = "run.trusted_network is true"
         if is_loopback(learner.publisher_endpoint):

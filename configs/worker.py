@@ -31,7 +31,7 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> Self:
-        """Begin; at most once."""
+        """Start the thread; at most once."""
         self._thread.start()
         return self
 
@@ -41,10 +41,10 @@ class Worker:
         return self._thread.is_alive()
 
     def check(self) -> None:
-        """Raise what ended the thread, if an exception did.
+        """Raise the exception that ended the thread, if there is one.
 
         Raises:
-            BaseException: As the function raised it.
+            BaseException: The exception that the function raised.
         """
         if self._error is not None:
             raise self._error

@@ -41,18 +41,18 @@ class ActorSettings(Table):
     its KV cache holds and as make more tokens, found while it works (vLLM).
 
     Set it to `auto` where machines or answers differ, lower it when the engine preempts requests
-    for want of KV cache, up when its cards are not busy, or a CPU has cores to spare."""
+    for want of KV cache, raise it when its cards are not busy, or a CPU has cores to spare."""
     least_concurrent_episodes: Positive = 8
-    """Where `max_concurrent_episodes` is `auto`: the number to begin with, and the fewest.
+    """With `max_concurrent_episodes: auto`, the number to begin with, and the fewest.
 
     Raise it when the first minutes of an actor count."""
     most_concurrent_episodes: Positive = 1024
-    """Where `max_concurrent_episodes` is `auto`: the most.
+    """With `max_concurrent_episodes: auto`, the most.
 
     Lower it when so many episodes make policy lag too large."""
     max_episodes_in_flight: Positive | None = None
     """Episodes one actor works on at a time, those that wait for their environment included; null =
-    hardly more than it generates. Raise it where steps of the environment take long.
+    hardly more than it generates.
 
     Change it when steps of the environment take long and the engine idles meanwhile."""
     environment_workers: Positive = 16
@@ -62,7 +62,7 @@ class ActorSettings(Table):
     Change it when an environment without `async` methods waits for others, such as a database, and
     episodes queue for it."""
     environment_timeout_s: Seconds = 30.0
-    """A step of the environment that takes longer costs its episode an attempt.
+    """Longest time of a step of the environment; a longer one costs its episode an attempt.
 
     Raise it when a correct step of your environment takes longer than this."""
     max_model_len: Positive | None = None
@@ -73,8 +73,8 @@ class ActorSettings(Table):
     """Share of the GPU's memory for the engine (GPU); with `kv_cache_gib` only what must be free at
     its start.
 
-    Lower it when something else needs the card, up when it has it alone and the KV cache is
-    full."""
+    Lower it when something else needs the card, raise it when the engine has the card alone and the
+    KV cache is full."""
     kv_cache_gib: Positive | None = None
     """Memory for the KV cache, GiB; null = 1 on a CPU, and on a GPU what the engine measures as
     free at its start: set it where learner and actor share a card.
@@ -123,10 +123,10 @@ class ActorSettings(Table):
     """Pause between snapshots of unfinished episodes; another actor continues from them after a
     crash.
 
-    Lower it when actors are often killed and tokens are dear, up when the broker is busy."""
+    Lower it when actors are often killed and tokens are dear, raise it when the broker is busy."""
     metrics_endpoint: HttpEndpoint | None = None
-    """Where an actor answers `/metrics`, as `broker.metrics_endpoint`; of several that one command
-    starts, each has the next port.
+    """Address at which an actor answers `/metrics`, as `broker.metrics_endpoint`; of several actors
+    that one command starts, each has the next port.
 
     Change it when Prometheus reads your runs."""
     drain_s: Seconds = 10.0
@@ -152,8 +152,8 @@ class ActorSettings(Table):
 
     Raise it for a line below 140 kB/s, or for broadcasts of large models."""
     share_endpoint: Endpoint | None = None
-    """Where an actor shares the weights that it pulls, so that not all come from the learner's
-    machine; port 0 = a free one, null = it shares none. Its machine needs `keys/allowed`.
+    """Address at which an actor shares the weights that it pulls, so that not all actors pull from
+    the learner's machine; port 0 = a free one, null = none. Its machine needs `keys/allowed`.
 
     Change it when many actors pull, and the learner's network is their bottleneck."""
     site: Annotated[str, Field(pattern=SITE)] | None = None
@@ -168,11 +168,11 @@ class ActorSettings(Table):
         "peers",
         "publisher",
     )
-    """Where weights are taken from, in order: the publisher's memory (by actors of its machine and
-    user, which are then in no weight group), actors that share them, the publisher, without which
-    nobody would have a version first.
+    """Sources of weights, in order: the publisher's memory (for actors of its machine and user,
+    which are then in no weight group), actors that share weights, and the publisher, from which the
+    first actor takes each version.
 
-    Change it where an actor of the learner's machine shall take weights as one elsewhere does."""
+    Change it where an actor of the learner's machine should take weights as one elsewhere does."""
     probe_tolerance: Annotated[float, Field(gt=0)] | None = None
     """Largest difference in nats between the engine's log-probs and the learner's on the probe;
     null = three times what the learner's own rounding moves them on average, six times that on one
@@ -206,15 +206,16 @@ class FleetSettings(Table):
 
     Change it when the model, or its batches, want more cards than a machine has."""
     price_per_actor_hour: Money | None = None
-    """What an actor costs in an hour, in any currency; null = nobody counts.
+    """Price of an actor in an hour, in any currency; null = costs are not counted.
 
     Change it when the run's cost should be in its figures."""
     max_per_hour: Money | None = None
-    """Most that all actors may cost in an hour: fewer are wanted beyond it. Needs the price.
+    """Most that all actors may cost in an hour, which bounds the number of actors that the run
+    wants. Needs `price_per_actor_hour`.
 
     Change it when spending must be even."""
     max_total: Money | None = None
     """Most that all actors of the run may cost; then the learner checkpoints and ends with exit
-    code 2. Needs the price.
+    code 2. Needs `price_per_actor_hour`.
 
     Change it when the run has a budget."""

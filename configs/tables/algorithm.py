@@ -53,9 +53,10 @@ class AlgorithmSettings(Table):
 
     Change it when many groups are all right or all wrong, and sampling is cheap."""
     filter_metric: str | None = None
-    """What `filter_zero_variance` compares: a part of the reward or a metric of the environment, by
-    name, such as `exact`; `accuracy` = `exact` where the environment's own score is trained and has
-    it, else as null; null = the reward that is trained, without the soft overlong punishment.
+    """Value that `filter_zero_variance` compares: a part of the reward or a metric of the
+    environment, by name, such as `exact`; `accuracy` = `exact` where the environment's own score is
+    trained and has it, else as null; null = the reward that is trained, without the soft overlong
+    punishment.
 
     Change it when shaping of the reward hides that answers are equally right."""
     max_gen_batches: Positive = 10
@@ -83,7 +84,7 @@ class AlgorithmSettings(Table):
     """Lower bound of the trust region: of the ratio, 1 - clip_low; of its logarithm (gmpo); or of
     the divergence (dppo). Where it is not given, it is the surrogate's own (`CLIP_BOUNDS`).
 
-    Lower it when the policy moves too far in a batch, up when most tokens are clipped."""
+    Lower it when the policy moves too far in a batch, raise it when most tokens are clipped."""
     clip_high: Annotated[float, Field(gt=0)] = 0.28
     """Upper bound of the trust region; of the ratio, 1 + clip_high (DAPO clip-higher).
 
@@ -100,14 +101,14 @@ class AlgorithmSettings(Table):
     rho_bar: Annotated[float, Field(gt=0)] = 2.0
     """Truncation of the importance ratio.
 
-    Lower it when few tokens dominate a batch (`effective_sample_size` is low), up when much
+    Lower it when few tokens dominate a batch (`effective_sample_size` is low), raise it when much
     is truncated."""
     mask_low: NonNegative = 0.5
     """Smallest ratio that `mis`, `icepop` and `seq_mis` keep.
 
     Change it when `mis`, `icepop` or `seq_mis` leave out too many tokens, or too few."""
     mask_high: Annotated[float, Field(gt=0)] = 5.0
-    """Largest ratio that they keep.
+    """Largest ratio that `mis`, `icepop` and `seq_mis` keep.
 
     Change it together with `mask_low`."""
     geo_low: NonNegative = 0.999
@@ -115,7 +116,7 @@ class AlgorithmSettings(Table):
 
     Change it when `geo_mask` leaves out too many episodes, or too few."""
     geo_high: Annotated[float, Field(gt=0)] = 1.001
-    """Largest one.
+    """Largest geometric mean ratio of an episode that `geo_mask` keeps.
 
     Change it together with `geo_low`."""
     veto: Annotated[float, Field(gt=0, lt=1)] = 1e-4
@@ -137,12 +138,12 @@ class AlgorithmSettings(Table):
 
     Raise it when a batch is large enough for several optimizer steps."""
     proximal: Literal["behaviour", "recomputed", "interpolated"] = "behaviour"
-    """Which policy the surrogate's ratio is taken against: the actors' (ratio pi/mu), the one at
+    """Policy against which the surrogate's ratio is taken: the actors' (ratio pi/mu), the one at
     the beginning of the batch (decoupled: ratio pi/prox, the correction weighs prox/mu), or an
     interpolation of mu and pi by each token's policy lag, which saves that forward pass (A-3PO).
 
-    Set it to `recomputed` with several epochs, minibatches or more lag; to `interpolated` when
-    that forward pass is too dear."""
+    Set it to `recomputed` with several epochs, minibatches or more lag; to `interpolated` when that
+    forward pass is too dear."""
     entropy_bonus: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the entropy in the objective.
 
@@ -153,21 +154,21 @@ class AlgorithmSettings(Table):
 
     Set it instead of looking for a constant bonus."""
     entropy_step: Annotated[float, Field(gt=0)] = 0.005
-    """What `entropy_bonus` changes by at each batch where there is an `entropy_target`.
+    """Change of `entropy_bonus` at each batch where there is an `entropy_target`.
 
     Lower it when the entropy swings around its target."""
     kl_coefficient: NonNegative = 0.0
     """Weight of KL(pi || ref), the distance to a frozen reference policy; 0 = no reference.
 
-    Raise it when the model forgets what it could, or exploits the reward; memory of a reference
-    comes with it, but for adapters, whose frozen model is one."""
+    Raise it when the model forgets what it could, or exploits the reward; the reference takes
+    memory, except with adapters, whose frozen model serves as the reference."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """How the KL of a sampled token is estimated (Schulman 2020).
 
     Change it when the loss of the KL is too noisy, or is paid in the reward."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Where the KL is paid: in the loss, or in each token's reward (k1, and advantages that differ
-    from token to token).
+    """Term that the KL is added to: the loss, or each token's reward (k1, and advantages that
+    differ from token to token).
 
     Set it to `reward` for the form of PPO-RLHF."""
     kl_target: Annotated[float, Field(gt=0)] | None = None
@@ -182,11 +183,11 @@ class AlgorithmSettings(Table):
 
     @model_validator(mode="before")
     @classmethod
-    def _take_the_bounds_of_the_surrogate(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.get("surrogate") not in CLIP_BOUNDS:
-            return given
-        low, high = CLIP_BOUNDS[given["surrogate"]]
-        return {"clip_low": low, "clip_high": high, **given}
+    def _take_the_bounds_of_the_surrogate(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("surrogate") not in CLIP_BOUNDS:
+            return values
+        low, high = CLIP_BOUNDS[values["surrogate"]]
+        return {"clip_low": low, "clip_high": high, **values}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -214,13 +215,13 @@ class CriticSettings(Table):
 
     Raise it when the first advantages of an untrained critic spoil the policy."""
     coefficient: Annotated[float, Field(gt=0)] = 0.5
-    """What the value loss weighs beside the policy's: it matters where they share layers, and for
+    """Weight of the value loss beside the policy's: it matters where both share layers, and for
     `learner.max_grad_norm`.
 
     Lower it when the value loss disturbs layers that both share."""
     clip: Annotated[float, Field(gt=0)] | None = None
-    """How far a batch moves a value at most, in units of reward: no gradient beyond; null = freely
-    (PPO's clipped value loss).
+    """Most that a batch moves a value, in units of reward, beyond which there is no gradient (PPO's
+    clipped value loss); null = no bound.
 
     Change it when values jump between batches."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -234,7 +235,7 @@ class CriticSettings(Table):
     rho_bar: Annotated[float, Field(gt=0)] = 1.0
     """`vtrace`: truncation of pi/mu in targets and advantages.
 
-    Change it when off-policy targets are biased (up) or noisy (down)."""
+    Raise it when off-policy targets are biased, lower it when they are noisy."""
     c_bar: Annotated[float, Field(gt=0)] = 1.0
     """`vtrace`: truncation of pi/mu in the trace; at most `rho_bar`.
 
@@ -246,7 +247,7 @@ class CriticSettings(Table):
 
 
 class RewardSettings(Table):
-    """How an episode's reward is shaped before advantages are computed."""
+    """The shaping of an episode's reward before advantages are computed."""
 
     weights: dict[str, float] = Field(default_factory=dict)
     """Weight of each part of the reward, by name; parts that are not listed do not count. Empty =
@@ -259,7 +260,7 @@ class RewardSettings(Table):
 
     Raise it when answers grow to the limit."""
     overlong_penalty: NonNegative = 1.0
-    """What is taken off the reward of an episode that is as long as it may be.
+    """Penalty on the reward of an episode of the greatest length.
 
     Change it when the punishment is too weak or too strong beside your rewards."""
     overlong_filter: bool = False

@@ -12,7 +12,7 @@ LARGEST_EPISODE_BYTES = 16 * 2**20
 
 
 class BufferSettings(Table):
-    """The Redis store."""
+    """The Redis store of episodes."""
 
     url: str | None = None
     """`redis://[:password@]host:port/db`, `rediss://` (TLS), `unix://` or
@@ -24,8 +24,8 @@ class BufferSettings(Table):
 
     Raise it for long answers, large groups or more lag."""
     max_run_bytes: Positive | None = None
-    """Records and unfinished completions that this run may have in Redis, bytes. Above it its
-    actors get no work until the learner has committed; null = as much as Redis has.
+    """Most bytes of this run's records and unfinished completions in Redis. Above it the actors get
+    no work until the learner has committed; null = as much as Redis has.
 
     Change it when runs share a Redis."""
     pause_at_memory: Annotated[float, Field(gt=0, lt=1)] = 0.8
@@ -36,7 +36,7 @@ class BufferSettings(Table):
     """Records of trained batches that Redis may hold until a checkpoint contains them, bytes; the
     learner checkpoints at once when there are more, or when Redis is 60 % full.
 
-    Lower it when Redis is small, up when checkpoints come too often for its sake."""
+    Lower it when Redis is small, raise it when it causes too many checkpoints."""
     max_episode_bytes: Annotated[int, Field(ge=1024, le=LARGEST_EPISODE_BYTES)] = (
         LARGEST_EPISODE_BYTES
     )
@@ -45,7 +45,7 @@ class BufferSettings(Table):
 
     Lower it with `broker.max_message_bytes` to bound the broker's memory."""
     object_store: str | None = None
-    """Where larger records than `inline_bytes` go, as fsspec writes it: `file:///folder`,
+    """Store for records larger than `inline_bytes`, as fsspec writes it: `file:///folder`,
     `s3://bucket/folder` (extra `bucket`), ...; broker and learner must reach it. null = all records
     go into Redis.
 
@@ -55,8 +55,8 @@ class BufferSettings(Table):
 
     Lower it when Redis fills up though there is an object store."""
     min_group_size: Positive = 2
-    """A group that lost members to the dead letters trains with at least this many, else it is
-    dropped.
+    """Fewest members with which a group trains that lost others to the dead letters; a smaller
+    group is dropped.
 
     Raise it when an advantage from few siblings is too noisy."""
     margin: Annotated[float, Field(ge=1)] = 1.0
@@ -64,12 +64,12 @@ class BufferSettings(Table):
 
     Raise it when a filter leaves the learner waiting for groups."""
     recreate_dropped: bool = True
-    """Use the prompt of a group that was dropped as too old again, once; it takes the
-    place of a new one. Else long answers, which are late more often, would be lost more often.
+    """Use the prompt of a group that was dropped as too old once more, in place of a new prompt.
+    Otherwise prompts with long answers, which are late more often, would be lost more often.
 
     Set it to false when prompts that were dropped once should not be sampled again."""
     on_stale: Literal["drop", "train"] = "drop"
-    """What to do with a group older than `run.max_policy_lag` when it is claimed.
+    """Treatment of a group older than `run.max_policy_lag` when it is claimed.
 
     Set it to `train` when dropped groups cost more than their staleness."""
 
@@ -79,29 +79,30 @@ class ReplaySettings(Table):
 
     capacity: Annotated[int, Field(ge=0, le=10**7)] = 0
     """Episodes kept for reuse once their batch is trained and committed; 0 = each group is trained
-    once. The oldest go first.
+    once. The oldest are dropped first.
 
     Raise it from 0 when sampling is the bottleneck and old episodes still help."""
     fraction: Annotated[float, Field(gt=0, lt=1)] = 0.25
     """Share of a batch's groups that are reused ones, as soon as enough are kept. They come on top
     of `run.groups_per_batch` new ones: 0.5 doubles the batch.
 
-    Raise it when sampling is the bottleneck, down when reused groups are too old."""
+    Raise it when sampling is the bottleneck, lower it when reused groups are too old."""
     sampling: Literal["uniform", "newest", "prioritised"] = "uniform"
-    """What a batch gets: any, the newest, or by `priority`: rank r with about 1 / r.
+    """Groups that a batch reuses: any, the newest, or by `priority`: rank r with a weight of about
+    1 / r.
 
     Set it to `newest` or `prioritised` when uniform reuse teaches little."""
     priority: Literal["advantage", "lag"] = "advantage"
-    """What `prioritised` ranks by: how far the rewards of a group lie apart, or how few batches
-    behind it is.
+    """Order of groups with `sampling: prioritised`: by how far the rewards of a group lie apart, or
+    by how few batches old the group is.
 
-    Matters with `sampling: prioritised`: choose by what makes a group worth it."""
+    Change it together with `sampling: prioritised`."""
     max_reuse: Positive = 1
-    """How often a group may be trained again.
+    """Most times that a group is trained again.
 
     Raise it when groups are dear to sample."""
     max_lag: Positive = 100
-    """A group whose oldest trained token is more batches behind is forgotten, batches.
+    """Most batches by which a kept group's oldest trained token may lag; older groups are dropped.
 
     Lower it when old groups disturb training (`effective_sample_size` is low)."""
     max_bytes: Positive = 256 * 2**20

@@ -17,12 +17,12 @@ PATTERNS = 8  # of the blocks that groups in flight are of, and of those that me
 
 
 class OneEnvironment(Table):
-    """One environment of several; what it leaves out is as in `run`."""
+    """One environment of several; settings that it leaves out are as in `run`."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] | None = None
-    """Its name in metrics and messages; null = that of the environment or its class.
+    """Name in metrics and messages; null = the name of the environment or its class.
 
-    Change it when two of them would have the same name."""
+    Change it when two environments would have the same name."""
     environment: str
     """As `run.environment`."""
     environment_settings: dict[str, Any] = Field(default_factory=dict)
@@ -32,10 +32,10 @@ class OneEnvironment(Table):
     environment_python: str | None = None
     """As `run.environment_python`."""
     share: NonNegative = 1.0
-    """Its part of the groups that are trained, over the sum of all shares; 0 = it is evaluated and
-    never trained.
+    """Share of the groups that are trained, over the sum of all shares; 0 = the environment is
+    evaluated and never trained.
 
-    Change it when one should be trained more often than another."""
+    Change it when one environment should be trained more often than another."""
     reward: str | Annotated[list[str], Field(min_length=1)] | None = None
     """As `run.reward`; null = `run.reward`."""
     eval_episodes: Annotated[int, Field(ge=0)] | None = None
@@ -43,21 +43,21 @@ class OneEnvironment(Table):
 
     @property
     def title(self) -> str:
-        """Its name, given or taken from what it names."""
+        """The name that is set, or that of the environment."""
         return self.name or self.environment.rpartition(":")[2]
 
 
 class Place(NamedTuple):
-    """Where an item is found."""
+    """The environment of an item, and its number there."""
 
     environment: int
     """Number of the environment, in the order of the settings."""
     item: int
-    """Its number among the items of this environment."""
+    """Number of the item among those of this environment."""
 
 
 class Mixture:
-    """Which environment each item of a run is of, in every process and in every life of it.
+    """Assigns each item of a run to an environment, alike in all processes and all their lives.
 
     Training items come in blocks. Each block has as many items of an environment as its share says,
     spread evenly, and their order follows from the seed and the number of the block: the place of
@@ -72,12 +72,12 @@ class Mixture:
     """
 
     def __init__(self, seed: int, *, shares: Sequence[float], eval_episodes: Sequence[int]) -> None:
-        """Divide.
+        """Divide items among environments by shares.
 
         Args:
-            seed: Of the run.
-            shares: Of each environment; at least one is above 0.
-            eval_episodes: Questions of each in an evaluation.
+            seed: Seed of the run.
+            shares: Share of each environment; at least one is above 0.
+            eval_episodes: Number of questions of each environment in an evaluation.
         """
         self._seed = seed
         self._counts = _apportion(shares)
@@ -89,7 +89,7 @@ class Mixture:
         return sum(self._eval_episodes)
 
     def training(self, item: int) -> Place:
-        """Find a training item."""
+        """Return the place of a training item."""
         if len(self._counts) == 1:
             return Place(0, item)
         block, at = divmod(item, BLOCK)
@@ -97,7 +97,7 @@ class Mixture:
         return Place(environment, block * self._counts[environment] + nth)
 
     def held_out(self, item: int) -> Place:
-        """Find a held-out item: those of the first environment come first."""
+        """Return the place of a held-out item; the first environment has the first items."""
         for environment, count in enumerate(self._eval_episodes[:-1]):
             if item < count:
                 return Place(environment, item)
@@ -108,7 +108,7 @@ class Mixture:
 def _apportion(shares: Sequence[float]) -> tuple[int, ...]:
     """Divide a block by shares; what is left over goes to the largest remainders."""
     exact = [BLOCK * share / sum(shares) for share in shares]
-    counts = [int(each) for each in exact]
+    counts = [int(count) for count in exact]
     by_remainder = sorted(range(len(exact)), key=lambda i: counts[i] - exact[i])
     for i in by_remainder[: BLOCK - sum(counts)]:
         counts[i] += 1

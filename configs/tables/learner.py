@@ -22,7 +22,7 @@ class LearnerSettings(Table):
 
     Change it when training should go on without a machine that does not come back."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; `auto` = on GPUs if this machine has some.
+    """Device to train on; `auto` = on GPUs if this machine has some.
 
     Set it to `cpu` when the cards are for the actors alone."""
     lr: Annotated[float, Field(gt=0)] = 1e-6
@@ -58,7 +58,7 @@ class LearnerSettings(Table):
 
     Change it to keep the scale of another project."""
     base_dtype: Literal["float32", "bfloat16", "nf4"] | None = None
-    """What the frozen model beside adapters is kept in: `nf4` = the matrices of the layers in 4
+    """Format of the frozen model beside adapters: `nf4` = the matrices of the layers in 4
     bits, the rest in bfloat16; null = the dtype of forward passes, which rounds nothing.
 
     Set it to `nf4` when the frozen model does not fit."""
@@ -77,22 +77,21 @@ class LearnerSettings(Table):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradient norm above which gradients are scaled down.
 
-    Lower it when single batches spoil the policy, up when almost every gradient is scaled
+    Lower it when single batches spoil the policy, raise it when almost every gradient is scaled
     down."""
     microbatch_tokens: Positive = 16384
     """Most tokens of a forward pass, as many as fit the memory. Episodes are packed into it without
     pads; loss and gradient do not depend on it. A longer episode has a pass of its own.
 
-    Lower it when the card's memory is exceeded, up when it is half empty."""
+    Lower it when the card's memory is exceeded, raise it when it is half empty."""
     activation_checkpointing: Literal["none", "selective", "full"] | None = None
-    """What a layer keeps for its backward pass: `none` = all, `selective` = matrix products and
-    attention, `full` = its input alone, computing the rest again; null = `full` on a GPU above 1e9
-    parameters or with `offload: [activations]`, else `none`.
+    """Tensors that a layer keeps for its backward pass: `none` = all, `selective` = matrix products
+    and attention, `full` = its input alone, computing the rest again; null = `full` on a GPU above
+    1e9 parameters or with `offload: [activations]`, else `none`.
 
-    Set it to `full` when activations do not fit, to `none` when memory is free, which is
-    faster."""
+    Set it to `full` when activations do not fit, to `none` when memory is free, which is faster."""
     offload: tuple[Literal["parameters", "activations"], ...] = ()
-    """What lies in host memory instead of on the card: `parameters` = weights, their gradients and
+    """Tensors in host memory instead of on the card: `parameters` = weights, their gradients and
     the optimizer's moments, which step on `learner.threads` threads; `activations` = what layers
     keep for their backward pass, with `activation_checkpointing: full`.
 
@@ -104,23 +103,22 @@ class LearnerSettings(Table):
     checkpoint_every: Positive = 50
     """Batches between checkpoints.
 
-    Lower it when a batch takes minutes, up when writing takes long."""
+    Lower it when a batch takes minutes, raise it when writing takes long."""
     checkpoint_minutes: Annotated[float, Field(gt=0)] | None = 10.0
-    """Most minutes between checkpoints, whatever `checkpoint_every` says; None = as long as it
-    takes.
+    """Most minutes between checkpoints, whatever `checkpoint_every` says; null = no bound.
 
     Change it when batches take unequal time, and you know how much work may be lost."""
     keep_checkpoints: Positive = 3
     """Newest checkpoints to keep.
 
-    Raise it to go back further, down when the disk is small."""
+    Raise it to go back further, lower it when the disk is small."""
     keep_best: bool = False
     """Keep the checkpoint with the best held-out score (`run.eval_metric`), too.
 
     Change it when you want the best model rather than the last."""
     checkpoint_url: str | None = None
-    """Where each checkpoint is copied before its batches are committed, as fsspec writes it:
-    `s3://bucket/folder`, `gs://`, `az://` (extra `bucket`), `file:///folder`; a machine without
+    """Place to which each checkpoint is copied before its batches are committed, as fsspec writes
+    it: `s3://bucket/folder`, `gs://`, `az://` (extra `bucket`), `file:///folder`; a machine without
     checkpoints goes on from the newest there. null = nowhere.
 
     Change it when the learner's disk may be lost."""
@@ -149,13 +147,13 @@ class LearnerSettings(Table):
 
     Raise it when publishing takes a large part of a batch."""
     publisher_endpoint: Endpoint = "tcp://127.0.0.1:0"
-    """Where the weight publisher listens; port 0 = a free one.
+    """Address at which the weight publisher listens; port 0 = a free one.
 
     Change it when actors are on other machines, or a firewall wants a fixed port."""
     advertise: Address | None = None
-    """Host, or host and port, under which actors reach the publisher where it is not its own:
-    behind NAT, in a container. They pull then; groups would connect to its own address. null = its
-    own.
+    """Host, or host and port, at which actors reach the publisher where its own address does not
+    lead there: behind NAT, in a container. Actors then pull; groups would connect to its own
+    address. null = its own.
 
     Change it when the learner is behind NAT or in a container."""
     broadcast: bool | None = None
@@ -193,7 +191,7 @@ class LearnerSettings(Table):
 
     Set it to 1 to give up a batch that kills its learner at once."""
     metrics_endpoint: HttpEndpoint | None = None
-    """Where rank 0 answers `/metrics`, as `broker.metrics_endpoint`.
+    """Address at which rank 0 answers `/metrics`, as `broker.metrics_endpoint`.
 
     Change it when Prometheus reads your runs."""
     init_layers: Positive = 4
@@ -268,18 +266,18 @@ class GuardSettings(Table):
     """Batches in a row with a skipped optimizer step (loss or gradient not finite) after which
     the weights go back to the newest checkpoint.
 
-    Lower it when weights are damaged before the third, up when single batches fail
+    Lower it when weights are damaged before the third, raise it when single batches fail
     harmlessly."""
     max_rollbacks: Annotated[int, Field(ge=0)] = 3
     """Times in a run that the weights go back; at the next one the learner ends with an error.
 
     Set it to 0 to stop at once and look."""
     rollback_lr_factor: Share = 0.5
-    """What the learning rate is multiplied with at each rollback, for the rest of the run.
+    """Factor of the learning rate at each rollback, for the rest of the run.
 
     Lower it when training diverges again after a rollback."""
     rollback_clip_factor: Share = 0.5
-    """What `algorithm.clip_low` and `clip_high` are multiplied with at each rollback.
+    """Factor of `algorithm.clip_low` and `clip_high` at each rollback.
 
     Lower it when training diverges again after a rollback."""
     max_kl: Annotated[float, Field(gt=0)] | None = None
@@ -288,27 +286,26 @@ class GuardSettings(Table):
 
     Change it when single batches move the policy too far."""
     kl_lr_factor: Share = 0.5
-    """What the learning rate is multiplied with for each batch above `max_kl`.
+    """Factor of the learning rate for each batch above `max_kl`.
 
     Lower it when the KL stays above `max_kl` for several batches."""
     kl_lr_floor: Share = 0.1
-    """As a share of the schedule, how low `max_kl` may bring the learning rate.
+    """Lowest learning rate that `max_kl` leads to, as a share of the schedule.
 
-    Lower it when even this rate is too high for it."""
+    Lower it when the KL stays above `max_kl` even at this rate."""
     kl_lr_recovery: Annotated[float, Field(ge=1)] = 1.1
-    """What it is multiplied with for each batch below `max_kl`, until it is the schedule's
-    again.
+    """Factor of the learning rate for each batch below `max_kl`, until it is the schedule's again.
 
     Lower it when the KL swings around `max_kl`."""
     min_ess: Annotated[float, Field(ge=0, le=1)] = 0.3
     """Effective sample size of a batch, as a share of its tokens, below which an alert is
     raised; 0 = never.
 
-    Change it when its alert comes too often, or too late, for your correction."""
+    Change it when the alert comes too often, or too late, for your correction."""
     max_ratio_mean: Annotated[float, Field(gt=1)] | None = 2.0
     """Mean ratio pi/mu of a batch above which, or below 1 / which, an alert is raised.
 
-    Change it when its alert comes too often, or too late."""
+    Change it when the alert comes too often, or too late."""
     max_ratio: Annotated[float, Field(gt=1)] | None = None
     """Largest ratio pi/mu of a batch above which an alert is raised; null = never.
 

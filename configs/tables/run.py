@@ -15,12 +15,12 @@ class SampleSettings(Table):
     """Which episodes the learner keeps in `samples.jsonl`, and how many bytes of them."""
 
     every: Annotated[int, Field(ge=0)] = 10
-    """Batches between two of which groups are kept; those of the first batch always are.
-    0 = answers of evaluations alone.
+    """Batches from one whose groups are kept to the next; groups of the first batch always are.
+    0 = only answers of evaluations.
 
     Lower it to read more of what the model writes."""
     groups: Positive = 4
-    """Groups of such a batch, drawn at random; all their episodes are kept.
+    """Groups kept of such a batch, drawn at random, with all their episodes.
 
     Raise it to keep more of each such batch."""
     max_mb: Annotated[int, Field(ge=0)] = 256
@@ -38,7 +38,8 @@ class TracingSettings(Table):
     """Traces of episodes over all processes, for a collector of OpenTelemetry."""
 
     endpoint: str | None = None
-    """Its address, such as `http://127.0.0.1:4318` (OTLP over HTTP); null = nothing is traced.
+    """Address of the collector, such as `http://127.0.0.1:4318` (OTLP over HTTP); null = nothing is
+    traced.
 
     Set it to see where single episodes spend their time."""
     share: Annotated[float, Field(gt=0, le=1)] = 0.02
@@ -48,14 +49,14 @@ class TracingSettings(Table):
 
 
 class RunSettings(Table):
-    """What all roles share. A process with other values is refused at HELLO."""
+    """Settings that all roles share. A process with other values is refused at HELLO."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "run"
     """Name of the run: its folder under `directory` and its key prefix in Redis.
 
     Change it for each run: two runs of one name are one run."""
     directory: Path = Path("runs")
-    """Where runs are kept; this run writes to `directory/name`.
+    """Folder in which runs are kept; this run writes to `directory/name`.
 
     Change it when runs should lie on another disk."""
     seed: int = 0
@@ -108,7 +109,7 @@ class RunSettings(Table):
 
     Change it when your environment's packages do not go with those installed here."""
     environment_python: str | None = None
-    """Python of a virtual environment of yours for that, which must have what
+    """Python of a virtual environment of yours for the environment; it must have what
     `environment_requirements` lists.
 
     Change it when you keep such a virtual environment yourself."""
@@ -119,27 +120,27 @@ class RunSettings(Table):
 
     Change it to train on several environments at once."""
     reward: str | Annotated[list[str], Field(min_length=1)] | None = None
-    """`path/to/file.py:function` or `module:function`; null means the environment's own score. Of a
-    list, the rewards are added up; each is a part of the reward that has its function's name.
+    """`path/to/file.py:function` or `module:function`; null means the environment's own score. The
+    rewards of a list are added up; each is a part of the reward, with its function's name.
 
     Change it to judge answers by a function of your own."""
     reward_timeout_s: Seconds = 30.0
-    """A reward call that takes longer costs its episode an attempt.
+    """Longest time of a reward call; a longer one costs its episode an attempt.
 
     Raise it when a judgement takes longer, such as by a model or a sandbox."""
     group_size: Positive = 8
     """Episodes per prompt (GRPO-style baselines).
 
-    Raise it when questions are hard and few answers are right, down when sampling is dear."""
+    Raise it when questions are hard and few answers are right, lower it when sampling is dear."""
     groups_per_batch: Positive = 16
     """Groups one optimizer step trains on.
 
-    Raise it when the gradient is noisy, down for more optimizer steps in the same time."""
+    Raise it when the gradient is noisy, lower it for more optimizer steps in the same time."""
     max_policy_lag: Annotated[int, Field(ge=0)] = 2
     """Most batches by which a token's policy may be older than the one that trains it;
     0 = synchronous.
 
-    Raise it when answers are long or actors idle, down when off-policy data hurt."""
+    Raise it when answers are long or actors idle, lower it when off-policy data hurt."""
     max_prompt_tokens: Positive = 1024
     """Longest prompt, tokens.
 
@@ -162,7 +163,7 @@ class RunSettings(Table):
     eval_every: Annotated[int, Field(ge=0)] = 25
     """Batches between evaluations; 0 = only before the first and after the last.
 
-    Lower it for a finer curve, up when evaluations cost too much sampling."""
+    Lower it for a finer curve, raise it when evaluations cost too much sampling."""
     eval_episodes: Annotated[int, Field(ge=0)] = 128
     """Held-out prompts per evaluation, sampled greedily, of each environment; 0 = none.
 
@@ -173,8 +174,8 @@ class RunSettings(Table):
 
     Change it when you want pass@k or avg@k."""
     eval_metric: str | None = None
-    """What held-out answers are judged by: the name of a part of the reward, or `reward` for all of
-    it. null = the part `exact` where the environment's own score has one and is trained, else the
+    """Metric of held-out answers: the name of a part of the reward, or `reward` for all of it.
+    null = the part `exact` where the environment's own score has one and is trained, else the
     reward.
 
     Set it to compare runs with different rewards, by `exact` or by a function's name."""
@@ -188,56 +189,61 @@ class RunSettings(Table):
     See its keys."""
 
     trusted_network: bool = False
-    """Nobody but this run's machines can read or write on the network between learner and actors.
+    """Whether only this run's machines can read or write on the network between learner and actors.
     `learner.broadcast` needs it beyond loopback.
 
     Set it to true when the network is private to this run's machines, for faster weights."""
 
     @property
     def folder(self) -> Path:
-        """Where this run keeps its files."""
+        """Folder with the files of this run."""
         return self.directory / self.name
 
     @property
     def by_environment(self) -> dict[str, RunSettings]:
-        """Name of each environment -> this run as if it had that one alone."""
+        """Name of each environment -> the run with that environment alone."""
         if not self.environments:
             return {self.environment.rpartition(":")[2]: self}
         alone = {}
-        for each in self.environments:
-            own: dict[str, Any] = {
-                "environments": (each,),
-                "environment": each.environment,
-                "environment_settings": each.environment_settings,
-                "environment_requirements": each.environment_requirements,
-                "environment_python": each.environment_python,
-                "reward": self.reward if each.reward is None else each.reward,
+        for environment in self.environments:
+            changes: dict[str, Any] = {
+                "environments": (environment,),
+                "environment": environment.environment,
+                "environment_settings": environment.environment_settings,
+                "environment_requirements": environment.environment_requirements,
+                "environment_python": environment.environment_python,
+                "reward": self.reward if environment.reward is None else environment.reward,
             }
-            if each.eval_episodes is not None:
-                own["eval_episodes"] = each.eval_episodes
-            alone[each.title] = self.model_copy(update=own)
+            if environment.eval_episodes is not None:
+                changes["eval_episodes"] = environment.eval_episodes
+            alone[environment.title] = self.model_copy(update=changes)
         return alone
 
     @property
     def is_trained(self) -> bool:
-        """Whether there is anything to train: an environment alone may only be evaluated."""
-        return not self.environments or any(each.share > 0 for each in self.environments)
+        """Whether anything is trained: an environment by itself may only be evaluated."""
+        return not self.environments or any(
+            environment.share > 0 for environment in self.environments
+        )
 
     @property
     def mixture(self) -> Mixture:
-        """Which environment each item is of."""
+        """The mixture that assigns each item to an environment."""
         alone = self.by_environment.values()
         return Mixture(
             self.seed,
-            shares=[each.share if self.is_trained else 1.0 for each in self.environments] or [1.0],
-            eval_episodes=[each.eval_episodes for each in alone],
+            shares=[
+                environment.share if self.is_trained else 1.0 for environment in self.environments
+            ]
+            or [1.0],
+            eval_episodes=[run.eval_episodes for run in alone],
         )
 
     @property
     def reward_functions(self) -> dict[str, str]:
         """Name of each part of the reward -> the function that gives it."""
-        given = [self.reward] if isinstance(self.reward, str) else self.reward or []
-        return {reward.rpartition(":")[2]: reward for reward in given}
+        functions = [self.reward] if isinstance(self.reward, str) else self.reward or []
+        return {reward.rpartition(":")[2]: reward for reward in functions}
 
     @property
     def model_path(self) -> str:
@@ -257,8 +263,8 @@ class ConsoleSettings(Table):
 
     Raise it over a slow terminal."""
     alarm_s: Seconds = 60.0
-    """Wait for episodes without anybody sampling, after which learner, display and `nyala status`
-    say so; longer where actors take longer to start.
+    """Time without episodes while no actor samples, after which learner, display and `nyala status`
+    raise an alarm; longer where actors take longer to start.
 
     Raise it when an actor takes longer to start, such as with a large model."""
     max_restarts: Annotated[int, Field(ge=0)] = 10

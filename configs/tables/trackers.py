@@ -23,8 +23,8 @@ class WandbSettings(Table):
 
     Set it when the project belongs to a team."""
     mode: Literal["offline", "online"] = "offline"
-    """`offline` = written into the run's folder, for `wandb sync`; `online` = sent as it comes,
-    with the key of `WANDB_API_KEY`.
+    """`offline` = written into the run's folder, for `wandb sync`; `online` = sent at once, with
+    the key of `WANDB_API_KEY`.
 
     Set it to `online` when the machine has a key and reaches W&B."""
 
@@ -33,7 +33,7 @@ class MlflowSettings(Table):
     """A run on an MLflow server."""
 
     url: str
-    """Of the server, such as `http://127.0.0.1:5000`.
+    """Address of the server, such as `http://127.0.0.1:5000`.
 
     Give it the address of your server."""
     experiment: Name = "nyala"
@@ -41,7 +41,7 @@ class MlflowSettings(Table):
 
     Change it to put runs of one question side by side."""
     register_as: Name | None = None
-    """Name in the model registry under which the finished model is uploaded; null = it is not.
+    """Name in the model registry under which the finished model is uploaded; null = no upload.
 
     Set it when others take models from the registry."""
 
@@ -50,7 +50,7 @@ class TrackioSettings(Table):
     """A run on a trackio server."""
 
     url: str
-    """Of the server, such as `http://127.0.0.1:7860`.
+    """Address of the server, such as `http://127.0.0.1:7860`.
 
     Give it the address of your server."""
     project: Name = "nyala"
@@ -60,7 +60,7 @@ class TrackioSettings(Table):
 
 
 class TrackerSettings(Table):
-    """Where figures and sampled texts go beside the run's folder; nowhere by default."""
+    """Trackers that get figures and sampled texts, besides the run's folder; none by default."""
 
     tensorboard: bool = False
     """Write events into `<run>/tensorboard` (extra `tensorboard`).

@@ -69,7 +69,7 @@ def _forms_groups_out_of_reach(settings: AllTables) -> str | None:
 
 
 def _forms_groups_nowhere(settings: AllTables) -> str | None:
-    """A group that ends holds its port for as long as a broadcast may take: two are the least."""
+    """Require two ports: a group that ends holds its port for as long as a broadcast may take."""
     ports, learner = settings.learner.broadcast_ports, settings.learner
     if ports is None:
         return None
@@ -228,7 +228,7 @@ def layout_of(parallel: ParallelSettings, ranks: int) -> Layout:
     """Divide ranks into groups.
 
     Raises:
-        SettingsError: They cannot be divided so.
+        SettingsError: The ranks cannot be divided so.
     """
     replicate, shard, sequence = parallel.replicate, parallel.shard, parallel.sequence
     tensor = parallel.tensor
@@ -274,11 +274,11 @@ def check_heads(parallel: ParallelSettings, config: Mapping[str, Any]) -> None:
     """Refuse a model whose heads cannot be divided over the ranks.
 
     Args:
-        parallel: Has the numbers of these ranks.
-        config: Of the model.
+        parallel: Settings with the numbers of ranks.
+        config: Configuration of the model.
 
     Raises:
-        SettingsError: They cannot.
+        SettingsError: The heads cannot be divided.
     """
     tensor, sequence = parallel.tensor, parallel.sequence
     heads = config["num_attention_heads"]

@@ -13,8 +13,8 @@ BYTES_OF_A_RECORD = 2048  # besides its tokens: identity, spans, metrics, a shor
 BYTES_PER_PROMPT_TOKEN = 4  # its id
 BYTES_PER_COMPLETION_TOKEN = 9  # id, log-prob, mask
 BYTES_BESIDE_TOKENS = 64 * 1024
-"""Of a record at most: parts of the reward and metrics, 64 each with names of 100 characters, and
-hundreds of versions and holders."""
+"""Most bytes of a record besides its tokens: parts of the reward and metrics, 64 each with names of
+100 characters, and hundreds of versions and holders."""
 RECORD_MARGIN = 64 * 1024
 """Bytes of a message beside its records: the header, and the ids and fences of a submission."""
 MIB = 2**20
@@ -35,7 +35,7 @@ def store_disagreements(settings: AllTables) -> list[str]:
 
 
 def _refuses_its_episodes(settings: AllTables) -> str | None:
-    """An episode beyond the bound would be sampled, and lost each time."""
+    """Require room for the longest episode, which would otherwise be sampled and lost each time."""
     run, bound = settings.run, settings.buffer.max_episode_bytes
     beside = BYTES_BESIDE_TOKENS + BYTES_PER_PROMPT_TOKEN * run.max_prompt_tokens
     least = beside + BYTES_PER_COMPLETION_TOKEN * run.max_completion_tokens
@@ -55,7 +55,7 @@ def _refuses_its_episodes(settings: AllTables) -> str | None:
 
 
 def _cuts_its_episodes(settings: AllTables) -> str | None:
-    """A message beyond the bound would cut its actor's connection."""
+    """Require messages that hold an episode; a longer message cuts its actor's connection."""
     least = settings.buffer.max_episode_bytes + RECORD_MARGIN
     if settings.broker.max_message_bytes >= least:
         return None

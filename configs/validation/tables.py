@@ -37,12 +37,12 @@ def disagreements(settings: AllTables) -> list[str]:
         _finds_no_number,
         _has_workers_in_one_process,
     )
-    own = [text for check in checks if (text := check(settings)) is not None]
+    between_tables = [text for check in checks if (text := check(settings)) is not None]
     mathematics = algorithm_disagreements(settings) + critic_disagreements(settings)
     mathematics += reference_disagreements(settings)
     rest = learner_disagreements(settings) + fleet_disagreements(settings)
     rest += store_disagreements(settings) + server_disagreements(settings)
-    return own + mathematics + rest + deterministic_disagreements(settings)
+    return between_tables + mathematics + rest + deterministic_disagreements(settings)
 
 
 def _publishes_too_rarely(settings: AllTables) -> str | None:
@@ -179,13 +179,13 @@ def _names_environments_twice(settings: AllTables) -> str | None:
     run = settings.run
     if not run.environments:
         return None
-    own = (run.environment_settings, run.environment_requirements, run.environment_python)
-    if any(own) or run.environment != type(run).model_fields["environment"].default:
+    own_settings = (run.environment_settings, run.environment_requirements, run.environment_python)
+    if any(own_settings) or run.environment != type(run).model_fields["environment"].default:
         return (
             f"run.environment must be left out where there is run.environments, got "
             f"{run.environment}; make it an entry of run.environments"
         )
-    names = [each.title for each in run.environments]
+    names = [environment.title for environment in run.environments]
     if len(set(names)) == len(names):
         return None
     return (
@@ -196,13 +196,13 @@ def _names_environments_twice(settings: AllTables) -> str | None:
 
 def _trains_nothing(settings: AllTables) -> str | None:
     run = settings.run
-    total = sum(each.share for each in run.environments)
+    total = sum(environment.share for environment in run.environments)
     if not run.is_trained:
         return (
             "run.environments must have one with a share above 0, got only evaluated ones; "
             "give a share to what is to be trained"
         )
-    few = [each for each in run.environments if 0 < each.share < total / BLOCK]
+    few = [environment for environment in run.environments if 0 < environment.share < total / BLOCK]
     if not few:
         return None
     return (
@@ -216,8 +216,8 @@ def _pulls_from_nobody(settings: AllTables) -> str | None:
     if "publisher" in pull_from:
         return None
     return (
-        f"actors.pull_from must have publisher, got {', '.join(pull_from)}; nobody else has a "
-        "version first"
+        f"actors.pull_from must have publisher, got {', '.join(pull_from)}; every version comes "
+        "from there first"
     )
 
 
@@ -284,7 +284,8 @@ def fleet_disagreements(settings: AllTables) -> list[str]:
     elif fleet.max_per_hour is not None and fleet.max_per_hour < price * fleet.min_actors:
         texts.append(
             f"fleet.max_per_hour must be >= fleet.price_per_actor_hour x fleet.min_actors = "
-            f"{price * fleet.min_actors:g}, got {fleet.max_per_hour:g}; raise it, or want fewer"
+            f"{price * fleet.min_actors:g}, got {fleet.max_per_hour:g}; raise it, or lower "
+            "fleet.min_actors"
         )
     return texts
 

@@ -181,7 +181,7 @@ def test_an_unknown_key_that_resembles_nothing_gets_the_names_there_are(write):
         ),
         (
             ["actors.pull_from=[peers]"],
-            "actors.pull_from must have publisher, got peers; nobody else has a version first",
+            "actors.pull_from must have publisher, got peers; every version comes from there first",
         ),
         (
             ["learner.broadcast=true", "learner.publisher_endpoint=tcp://0.0.0.0:0"],
