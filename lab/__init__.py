@@ -2,15 +2,14 @@
 
 actor_fleet  Actors of a run under fault injection: identified by their heartbeats in the store
 command      `nyala chaos`: its options, its progress and its results on the terminal
-endurance/   A run under random faults and a lying actor for as long as asked: what breaks, and what
-             grows
+endurance/   A run under random faults and a lying actor for a given time, to see failures and
+             growth
 fault_case   One fault on a live run: its victim, its beginning and end, and the recovery
 faults/      Faults of the matrix, one module per kind, and the tools that make them
-kill_run     The cost of dying actors: whole runs side by side, one undisturbed, one whose actors
-             are killed
+kill_run     The cost of dying actors: whole runs side by side, undisturbed or with killed actors
 live_run     A live run under fault injection: `nyala up` in its own process, with actors beside it
 matrix       The fault matrix: fault after fault on one live run, a check after each, a table at the
              end
-pair_case    Two faults at once: each is written for itself, and both begin together
+pair_case    Two faults at once, each written for itself, which begin together
 task_trace   Tasks after a fault: their next holder, the tokens kept, the attempts charged
 """

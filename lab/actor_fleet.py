@@ -30,15 +30,15 @@ def descendants(ancestor: int) -> dict[int, list[str]]:
             parent = _parent(entry)
             if parent is not None:
                 children[parent].append(int(entry.name))
-    found: dict[int, list[str]] = {}
+    command_lines: dict[int, list[str]] = {}
     waiting = list(children[ancestor])
     while waiting:
         pid = waiting.pop()
         waiting += children[pid]
         words = _words(pid)
         if words:
-            found[pid] = words
-    return found
+            command_lines[pid] = words
+    return command_lines
 
 
 def plays(role: str, words: list[str]) -> bool:
@@ -50,9 +50,9 @@ def plays(role: str, words: list[str]) -> bool:
 
 
 class CpuTime:
-    """Adds up what a changing set of processes has used, the dead included.
+    """Adds up the CPU time of a changing set of processes, including the dead.
 
-    What a process used after the last look at it is not counted.
+    The time of a process after its last reading is not counted.
 
     Example:
         used = CpuTime()
@@ -65,18 +65,18 @@ class CpuTime:
         self._used_s: dict[int, float] = {}
 
     def note(self, pids: Iterable[int]) -> None:
-        """Look at the processes that live now."""
+        """Read the CPU time of these live processes."""
         for pid in pids:
             self._used_s[pid] = max(self._used_s.get(pid, 0.0), cpu_s(pid))
 
     @property
     def total_s(self) -> float:
-        """CPU seconds of all processes that were ever looked at, since they began."""
+        """CPU seconds of all processes that were ever read, since they began."""
         return sum(self._used_s.values())
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds that a process has used; 0 if it has ended."""
+    """Return the CPU seconds that a process has used; 0 if it has ended."""
     try:
         stat = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -115,12 +115,12 @@ class Actor:
     started_at: float
     incarnation: str | None = None
     serving_at: float | None = None
-    """When it first held a lease, on our clock."""
+    """Time of its first lease, by this process's clock."""
     flags: tuple[str, ...] = field(default=())
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Process id of the actor."""
         assert self.process.pid is not None
         return self.process.pid
 
@@ -147,11 +147,11 @@ class Fleet:
         self.gone: list[Actor] = []
 
     def add(self, *overrides: str, prefix: Sequence[str] = ()) -> Actor:
-        """Start one more.
+        """Start one more actor.
 
         Args:
-            overrides: Settings of its own, such as another broker.endpoint.
-            prefix: A command to run it under, such as `ip netns exec`.
+            overrides: Settings of this actor, such as another broker.endpoint.
+            prefix: Command that runs the actor, such as `ip netns exec`.
         """
         self._started += 1
         name = f"chaos-{self._started}"
@@ -175,7 +175,7 @@ class Fleet:
         return actor
 
     def refill(self) -> None:
-        """Replace actors that have ended; those with settings of their own are not replaced."""
+        """Replace actors that have ended, except those with settings of their own."""
         for actor in [actor for actor in self.actors if actor.process.poll() is not None]:
             self.actors.remove(actor)
             self.gone.append(actor)
@@ -190,7 +190,7 @@ class Fleet:
             self.gone.append(actor)
 
     def all_serve(self) -> bool:
-        """True once every actor holds, or has held, a lease."""
+        """Return whether every actor has, or has had, a lease."""
         self.refill()
         self._name()
         return all(actor.serving_at is not None for actor in self.actors)
@@ -211,7 +211,7 @@ class Fleet:
                 actor.serving_at = time.monotonic()
 
     def close(self) -> None:
-        """Ask all to drain, then kill the rest."""
+        """Ask all actors to drain, then kill the rest."""
         for actor in self.actors:
             actor.process.ask_to_stop()
         deadline = time.monotonic() + self._stop_timeout_s

@@ -49,17 +49,17 @@ class Choices:
     out: Path | None
     is_long: bool = False
     is_kill_run: bool = False
-    """The last part of the long one alone."""
+    """Only the kill runs, the last part of `is_long`."""
     pairs_seed: int | None = None
-    """Pairs of faults, drawn from this seed, instead of single ones."""
+    """Seed of pairs of faults; None = single faults."""
     minutes: float | None = None
-    """Of an endurance run."""
+    """Minutes of an endurance run; None = no endurance run."""
     seed: int = 0
-    """Of its faults."""
+    """Seed of the faults of an endurance run."""
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """What there is to choose from."""
+        """All faults that `only` chooses from."""
         return FAULTS if self.pairs_seed is None else draw_pairs(self.pairs_seed)
 
 
@@ -132,28 +132,28 @@ def list_faults(faults: Sequence[Fault]) -> None:
 
 
 def chosen(only: Sequence[str], faults: tuple[Fault, ...] = FAULTS) -> tuple[Fault, ...]:
-    """Return the faults of these names; all for none.
+    """Return the faults of these names, or all faults without names.
 
     Raises:
         SettingsError: There is no such fault.
     """
-    known = {fault.name: fault for fault in faults}
+    by_name = {fault.name: fault for fault in faults}
     for name in only:
-        if name not in known:
+        if name not in by_name:
             raise SettingsError(
                 f"--only must be the name of a fault, got {name!r}; `nyala chaos --list` shows them"
             )
-    return tuple(known[name] for name in only) if only else faults
+    return tuple(by_name[name] for name in only) if only else faults
 
 
 def run_chaos(choices: Choices) -> int:
-    """Carry `nyala chaos` out and return the exit code: 0 if everything held, else 1.
+    """Carry `nyala chaos` out and return the exit code: 0 if all invariants held, else 1.
 
     Raises:
-        NyalaError: It could not be started.
+        NyalaError: A run could not be started.
     """
     console = Console()
-    # As an exit, it ends what was started and takes mounted disks and networks away.
+    # An exit ends all processes, and removes mounted disks and networks.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     plan = _plan(choices)
     if choices.minutes is not None:
@@ -198,7 +198,7 @@ def _long(choices: Choices, plan: Plan, console: Console) -> bool:
 
 
 def _endure(minutes: float, seed: int, plan: Plan, console: Console) -> bool:
-    """Hurt one run for so long beside a lying actor, and show what grew."""
+    """Hurt one run for a time beside a lying actor, and show the growth of its processes."""
 
     def say(passed: float, line: str) -> None:
         console.print(f"{passed:5.1f} min  {line}", markup=False, highlight=False, soft_wrap=True)

@@ -43,16 +43,16 @@ class Fault:
 
     name: str
     what: str
-    """Written for the table."""
+    """Description for the table."""
     act: Callable[[FaultCase], None]
-    """Injects it and waits for the recovery."""
+    """Injects the fault and waits for the recovery."""
     obstacle: Callable[[], str | None] = lambda: None
-    """Why it cannot be done here; None = it can."""
+    """Returns why the fault is impossible on this machine, or None."""
     place: Callable[[Path], AbstractContextManager[Mapping[str, str]]] | None = None
-    """Surroundings of a run of its own, given a folder: yields variables for the processes.
-    None = any run will do."""
+    """Makes the surroundings of a run in a folder, and yields variables for its processes; None =
+    the fault can use any run."""
     overrides: tuple[str, ...] = ()
-    """Settings of that run."""
+    """Settings of a run with these surroundings."""
 
 
 @dataclass(slots=True)
@@ -62,15 +62,15 @@ class FaultResult:
     name: str
     what: str
     detected_s: float | None = None
-    """From the fault to the first reaction; None = no reaction was needed."""
+    """Time from the fault to the first reaction; None = no reaction was needed."""
     recovered_s: float | None = None
-    """From the fault, or from its end where it lasts, until all work goes on."""
+    """Time from the fault, or from the end of one that lasts, until all work goes on."""
     tokens_kept: float | None = None
-    """Share of the tokens made before the fault that were gone on with."""
+    """Share of the tokens sampled before the fault that were continued."""
     tasks: int = 0
-    """Unfinished episodes that the fault was about."""
+    """Unfinished episodes that the fault affected."""
     charged: int = 0
-    """Of them, those that were charged an attempt."""
+    """Number of these episodes that were charged an attempt."""
     violations: list[str] = field(default_factory=list)
     remark: str = ""
     skipped: str | None = None
@@ -78,11 +78,11 @@ class FaultResult:
 
     @property
     def holds(self) -> bool:
-        """True if the run recovered and every invariant held."""
+        """Whether the run recovered and every invariant held."""
         return not self.violations and self.error is None
 
     def cells(self) -> tuple[str, ...]:
-        """Write it for the table."""
+        """Write the cells of its row in the table."""
         if self.skipped is not None:
             return (self.what, "-", "-", "-", "-", f"not run: {self.skipped}")
         verdict = (
@@ -116,21 +116,21 @@ def _seconds(value: float | None) -> str:
 # --------------------------------------------------------------------------------------------------
 # One fault on a live run: its victim, its beginning and end, and the recovery.
 
-OBSERVE_S = 0.6  # of how tasks grow, before a victim is chosen
-VICTIM_TASKS = 6  # a victim holds at least so many unfinished episodes with stored tokens
-PROGRESS_STEPS = 2  # batches after the fault that show that training goes on
+OBSERVE_S = 0.6  # of the growth of tasks, before a victim is chosen
+VICTIM_TASKS = 6  # least unfinished episodes of a victim that have stored tokens
+PROGRESS_STEPS = 2  # batches after the fault, which show that training goes on
 ROLES = ("redis", "broker", "learner", "publisher")
 
 
 class FaultCase:
-    """The steps that a fault is written with, and its measurements."""
+    """The steps of which faults are written, and the measurements of one fault."""
 
     def __init__(self, run: LiveRun) -> None:
         self.run = run
         self.trace = TaskTrace()
         self.remark = ""
         self.is_blind = False
-        """Redis is about to be away: the tasks are not looked at."""
+        """Redis is about to be away, so the tasks are not read."""
         self.detected_s: float | None = None
         self.recovered_s: float | None = None
         self._observer = Observer(run.settings.actors.snapshot_s)
@@ -139,7 +139,7 @@ class FaultCase:
         self._step = 0
 
     def settle(self) -> None:
-        """Wait until the run is whole and at work, and learn how fast its tasks grow."""
+        """Wait until the run is complete and at work, and observe how fast its tasks grow."""
         run = self.run
         run.until(
             lambda: all(run.pids(role) for role in ROLES) and run.fleet.all_serve(), "a whole run"
@@ -151,15 +151,15 @@ class FaultCase:
     def choose(self, among: Iterable[Actor] | None = None) -> Actor:
         """Wait until an actor is in the middle of episodes, and return it."""
         candidates = list(self.run.fleet.actors if among is None else among)
-        found: list[Actor] = []
+        busy: list[Actor] = []
 
         def is_busy() -> bool:
             tasks = self._leased()
-            found[:] = [a for a in candidates if len(_begun(tasks, a)) >= VICTIM_TASKS]
-            return bool(found)
+            busy[:] = [a for a in candidates if len(_begun(tasks, a)) >= VICTIM_TASKS]
+            return bool(busy)
 
         self.run.until(is_busy, f"an actor with {VICTIM_TASKS} unfinished episodes")
-        return found[0]
+        return busy[0]
 
     def freeze(self, pid: int) -> None:
         """Stop a process, so that its state can be read before it is killed."""
@@ -168,17 +168,17 @@ class FaultCase:
         self.run.until(lambda: stat.read_text().rpartition(")")[2].split()[0] in "TtZ", "a stop")
 
     def follow(self, actors: Iterable[Actor] | None = None, *, is_orderly: bool = False) -> None:
-        """Watch what these actors, or all, hold now; orderly ones store it before they go."""
+        """Follow the tasks of these actors, or of all; orderly ones store tokens before they go."""
         names = None if actors is None else {actor.incarnation for actor in actors}
         held = [t for t in self._leased() if names is None or t.incarnation in names]
         self.trace = TaskTrace.of(held, self._observer, time.monotonic(), is_orderly=is_orderly)
 
     def inject(self, act: Callable[[], None], sign: Callable[[], bool] | None = None) -> None:
-        """Begin the fault.
+        """Begin the fault, and measure from now on.
 
         Args:
-            act: Does it.
-            sign: True once the run has reacted; None = that a followed task was taken away.
+            act: Injects the fault.
+            sign: Returns whether the run has reacted; None = whether a followed task was taken.
         """
         self._step = max(self._step, self.run.step)
         self._sign = sign or (lambda: self.trace.any_moved)
@@ -186,14 +186,14 @@ class FaultCase:
         act()
 
     def pause(self, seconds: float) -> None:
-        """Let the fault last."""
+        """Let the fault last for a while."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._look()
             self.run.sleep(POLL_S)
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait for something while watching the tasks."""
+        """Wait for a condition while following the tasks."""
         self.run.until(condition, what, look=self._look)
 
     def lift(self, act: Callable[[], None]) -> None:
@@ -203,7 +203,7 @@ class FaultCase:
         self._measured_from = time.monotonic()
 
     def recover(self) -> None:
-        """Wait until all followed work goes on, everything is up and batches are trained again."""
+        """Wait until all followed work goes on, all processes run and batches are trained again."""
         run = self.run
         self.until(lambda: not self.trace.open_ids, "work of the victims goes on")
         self.until(lambda: all(run.pids(role) for role in ROLES), "all processes")
@@ -211,7 +211,7 @@ class FaultCase:
         self.recovered_s = time.monotonic() - self._measured_from
 
     def restarted(self, role: str) -> Callable[[], bool]:
-        """Return a sign: a new process has taken the place of the role's present ones."""
+        """Return a function that tells whether a new process of the role has started since."""
         old = set(self.run.pids(role))
         return lambda: bool(set(self.run.pids(role)) - old)
 

@@ -1,15 +1,15 @@
-"""The cost of dying actors: whole runs side by side, one undisturbed, one whose actors are killed.
+"""The cost of dying actors: whole runs side by side, undisturbed or with killed actors.
 
     none    the run as it is
     start   every `every_s` one more actor starts, and leaves as soon as it serves
     kill    every `every_s` one of several actors is killed, for the whole length
     drain   every `every_s` one of several actors is drained, for the whole length
 
-All arms begin with the same model and see the same tasks. An actor that ends is replaced at once,
-and the next is hurt when its replacement serves, `every_s` after the last at the earliest.
+All arms begin with the same model and see the same tasks. An actor that ends is replaced at once.
+The next actor is hurt when the replacement serves, `every_s` after the last at the earliest.
 
-A rate outside of engine start-up is measured twice. Against `start`, in wall time: both arms pay
-for as many starts. Against `none`, in CPU time: what the starts used is taken away.
+A rate outside of engine start-up is measured twice: against `start` in wall time, because both arms
+pay for as many starts, and against `none` in CPU time, without the time of the starts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from .task_trace import Observer, TaskTrace
 #     kill, drain:  actors serve; one goes; its replacement starts and serves; again -> end
 #
 # The engine of a replacement takes cores from the run while it starts. The second arm pays for the
-# same starts and loses no actor: the others' loss against it is the price of losing actors.
+# same starts and loses no actor: the loss of other arms against it is the price of dying actors.
 #
 # The output of a killed actor is estimated from its heartbeats: its last count in the store, and
 # its rate since then.
@@ -58,7 +58,7 @@ LOOK_S = 0.02
 ACTORS_S = 0.5
 END_S = 3600.0
 VISITOR = "console.refresh_s=0.5"
-"""A setting that changes nothing for an actor: one with settings of its own is not replaced."""
+"""A setting without effect on an actor: an actor with settings of its own is not replaced."""
 
 
 class Harm(StrEnum):
@@ -78,29 +78,29 @@ class Arm:
     harmed: int = 0
     """Actors killed, drained, or started for nothing."""
     moved_s: list[float] = field(default_factory=list)
-    """For each of their tasks: until another actor held it. From the kill, or, for an actor that
-    drained, from when the store had it back."""
+    """Time until another actor had each of their tasks, from the kill, or, for an actor that
+    drained, from the release of the task."""
     lost: int = 0
-    """Of their tasks, those that no other actor continued."""
+    """Number of their tasks that no other actor continued."""
     startup_s: list[float] = field(default_factory=list)
-    """For each actor that started during the run: until it served."""
+    """Time until each actor that started during the run served."""
     startup_cpu_s: float = 0.0
-    """CPU time of these until they served."""
+    """CPU time of these actors until they served."""
     cpu_s: float = 0.0
-    """CPU time of all processes of the run since it was left to itself, start-ups included."""
-    made: dict[str, float] = field(default_factory=dict)
-    """Incarnation -> tokens sampled."""
+    """CPU time of all processes of the run since the first disturbance, with start-ups."""
+    sampled: dict[str, float] = field(default_factory=dict)
+    """Tokens sampled, by incarnation."""
     summary: dict[str, float] = field(default_factory=dict)
     trained_tokens: float = 0.0
     tokens_in_window: float = 0.0
-    """Of them, those of batches after the first one that the run trained left to itself."""
+    """Trained tokens of the batches after the first one that was trained under observation."""
     wall_s: float = 0.0
-    """From that batch to the last."""
+    """Time from that batch to the last."""
 
     @property
     def generated_tokens(self) -> float:
-        """Tokens that all actors have sampled, evaluation and unfinished episodes included."""
-        return sum(self.made.values())
+        """Tokens that all actors have sampled, including evaluation and unfinished episodes."""
+        return sum(self.sampled.values())
 
 
 class Watcher:
@@ -146,10 +146,10 @@ class Watcher:
         self._read(began_at)
 
     def _harm(self) -> bool:
-        """Disturb the actor that holds most leases; False if none is at work."""
+        """Disturb the actor that has most leases; False if no actor is at work."""
         actors = self._run.fleet.actors
         if any(a.serving_at is None or a.incarnation in self._leaving for a in actors):
-            return False  # one at a time: the last one's replacement is not there yet
+            return False  # one at a time: the last replacement does not serve yet
         if self._arm.harm is Harm.START:
             self._run.fleet.add(VISITOR)
             self._arm.harmed += 1
@@ -157,7 +157,7 @@ class Watcher:
         held = Counter(task.incarnation for task in self._leased())
         victim = max(actors, key=lambda actor: held[actor.incarnation or ""])
         if not held[victim.incarnation or ""]:
-            return False  # a fast engine is often idle: it is to be hurt in the middle of its work
+            return False  # a fast engine is often idle, and must be hurt in the middle of its work
         self._arm.harmed += 1
         self._leaving.add(victim.incarnation)
         os.kill(victim.pid, signal.SIGSTOP if self._arm.harm is Harm.KILL else signal.SIGTERM)
@@ -175,7 +175,7 @@ class Watcher:
             return []
 
     def _look(self, now: float) -> None:
-        """Look at tasks of the victims, until they have moved."""
+        """Read the tasks of the victims, until they have moved."""
         open_traces = []
         for began_at, trace in self._traces:
             ids = trace.open_ids
@@ -198,7 +198,7 @@ class Watcher:
                 self._arm.lost += 1
 
     def _count(self) -> None:
-        """Read what the actors have sampled and used, and how far the run is."""
+        """Read the tokens and CPU time of the actors, and the progress of the run."""
         run, arm = self._run, self._arm
         self._used.note(run.all_pids)
         starting = [actor for actor in run.fleet.actors if actor.serving_at is None]
@@ -216,10 +216,10 @@ class Watcher:
                 tokens, rate = (float(seen.fields.get(n, 0)) for n in ("tokens", "tokens_per_s"))
                 silent_s = min(seen.silent_s, run.settings.broker.heartbeat_timeout_s)
                 has_ended = seen.incarnation not in {a.incarnation for a in run.fleet.actors}
-                # A dead actor makes no more; a living one is counted at the next look.
-                known = arm.made.get(seen.incarnation, 0.0)
+                # A dead actor samples no more; a live actor is counted at the next reading.
+                before = arm.sampled.get(seen.incarnation, 0.0)
                 guess = 0.0 if has_ended else rate * min(silent_s, 1.0)
-                arm.made[seen.incarnation] = max(known, tokens + guess)
+                arm.sampled[seen.incarnation] = max(before, tokens + guess)
         except StoreError:
             return
         self._on_step(len(read_rows(run.folder.metrics)))
@@ -236,7 +236,7 @@ class Watcher:
 
 
 # --------------------------------------------------------------------------------------------------
-# The cost of dying actors: whole runs side by side, one undisturbed, one whose actors are killed.
+# The cost of dying actors: whole runs side by side, undisturbed or with killed actors.
 
 NEEDED = (
     "buffer.url=null",
@@ -269,7 +269,7 @@ class KillPlan:
 
     @property
     def settings(self) -> tuple[Path, tuple[str, ...]]:
-        """The settings file of the runs and what is changed in it."""
+        """The settings file of the runs and its overrides."""
         demo = Path(configs.__file__).parent / "demo.yaml"
         usual = () if self.config is not None else USUAL
         engine = f"actors.engine={self.engine}"
@@ -277,7 +277,7 @@ class KillPlan:
 
 
 def kill_runs(plan: KillPlan, on_step: Callable[[Harm, int, int], None]) -> dict[str, object]:
-    """Run the arms one after the other; writes `kill_run.json` after each."""
+    """Run the arms one after the other; write `kill_run.json` after each."""
     plan.folder.mkdir(parents=True, exist_ok=True)
     arms: dict[Harm, Arm] = {}
     for harm in plan.harms:

@@ -1,8 +1,8 @@
 """A live run under fault injection: `nyala up` in its own process, with actors beside it.
 
-Owns how the run is started, seen and ended. `up` supervises Redis, broker and learner as it does
-in any run. The actors are ours, as those of a spot market would be: one that is killed is
-replaced at once, and one may be put behind a proxy.
+Starts, observes and ends the run. `up` supervises Redis, broker and learner as it does in any run.
+The actors are started here, like those of a spot market: a killed actor is replaced at once, and an
+actor may be put behind a proxy.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ SMALL = (
     "broker.lease_timeout_s=3",
     "broker.long_poll_s=0.5",
     "learner.checkpoint_every=3",
-    # Random weights end an episode once in a hundred tokens, so faults find episodes half done; and
-    # they stay as good as random: what learns the task learns to end after five.
+    # Random weights end an episode once in a hundred tokens, so faults meet unfinished episodes.
+    # They must stay random: a policy that learns the task ends episodes after five tokens.
     "learner.warm_start_steps=0",
     "learner.lr=1e-6",
     "run.max_completion_tokens=128",
@@ -79,8 +79,8 @@ class LiveRun:
 
         Args:
             config: Settings of the run.
-            overrides: As given to `--set`; they win over everything but the run's place.
-            folder: Where to put the run.
+            overrides: Settings as for `--set`; they override all settings but the run's folder.
+            folder: Folder of the run.
             guard: Ends all processes if this one is killed.
             variables: Environment variables of all processes.
         """
@@ -107,9 +107,9 @@ class LiveRun:
             guard,
         )
         self.place: object = None
-        """What made the surroundings of the run; None = it has none of its own."""
+        """The function that made the surroundings of the run; None = it has none of its own."""
         self.sleep: Callable[[float], None] = time.sleep
-        """How its waits pass their time; faults that take turns exchange it."""
+        """Sleeps during waits; faults that take turns replace it."""
         self.store: Store
         self.settings: Settings
         self.fleet: Fleet
@@ -118,7 +118,7 @@ class LiveRun:
         """Start the run and wait until it trains.
 
         Raises:
-            Stuck: It does not.
+            Stuck: The run does not train.
         """
         self._up.start()
         self.until(lambda: self.pids("broker") and self.folder.redis_url.exists(), "start", START_S)
@@ -160,7 +160,7 @@ class LiveRun:
             return 0
 
     def stats(self) -> Stats:
-        """Ask the store."""
+        """Read the state of the run from the store."""
         return self.store.run(operations.stats())
 
     def pids(self, role: str) -> list[int]:
@@ -191,14 +191,14 @@ class LiveRun:
 
     @property
     def log(self) -> Path:
-        """What `nyala up` printed."""
+        """File of the output of `nyala up`."""
         return self.folder.path.parent / f"{self.folder.path.name}.log"
 
     def wait_for_checkpoint(self) -> None:
-        """Wait until the next one is on disk, without pauses: its commit follows at once.
+        """Wait without pauses until the next checkpoint is on disk; its commit follows at once.
 
         Raises:
-            Stuck: None comes.
+            Stuck: No checkpoint comes.
         """
         newest = self.folder.newest_checkpoint()
         self._catch(lambda: self.folder.newest_checkpoint() != newest, "a checkpoint")
@@ -207,18 +207,18 @@ class LiveRun:
         """Wait until the next checkpoint is being written, without pauses.
 
         Raises:
-            Stuck: None is.
+            Stuck: No checkpoint is written.
         """
         self._catch(lambda: not self.is_saving, "the end of a save")
         self._catch(lambda: self.is_saving, "a checkpoint that is being written")
 
     @property
     def is_saving(self) -> bool:
-        """A checkpoint is on disk that is not complete."""
+        """Whether an incomplete checkpoint is on disk."""
         return any(self.folder.checkpoints.glob(".unfinished-*"))
 
     def _catch(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait for something that is over within milliseconds."""
+        """Wait without pauses for a condition that may hold only for milliseconds."""
         deadline = time.monotonic() + STALL_S
         while not condition():
             if time.monotonic() > deadline:
@@ -231,16 +231,16 @@ class LiveRun:
         limit_s: float = STALL_S,
         look: Callable[[], object] = lambda: None,
     ) -> None:
-        """Wait for something that is seen from outside.
+        """Wait for a condition.
 
         Args:
-            condition: What is waited for.
-            what: Its name, for the error.
+            condition: Returns whether the wait is over.
+            what: Name of the condition, for the error.
             limit_s: Longest wait.
             look: Called before each try.
 
         Raises:
-            Stuck: It did not come.
+            Stuck: The condition did not come.
         """
         deadline = time.monotonic() + limit_s
         while True:

@@ -1,7 +1,7 @@
 """The fault matrix: fault after fault on one live run, a check after each, a table at the end.
 
-A fault that the run does not come back from, or after which an invariant does not hold, costs its
-own row alone: the next one gets a new run.
+If the run does not come back from a fault, or an invariant does not hold after it, only that row is
+lost: the next fault gets a new run.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from .live_run import NEEDED, SMALL, LiveRun
 #
 # I1 a task's state agrees with the set it is in; I2 no task is lost; I5 nothing is trained twice;
 # I6 batches are 1, 2, 3, ... without a hole; I7 a batch that was trained is replayed unchanged;
-# I13 no token is older than `run.max_policy_lag`, but in batches that an earlier life of the
-# learner had sealed: these are trained as they are, and count what was trained and lost between;
+# I13 no token is older than `run.max_policy_lag`, except in batches that an earlier life of the
+# learner had sealed: these are trained as they are, and count batches trained and lost in between;
 # I21 nothing went to the dead letters.
 
 Batches = dict[int, frozenset[int]]
 
 
 def trained_batches(run: LiveRun) -> Batches:
-    """Read which groups each batch of the surviving history was made of."""
+    """Read the groups of each batch of the surviving history."""
     return {int(number(row, "step")): groups_of(row) for row in _rows(run, "batches")}
 
 
 def violations(run: LiveRun, before: Batches, *, dead_before: float) -> list[str]:
-    """Name what does not hold.
+    """Return the invariants that do not hold.
 
     Args:
         run: The run, after a fault.
@@ -52,37 +52,37 @@ def violations(run: LiveRun, before: Batches, *, dead_before: float) -> list[str
         dead_before: Dead letters before it; infinite where tasks may die.
     """
     stats = run.stats()
-    found = list(run.store.run(operations.audit()))
+    broken = list(run.store.run(operations.audit()))
     if stats.accounted != stats.created:
-        found.append(f"I2: {stats.created} tasks were created, {stats.accounted} are somewhere")
-    found += history_violations([dict(row) for row in _rows(run, "batches")], before)
+        broken.append(f"I2: {stats.created} tasks were created, {stats.accounted} are somewhere")
+    broken += history_violations([dict(row) for row in _rows(run, "batches")], before)
     lag = oldest_lag(_rows(run, "metrics"))
     if lag > run.settings.run.max_policy_lag:
-        found.append(f"I13: a token was {lag:g} batches old when it was trained")
+        broken.append(f"I13: a token was {lag:g} batches old when it was trained")
     if stats.dead > dead_before:
-        found.append(f"I21: {stats.dead - dead_before} tasks went to the dead letters")
-    return found
+        broken.append(f"I21: {stats.dead - dead_before} tasks went to the dead letters")
+    return broken
 
 
 def history_violations(rows: list[Row], before: Batches) -> list[str]:
-    """Judge the batches of a run: I5, I6 and I7."""
+    """Check the batches of a run: I5, I6 and I7."""
     steps = [int(number(row, "step")) for row in rows]
     groups = Counter(group for row in rows for group in groups_of(row))
-    found = []
+    broken = []
     if steps != list(range(1, len(steps) + 1)):
-        found.append("I6: the batches are not 1, 2, 3, ...")
+        broken.append("I6: the batches are not 1, 2, 3, ...")
     twice = [group for group, count in groups.items() if count > 1]
     if twice:
-        found.append(f"I5: groups trained twice: {twice[:5]}")
+        broken.append(f"I5: groups trained twice: {twice[:5]}")
     after = {int(number(row, "step")): groups_of(row) for row in rows}
     changed = [step for step, ids in before.items() if step in after and after[step] != ids]
     if changed:
-        found.append(f"I7: batches trained again with other groups: {changed[:5]}")
-    return found
+        broken.append(f"I7: batches trained again with other groups: {changed[:5]}")
+    return broken
 
 
 def oldest_lag(rows: Iterable[Row]) -> float:
-    """Find the largest policy lag of batches that this life of their learner has sealed."""
+    """Return the largest policy lag of batches that this life of their learner has sealed."""
     lags = [number(row, "policy_lag_max") for row in rows if not row.get("is_replay")]
     return max(lags, default=0)
 
@@ -110,7 +110,7 @@ NUM_ACTORS = 3
 GUARD_S = 10.0
 
 OnProgress = Callable[[int, FaultResult | None, str], None]
-"""Called with the number of finished rows, the newest of them, and what is done now."""
+"""Called with the number of finished rows, the newest row, and the present step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Plan:
     """Options of one matrix."""
 
     folder: Path
-    """New; runs, logs and results go there."""
+    """A new folder for runs, logs and results."""
     config: Path | None = None
     overrides: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = FAULTS
@@ -126,7 +126,7 @@ class Plan:
 
     @property
     def settings(self) -> tuple[Path, tuple[str, ...]]:
-        """The settings file of the run and what is changed in it."""
+        """The settings file of the run and its overrides."""
         if self.config is not None:
             return self.config, (*NEEDED, *self.overrides)
         tiny = Path(configs.__file__).parent / "tiny.yaml"
@@ -163,8 +163,8 @@ def live_run(plan: Plan, name: str, fault: Fault) -> Iterator[LiveRun]:
 
     Args:
         plan: Options of the matrix.
-        name: Of the run.
-        fault: The first one that it is for; it may ask for a place of its own.
+        name: Name of the run.
+        fault: The first fault on the run, which may need surroundings of its own.
     """
     config, overrides = plan.settings
     folder = plan.folder / name
@@ -184,7 +184,7 @@ def live_run(plan: Plan, name: str, fault: Fault) -> Iterator[LiveRun]:
 def _measure_on(
     run: LiveRun | None, runs: ExitStack, plan: Plan, fault: Fault, row: FaultResult
 ) -> LiveRun | None:
-    """Measure a fault on this run or, where its surroundings are not the fault's, on a new one.
+    """Measure a fault on this run, or on a new one if the fault needs other surroundings.
 
     Returns:
         The run for the next fault; None if it has ended.
@@ -206,10 +206,10 @@ def measure(fault: Fault, case: FaultCase, row: FaultResult, *, may_die: bool = 
     """Inject a fault and fill its row, also where the run does not come back from it.
 
     Args:
-        fault: What to inject.
-        case: New, of the run to hurt.
-        row: Of the fault.
-        may_die: Tasks may become dead letters meanwhile: an actor of the run lies.
+        fault: Fault to inject.
+        case: A new case of the run to hurt.
+        row: Row of the fault in the table.
+        may_die: Tasks may become dead letters, because an actor of the run lies.
     """
     run = case.run
     try:
@@ -224,9 +224,9 @@ def measure(fault: Fault, case: FaultCase, row: FaultResult, *, may_die: bool = 
 
 
 def _settled_violations(run: LiveRun, before: Batches, *, dead: float) -> list[str]:
-    """Check; once more after a moment, because files and store are not read at one instant."""
-    found = violations(run, before, dead_before=dead)
-    if found:
+    """Check twice if needed, because files and store are not read at one instant."""
+    broken = violations(run, before, dead_before=dead)
+    if broken:
         time.sleep(1.0)
-        found = violations(run, before, dead_before=dead)
-    return found
+        broken = violations(run, before, dead_before=dead)
+    return broken

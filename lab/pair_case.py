@@ -1,10 +1,10 @@
-"""Two faults at once: each is written for itself, and both begin together.
+"""Two faults at once, each written for itself, which begin together.
 
     prepare one, then the other -> begin both -> each lasts and ends -> recover from both
 
-Either fault runs in a thread of its own, and the threads take turns: one goes on only while the
-other sleeps, so neither sees the other's half-done steps. What has to be prepared at the last
-moment (a process that is stopped in a state that passes) is prepared second.
+Each fault runs in a thread of its own, and the threads take turns: one goes on only while the other
+sleeps, so no fault sees unfinished steps of the other. A fault that has to be prepared at the last
+moment (a process that is stopped in a short state) is prepared second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .faults import clock_jumps, network, processes, stores
 from .live_run import STALL_S, LiveRun, Stuck
 from .task_trace import TaskTrace
 
-END_S = 10.0  # until a fault's thread has seen that nobody waits for it
+END_S = 10.0  # until the thread of a fault that was given up has ended
 LONGEST_S = 3 * STALL_S  # of one fault, with its preparation and recovery
 
 
@@ -45,10 +45,10 @@ class Turns:
         self._turn.release()
 
     def sleep(self, seconds: float) -> None:
-        """Sleep, and let others run meanwhile.
+        """Sleep, and let the other threads run meanwhile.
 
         Raises:
-            Stuck: Nobody waits for the faults any more.
+            Stuck: The faults were given up.
         """
         self._turn.release()
         try:
@@ -59,13 +59,13 @@ class Turns:
             raise Stuck("a pair must be waited for, got its end from outside")
 
     def end(self) -> None:
-        """Let no thread go on: what it does to the run would not be undone."""
+        """Let no thread go on, because its changes of the run would not be undone."""
         self._is_over = True
 
 
 @dataclass(slots=True)
 class Meeting:
-    """How far the faults of a pair are."""
+    """Progress of the two faults of a pair."""
 
     prepared: int = 0
     ended: int = 0
@@ -75,7 +75,7 @@ class Meeting:
         """Raise in one thread when the other has failed.
 
         Raises:
-            Stuck: It has.
+            Stuck: The other fault has failed.
         """
         if self.failure is not None:
             raise Stuck(f"the other fault of the pair must end well, got: {self.failure}")
@@ -89,8 +89,8 @@ class PairCase(FaultCase):
 
         Args:
             run: The run to hurt.
-            meeting: With the other fault.
-            delay_s: Time after the common beginning at which this one is injected.
+            meeting: Progress of both faults.
+            delay_s: Time after the common beginning at which this fault is injected.
         """
         super().__init__(run)
         self._meeting = meeting
@@ -120,13 +120,13 @@ class PairCase(FaultCase):
 
 
 def inject_both(case: FaultCase, first: Fault, second: Fault, *, delay_s: float) -> None:
-    """Inject two faults together and wait for the recovery; `case` receives what was measured.
+    """Inject two faults together and wait for the recovery; `case` receives the measurements.
 
     Args:
-        case: Of the pair.
-        first: Prepared first.
-        second: Prepared last.
-        delay_s: From the first to the second; negative if the second is to come first.
+        case: Case of the pair.
+        first: Fault that is prepared first.
+        second: Fault that is prepared last.
+        delay_s: Time from the first to the second; negative if the second comes first.
 
     Raises:
         Stuck: The run did not come back.
@@ -169,7 +169,7 @@ def inject_both(case: FaultCase, first: Fault, second: Fault, *, delay_s: float)
 
 
 def _sum_up(case: FaultCase, cases: tuple[PairCase, PairCase]) -> None:
-    """Put the measurements of both faults into those of the pair."""
+    """Combine the measurements of both faults into those of the pair."""
     one, other = cases
     case.trace = TaskTrace({**one.trace.tasks, **other.trace.tasks})
     detected = [c.detected_s for c in cases if c.detected_s is not None]
@@ -180,7 +180,7 @@ def _sum_up(case: FaultCase, cases: tuple[PairCase, PairCase]) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Pairs of faults: which two, in which order and how far apart, drawn from a seed.
+# Pairs of faults, their order and the time between them, drawn from a seed.
 
 NUM_PAIRS = 40
 APART_S = 0.6  # `nyala up` starts a dead process again after half a second
@@ -202,10 +202,10 @@ IMPOSSIBLE = (
     {"checkpoint-disk-full", "learner-kill-saving"},
 )
 OVERRIDES = ("run.max_policy_lag=64", "actors.max_concurrent_episodes=32")
-"""More episodes to meet half done. A bound of a few batches would drop them while a lease expires,
-and a resumed episode that is not trained shows nothing."""
+"""More unfinished episodes, and a wide bound of lag. A bound of a few batches would drop episodes
+while a lease expires, and a resumed episode that is not trained shows nothing."""
 PREPARED_LAST = ("actor-kill", "actors-kill-all", "learner-kill-saving")
-"""They stop their victim in a state that passes, the last of them for the shortest time."""
+"""Faults that stop their victim in a short state, the shortest one last."""
 
 _FAULTS = {
     fault.name: fault
@@ -240,7 +240,7 @@ def resumed_episodes(folder: Path) -> int:
 
 
 def _choices(one: Sequence[str], other: Sequence[str]) -> list[tuple[str, str]]:
-    """Return which variants of two kinds go together."""
+    """Return the variants of two kinds that are possible together."""
     pairs = [(a, b) for a in one for b in other]
     return [pair for pair in pairs if set(pair) not in IMPOSSIBLE]
 
@@ -255,7 +255,7 @@ def _pair(names: tuple[str, str], number_of: int, delay_s: float) -> Fault:
         f"{faults[0].what}, and {faults[1].what}",
         partial(inject_both, first=faults[0], second=faults[1], delay_s=delay_s),
         lambda: next(filter(None, (obstacle() for obstacle in obstacles)), None),
-        # One that all pairs share, so that they can follow each other on one run.
+        # All pairs share these surroundings, so that they can follow each other on one run.
         None if clock_jumps.obstacle() else clock_jumps.shiftable,
         OVERRIDES,
     )

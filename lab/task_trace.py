@@ -1,6 +1,6 @@
 """Tasks after a fault: their next holder, the tokens kept, the attempts charged.
 
-    followed -> lost by its holder (kept tokens are known) -> held again or finished: settled
+    followed -> lost by its holder (kept tokens are known) -> leased again or finished: settled
     followed -> longer, or finished, under the same holder: settled
 
 Pure: the caller passes in snapshots of the store.
@@ -16,7 +16,7 @@ from buffer.operations.values import TaskSeen
 
 @dataclass(slots=True)
 class Growth:
-    """How a task's stored tokens grew before the fault."""
+    """Growth of a task's stored tokens before the fault."""
 
     first_at: float
     first: int
@@ -24,26 +24,26 @@ class Growth:
     last: int
 
     def made(self, now: float, unsent_s: float) -> float:
-        """Estimate the tokens its holder has made by now, up to `unsent_s` of them not sent."""
+        """Estimate the tokens that its holder has sampled by now, unsent for `unsent_s` at most."""
         span_s = self.grew_at - self.first_at
         rate = (self.last - self.first) / span_s if span_s > 0 else 0.0
         return self.last + rate * min(now - self.grew_at, unsent_s)
 
 
 class Observer:
-    """Remembers how fast tasks grow, to estimate tokens that a holder has made and not sent."""
+    """Remembers how fast tasks grow, to estimate tokens that a holder has not sent yet."""
 
     def __init__(self, snapshot_s: float) -> None:
         """Begin without observations.
 
         Args:
-            snapshot_s: Pause between an actor's snapshots: nothing older is unsent.
+            snapshot_s: Pause between an actor's snapshots, after which tokens are sent.
         """
         self._snapshot_s = snapshot_s
         self._growth: dict[int, Growth] = {}
 
     def note(self, seen: Iterable[TaskSeen], now: float) -> None:
-        """Take a look at all leased tasks."""
+        """Note the stored tokens of all leased tasks."""
         kept: dict[int, Growth] = {}
         for task in seen:
             growth = self._growth.get(task.task_id) or Growth(now, task.length, now, task.length)
@@ -53,7 +53,7 @@ class Observer:
         self._growth = kept
 
     def made(self, task: TaskSeen, now: float) -> float:
-        """Estimate the tokens that the holder of a task has made."""
+        """Estimate the tokens that the holder of a task has sampled."""
         growth = self._growth.get(task.task_id)
         if growth is None:
             return float(task.length)
@@ -65,21 +65,22 @@ class TracedTask:
     """One task since the fault."""
 
     before: TaskSeen
-    made: float
+    sampled: float
+    """Tokens sampled before the fault, an estimate."""
     last: TaskSeen
     is_orderly: bool = False
-    """Its holder is about to leave by itself, and stores before that what it has made."""
+    """Its holder is about to leave by itself, and stores its tokens before that."""
     kept: float | None = None
-    """Tokens its next holder began with; None = never taken from its holder."""
+    """Tokens with which its next holder began; None = never taken from its holder."""
     moved_at: float | None = None
-    """When another holder was first seen."""
+    """Time at which another holder was first seen."""
     freed_at: float | None = None
-    """When its holder was first seen to have given it back, or to have lost it."""
+    """Time at which its holder was first seen to have released or lost it."""
     settled: bool = False
     charged: int = 0
 
     def note(self, seen: TaskSeen | None, now: float) -> None:
-        """Take a look at it; None = it has ended."""
+        """Note the present state of the task; None = it has ended."""
         if seen is None:
             self.settled = True
             return
@@ -98,8 +99,8 @@ class TracedTask:
 
     @property
     def _stored_at_most(self) -> float:
-        """What its holder had stored: the next one has added to it by the time that it is seen."""
-        return max(self.made, float(self.last.length)) if self.is_orderly else self.last.length
+        """Tokens that its holder can have stored; more may be from the next holder."""
+        return max(self.sampled, float(self.last.length)) if self.is_orderly else self.last.length
 
 
 @dataclass(slots=True)
@@ -116,7 +117,7 @@ class TaskTrace:
         return cls({t.task_id: TracedTask(t, observer.made(t, now), t, is_orderly) for t in held})
 
     def note_open(self, seen: Mapping[int, TaskSeen], now: float) -> None:
-        """Take a look at those that are not settled; one that is not seen has ended."""
+        """Note the present state of tasks that are not settled; a missing one has ended."""
         for task_id in self.open_ids:
             self.tasks[task_id].note(seen.get(task_id), now)
 
@@ -127,15 +128,15 @@ class TaskTrace:
 
     @property
     def any_moved(self) -> bool:
-        """True once a task was taken from its holder."""
+        """Whether a task was taken from its holder."""
         return any(task.kept is not None for task in self.tasks.values())
 
     @property
     def kept_share(self) -> float | None:
-        """Tokens that were gone on with over those that had been made; None = there were none."""
-        made = sum(task.made for task in self.tasks.values())
-        kept = sum(t.made if t.kept is None else t.kept for t in self.tasks.values())
-        return min(1.0, kept / made) if made else None
+        """Share of the sampled tokens that were continued; None = there were no tokens."""
+        sampled = sum(task.sampled for task in self.tasks.values())
+        kept = sum(t.sampled if t.kept is None else t.kept for t in self.tasks.values())
+        return min(1.0, kept / sampled) if sampled else None
 
     @property
     def charged(self) -> int:

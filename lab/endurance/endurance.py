@@ -1,10 +1,10 @@
-"""An endurance run: random faults, one after the other, beside an actor that lies all the time.
+"""An endurance run: random faults, one after the other, beside a lying actor.
 
-    start -> (a fault of the matrix, or a quiet minute) again and again -> whole once more -> end
+    start -> (a fault of the matrix, or a quiet minute) again and again -> complete again -> end
 
-After every fault the invariants of the matrix are checked. Only what the lying actor was granted
-may die. At the end every task must have one state, no process, port or entry of /dev/shm may be
-left, and no role's memory or descriptors may have grown all the while.
+After every fault the invariants of the matrix are checked. Only tasks that the lying actor was
+granted may die. At the end every task must have one state, no process, port or entry of /dev/shm
+may be left, and no role's memory or descriptors may have grown steadily.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ QUIET_S = 60.0
 REPORT_MIN = 1.0
 GONE_S = 15.0  # processes of a run that has been stopped
 PAGE = 256
-LEAVES = 3  # processes, ports or entries more than at first: a connection, a worker of a pool
+LEAVES = 3  # more processes, ports or entries than at first: a connection, a worker of a pool
 
 OnProgress = Callable[[float, str], None]
 """Called with the minutes that have passed and a line about the run, or about a fault's end."""
@@ -52,7 +52,7 @@ OnProgress = Callable[[float, str], None]
 
 @dataclass(slots=True)
 class Endured:
-    """What an endurance run has shown."""
+    """The results of an endurance run."""
 
     minutes: float = 0.0
     rows: list[FaultResult] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Endured:
     first: Whole | None = None
     last: Whole | None = None
     tasks: dict[str, int] = field(default_factory=dict)
-    """By state, at the end; `created` beside them."""
+    """Tasks by state at the end, and `created`."""
     batches: int = 0
     granted_to_liar: int = 0
     left: list[str] = field(default_factory=list)
@@ -69,11 +69,11 @@ class Endured:
 
     @property
     def holds(self) -> bool:
-        """True if the run came back from every fault and nothing was lost or grew."""
+        """Whether the run came back from every fault and nothing was lost or grew."""
         return not self.problems and all(row.holds for row in self.rows)
 
     def judge(self) -> None:
-        """Name what must not be."""
+        """Add the problems of tasks, growth and leftovers to `problems`."""
         created = self.tasks.get("created", 0)
         states = sum(self.tasks.values()) - created
         if states != created:
@@ -89,7 +89,7 @@ class Endured:
                 self.problems.append(f"{before} {name} at first, {after} at last")
 
     def markdown(self) -> str:
-        """Write all of it for people."""
+        """Write the results for people."""
         states = ", ".join(f"{name} {count}" for name, count in self.tasks.items())
         return "\n".join(
             (
@@ -104,7 +104,7 @@ class Endured:
 
 
 class HonestCase(FaultCase):
-    """A fault about the tasks of honest actors: a liar keeps its own from going on."""
+    """A fault that follows the tasks of honest actors, because a liar stops its own tasks."""
 
     def _leased(self) -> list[TaskSeen]:
         held = super()._leased()
@@ -112,7 +112,7 @@ class HonestCase(FaultCase):
 
 
 def endure(plan: Plan, *, minutes: float, seed: int, on_progress: OnProgress) -> Endured:
-    """Hurt one run for so long; writes `endurance.md` and `endurance.json` at the end."""
+    """Hurt one run for so long; write `endurance.md` and `endurance.json` at the end."""
     plan.folder.mkdir(parents=True)
     entries = {path.name for path in growth.SHARED.iterdir()}
     place = None if clock_jumps.obstacle() else clock_jumps.shiftable
@@ -147,7 +147,7 @@ def _hurt(
     seed: int,
     on_progress: OnProgress,
 ) -> None:
-    """Inject faults until the time is over; then the run must be whole once more."""
+    """Inject faults until the time is over, then wait until the run is complete again."""
     draw, began = random.Random(seed), time.monotonic()
     report_at = 0.0
     seen = Growth(lambda: roles_of(run))
@@ -179,19 +179,19 @@ def _hurt(
 
 
 def resume_if_paused(run: LiveRun) -> list[str]:
-    """Do what an operator does when leasing is paused; returns why it was."""
+    """Resume leasing, as an operator does; return the reason of a pause, if there was one."""
     try:
         why = run.store.run(operations.closed()).paused
         if why:
             run.store.run(operations.resume())
-    except StoreError:  # it is back later, and so are we
+    except StoreError:  # tried again after the next fault
         return []
     return [f"leasing was paused: {why}"] if why else []
 
 
 @contextmanager
 def _noted(row: FaultResult) -> Iterator[None]:
-    """Keep what a fault raises in its row; the run goes on, unless it has ended itself."""
+    """Write the error of a fault into its row; the run goes on, unless it has ended itself."""
     try:
         yield
     except (NyalaError, OSError) as error:
@@ -216,7 +216,7 @@ def _be_whole(run: LiveRun) -> None:
 
 
 def line_of(run: LiveRun) -> str:
-    """Write how far a run is, for the log of its progress."""
+    """Write the progress of a run for its log."""
     try:
         stats = run.stats()
     except StoreError as error:
@@ -226,18 +226,18 @@ def line_of(run: LiveRun) -> str:
 
 
 def roles_of(run: LiveRun) -> dict[int, str]:
-    """Name the role of each process of a run, for as long as it lives."""
+    """Return the role of each live process of a run."""
     leader = run.up_pid
     if leader is None:
         return {}
-    found = {leader: "up"} | {actor.pid: "actor" for actor in list(run.fleet.actors)}
+    roles = {leader: "up"} | {actor.pid: "actor" for actor in list(run.fleet.actors)}
     for pid, words in descendants(leader).items():
-        found[pid] = next((role for role in ROLES if plays(role, words)), "other")
-    return found
+        roles[pid] = next((role for role in ROLES if plays(role, words)), "other")
+    return roles
 
 
 def _count(run: LiveRun, result: Endured, file: Path) -> None:
-    """Read where all tasks are, and which died that the liar never had."""
+    """Count the tasks by state, and report dead tasks that the liar never had."""
     stats, letters = run.stats(), _dead_letters(run)
     granted = {int(word) for word in file.read_text(encoding="utf-8").split()}  # after the letters
     result.batches = stats.version
@@ -248,7 +248,7 @@ def _count(run: LiveRun, result: Endured, file: Path) -> None:
 
 
 def spoilt_by_others(letters: Iterable[DeadLetter], granted: set[int]) -> list[str]:
-    """Name the dead letters that the lying actor was never granted."""
+    """Describe the dead letters that the lying actor was never granted."""
     return [
         f"task {letter.task_id} died, which the liar never had: {letter.why}"
         for letter in letters
@@ -264,7 +264,7 @@ def _dead_letters(run: LiveRun) -> list[DeadLetter]:
 
 
 def _left(folder: Path, entries: set[str]) -> list[str]:
-    """Name what outlived the run."""
+    """Describe processes and entries of /dev/shm that outlived the run."""
     deadline = time.monotonic() + GONE_S
     while (pids := growth.processes_of(folder)) and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -276,7 +276,7 @@ def _left(folder: Path, entries: set[str]) -> list[str]:
 
 @contextmanager
 def _liar(run: LiveRun, seed: int) -> Iterator[Path]:
-    """Let an actor lie; yields the file of what it was granted."""
+    """Run a lying actor; yield the file of the tasks that it was granted."""
     folder = run.folder.path.parent
     granted = folder / "granted_to_liar"
     granted.touch()

@@ -1,7 +1,8 @@
 """Growth of the processes of a run: samples of /proc, and their slopes by role.
 
 A role's processes die and are replaced under faults, and each begins small. So a slope is measured
-within lives and pooled over them, and the first minutes of a life, when caches fill, do not count.
+within the lives of processes and pooled over them. The first minutes of a life, when caches fill,
+do not count.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from configs.worker import Worker
 EVERY_S = 5.0
 WARM_UP_S = 120.0
 ENOUGH_S = 180.0
-"""Of warm life that a slope needs."""
+"""Time beyond the warm-up that a slope needs."""
 MOST_KB_PER_MIN = 1024.0
 MOST_DESCRIPTORS_PER_MIN = 0.5
 PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
@@ -41,29 +42,29 @@ class Whole:
 
     processes: int
     ports: int
-    """Sockets that listen."""
+    """Listening sockets."""
     shared: int
-    """Entries of /dev/shm that they use."""
+    """Entries of /dev/shm that the processes use."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleGrowth:
-    """What became of one role's processes."""
+    """The growth of one role's processes."""
 
     role: str
     lives: int
     warm_min: float
     """Minutes of life beyond the warm-up, over all lives."""
     rss_mb: tuple[float, float, float]
-    """At first, at last, at most; summed over the processes that lived at that moment."""
+    """First, last and largest sum over the processes that lived at one moment."""
     kb_per_min: float | None
-    """None = too little warm life to tell."""
+    """Slope of memory; None = too little time beyond the warm-up."""
     descriptors: tuple[float, float, float]
     descriptors_per_min: float | None
 
     @property
     def holds(self) -> bool:
-        """True if neither memory nor descriptors grow."""
+        """Whether neither memory nor descriptors grow."""
         return (self.kb_per_min or 0.0) <= MOST_KB_PER_MIN and (
             self.descriptors_per_min or 0.0
         ) <= MOST_DESCRIPTORS_PER_MIN
@@ -80,7 +81,7 @@ class Growth:
     _worker: Worker | None = None
 
     def start(self) -> None:
-        """Begin to sample."""
+        """Begin to sample in a thread."""
         self._worker = Worker(self._sample_until_stopped, name="growth").start()
 
     def stop(self) -> None:
@@ -90,7 +91,7 @@ class Growth:
             self._worker.join(STOP_S)
 
     def sample(self, now: float) -> None:
-        """Look at all processes once."""
+        """Sample all processes once."""
         for pid, role in self.processes().items():
             with suppress(OSError):  # it has just ended
                 pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
@@ -123,7 +124,7 @@ class Growth:
 
 
 def slope_per_min(lives: Iterable[Line]) -> float | None:
-    """Fit one slope to all lives, each with a level of its own; None if they are too short."""
+    """Fit one slope to all lives, each with a level of its own; None if lives are too short."""
     warm = [kept for kept in map(_warm, lives) if len(kept) > 1]
     if sum(line[-1][0] - line[0][0] for line in warm) < ENOUGH_S:
         return None
@@ -156,7 +157,7 @@ def _ends(lives: Sequence[Line]) -> tuple[float, float, float]:
 
 
 def whole(pids: Iterable[int]) -> Whole:
-    """Count what these processes have of the machine."""
+    """Count these processes, their listening sockets and their entries of /dev/shm."""
     alive = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     links = {link for pid in alive for link in _links(pid)}
     listening = sum(f"socket:[{inode}]" in links for inode in _listening())
@@ -165,7 +166,7 @@ def whole(pids: Iterable[int]) -> Whole:
 
 
 def shared_names(pid: int) -> set[str]:
-    """Return the entries of /dev/shm of which a process has something mapped or open."""
+    """Return the entries of /dev/shm in which a process has files mapped or open."""
     paths = list(_links(pid))
     with suppress(OSError):  # it has just ended
         lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
@@ -175,7 +176,7 @@ def shared_names(pid: int) -> set[str]:
 
 
 def orphaned_entries(before: set[str]) -> set[str]:
-    """Return the entries of /dev/shm that are new since `before` and that nobody uses."""
+    """Return the entries of /dev/shm that are new since `before` and that no process uses."""
     new = {path.name for path in SHARED.iterdir()} - before
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return new - {name for pid in pids for name in shared_names(pid)} if new else set()
@@ -183,12 +184,12 @@ def orphaned_entries(before: set[str]) -> set[str]:
 
 def processes_of(folder: Path) -> list[int]:
     """List the live processes that have a folder on their command lines."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
             if entry.name.isdigit() and str(folder).encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-    return [pid for pid in found if pid != os.getpid()]
+                pids.append(int(entry.name))
+    return [pid for pid in pids if pid != os.getpid()]
 
 
 def markdown(rows: Sequence[RoleGrowth]) -> str:
@@ -218,21 +219,21 @@ def _number(value: float | None) -> str:
 
 
 def _links(pid: int) -> set[str]:
-    found = set()
+    targets = set()
     with suppress(OSError):
         for link in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
-                found.add(str(link.readlink()))
-    return found
+                targets.add(str(link.readlink()))
+    return targets
 
 
 def _listening() -> list[str]:
     """Return the inodes of the TCP sockets that listen."""
-    found = []
+    inodes = []
     for protocol in ("tcp", "tcp6"):
         with suppress(OSError):
             for line in Path(f"/proc/net/{protocol}").read_text().splitlines()[1:]:
                 words = line.split()
                 if words[3] == LISTENING:
-                    found.append(words[9])
-    return found
+                    inodes.append(words[9])
+    return inodes

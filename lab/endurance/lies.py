@@ -1,10 +1,10 @@
-"""Lies of an actor with a key: whatever the protocol lets it send, about any task.
+"""Lies of an actor with a key: any message that the protocol allows, about any task.
 
-It leases, and then beats, submits, releases and fails: under its own fences, under those next to
-them, under those that it reads in the chunks of tasks that it resumes, for tasks of others and for
-none; with tokens that nobody sampled, impossible ones, a name for each of them, bytes that mean
-nothing, failures that never were, and requests that it has sent before. One table for actors of a
-live ring and for simulated ones; all choices come from one generator.
+The actor leases tasks, and then beats, submits, releases and fails. It uses its own fences, fences
+next to them, and fences from the chunks of tasks that it resumes, for tasks of others and for
+missing ones. It sends tokens that were not sampled, impossible tokens, a name for each token,
+random bytes, invented failures, and repeated requests. The same lies serve live and simulated
+actors; all choices come from one generator.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from configs.errors import RecordError
 
 PATIENCE_S = 5.0
 REMEMBERED = 50  # leases
-TOKENS = 12  # of which every vocabulary has more
+TOKENS = 12  # fewer than in any vocabulary
 IMPOSSIBLE = 10**6
 LONG_NAME = "x" * 200
 RARELY, OFTEN = 0.1, 0.3
@@ -50,20 +50,20 @@ Request: TypeAlias = LeaseRequest | BeatRequest | SubmitRequest | ReleaseRequest
 
 @dataclass
 class Lies:
-    """What one incarnation says next."""
+    """Chooses the next requests of one incarnation."""
 
     rng: random.Random
     incarnation: str
     group_size: int
     at_most: int
-    """Tasks of one lease."""
+    """Most tasks of one lease."""
     prompt_of: Callable[[int], Sequence[int]]
     """Token ids of a group's prompt."""
     version: PolicyVersion = FIRST
-    """That was published last."""
+    """The version that was published last."""
     leases: list[Lease] = field(default_factory=list)
     seen: list[tuple[int, int]] = field(default_factory=list)
-    """Tasks that it resumed, and fences in their chunks: those of their last holders."""
+    """Resumed tasks with the fences in their chunks, which are those of earlier holders."""
     sent: list[Request] = field(default_factory=list)
 
     def next(self) -> list[Request]:
@@ -77,14 +77,15 @@ class Lies:
         return requests
 
     def hear(self, reply: LeaseReply) -> None:
-        """Remember what was granted, and what it shows of others."""
+        """Remember granted leases, and the fences of other actors in them."""
         self.leases = [*self.leases, *reply.leases][-REMEMBERED:]
         self.seen = [*self.seen, *(f for lease in reply.leases for f in _fences_in(lease))][-20:]
         if reply.publication is not None:
             self.version = reply.publication.version
 
     def _lease(self) -> list[Request]:
-        # Half of them of weights that nobody has: where they are new, others have all work by then.
+        # Half of the requests are for weights that are not published: honest actors take all work
+        # of new weights first.
         ahead = self.rng.choice([0, 0, 0, 1, 2, 5])
         version = self.version._replace(step=self.version.step + ahead)
         return [LeaseRequest(self.rng.randint(1, self.at_most), version)]
@@ -113,11 +114,11 @@ class Lies:
         return [FailRequest(tuple(rows))]
 
     def _send_again(self) -> list[Request]:
-        """The same once more, however old it is."""
+        """Repeat an earlier request, however old."""
         return [self.rng.choice(self.sent)] if self.sent else []
 
     def _spoil(self) -> list[Request]:
-        """Tokens whose fences decrease, with which nobody can go on; then they are given back."""
+        """Send tokens whose fences decrease, which no actor can continue, and release the lease."""
         if not self.leases:
             return []
         lease = self.rng.choice(self.leases)
@@ -128,38 +129,39 @@ class Lies:
         ]
 
     def _pad(self) -> list[Request]:
-        """A long name for each token, and bytes that almost fill a task; then they are given back.
+        """Send a long name for each token, in bytes that almost fill a task, and release the lease.
 
-        Either in one chunk, or in several that are possible one by one.
+        The bytes come in one chunk, or in several chunks that are valid one by one.
         """
         if not self.leases:
             return []
         lease, requests = self.rng.choice(self.leases), list[Request]()
         count, tokens = self.rng.choice([(1, 5), (1, 25), (1, 100), (8, 3), (30, 1)])
         for i in range(count):
-            made = self._completion(lease.fence, tokens)
+            invented = self._completion(lease.fence, tokens)
             names = tuple(FenceRun(lease.fence, LONG_NAME[j % 2 :], j) for j in range(tokens))
             padded = Completion(
-                token_ids=made.token_ids,
-                behaviour_logprobs=made.behaviour_logprobs,
-                loss_mask=made.loss_mask,
-                versions=made.versions,
+                token_ids=invented.token_ids,
+                behaviour_logprobs=invented.behaviour_logprobs,
+                loss_mask=invented.loss_mask,
+                versions=invented.versions,
                 fences=names,
             )
             requests.append(self._chunk_of(lease, lease.length + i * tokens, padded))
         return [*requests, ReleaseRequest(((lease.task_id, lease.fence),))]
 
-    def _chunk_of(self, lease: Lease, offset: int, made: Completion) -> BeatRequest:
-        tokens = len(made.token_ids)
-        beat = Beat(lease.task_id, lease.fence, offset, tokens, encode_completion(made))
+    def _chunk_of(self, lease: Lease, offset: int, completion: Completion) -> BeatRequest:
+        tokens = len(completion.token_ids)
+        beat = Beat(lease.task_id, lease.fence, offset, tokens, encode_completion(completion))
         return BeatRequest((beat,), self.version)
 
     def _targets(self) -> list[tuple[int, int]]:
-        """Its own leases, one in three of them under another fence or for another task; and more.
+        """Return its own leases, a third of them under another fence or for another task.
 
-        What was leased together has one fence: it tries that of a task it resumed on those beside.
+        Tasks that were leased together have one fence, so the fence of a resumed task is also tried
+        on neighbouring tasks.
         """
-        rng, found = self.rng, list[tuple[int, int]]()
+        rng, targets = self.rng, list[tuple[int, int]]()
         if self.seen and rng.random() < OFTEN:
             task, fence = rng.choice(self.seen)
             return [(other, fence) for other in range(max(0, task - 4), task + 5)]
@@ -168,8 +170,8 @@ class Lies:
             if rng.random() < OFTEN:
                 task = max(0, task + rng.randint(-8, 8))
                 fence = max(0, fence + rng.choice([0, 0, 1, -1, rng.randint(-(10**6), 10**6)]))
-            found.append((task, fence))
-        return found or [(rng.randrange(50), 1_800_000_000_000_000 + rng.randrange(10**8))]
+            targets.append((task, fence))
+        return targets or [(rng.randrange(50), 1_800_000_000_000_000 + rng.randrange(10**8))]
 
     def _chunk(self, fence: int, tokens: int) -> bytes:
         if self.rng.random() < RARELY:
@@ -209,12 +211,12 @@ class Lies:
                 finished_at=1.0,
                 metadata={},
             )
-        )  # which would not write what is no number
+        )  # `encode_episode` refuses NaN, so it is written into the bytes
         return record.replace(struct.pack(">d", marked), struct.pack(">d", math.nan))
 
 
 def targets_of(request: Request) -> list[tuple[int, int]]:
-    """List the tasks and fences that the verdicts of an answer are about, in their order."""
+    """List the tasks and fences of the verdicts of an answer, in their order."""
     match request:
         case BeatRequest():
             return [(beat.task_id, beat.fence) for beat in request.beats]
@@ -244,7 +246,7 @@ async def ask(client: BrokerClient, request: Request) -> LeaseReply | Verdicts:
 
 
 def _fences_in(lease: Lease) -> list[tuple[int, int]]:
-    """Return the task with each fence under which others sampled a part of it."""
+    """Return the task with each fence in its chunks."""
     try:
         runs = [run for chunk in lease.chunks for run in decode_completion(chunk).fences]
     except RecordError:  # of another liar

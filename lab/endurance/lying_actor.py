@@ -1,7 +1,7 @@
 """An actor with a key of the run that lies: `python -m lab.endurance.lying_actor ...`.
 
-What it says is in `lies.py`. Its key is suspended for that sooner or later, so it takes a new one
-every few minutes. What it was granted is appended to a file: that is all that it may spoil.
+Its messages come from `lies.py`. Its key is suspended sooner or later, so it takes a new one every
+few minutes. The tasks that it is granted are appended to a file: only these may be spoilt.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from configs.settings import Settings
 from .lies import Lies, ask
 
 NAME = "liar"
-"""Its keys and incarnations begin with it."""
+"""Prefix of its keys and incarnations."""
 KEY_LIFE_S = 120.0
 KEY_SEEN_S = 3.0  # the broker follows the folder of keys
 AT_MOST = 8  # tasks of one lease
@@ -35,7 +35,7 @@ PROMPT = (3, 4)
 
 
 class LyingActor:
-    """One incarnation."""
+    """One incarnation of the lying actor."""
 
     def __init__(self, name: str, settings: Settings, granted: TextIO, rng: random.Random) -> None:
         self._settings, self._granted, self._rng = settings, granted, rng
@@ -90,7 +90,7 @@ class LyingActor:
 
 
 async def lie_on(config: Path, granted: TextIO, seed: int) -> None:
-    """Lie under one key after the other."""
+    """Lie under one key after another, for ever."""
     rng = random.Random(seed)
     for number in count(1):
         settings = load(config)
@@ -111,7 +111,7 @@ async def lie_on(config: Path, granted: TextIO, seed: int) -> None:
 
 
 def main() -> None:
-    """Lie until ended."""
+    """Lie until the process is ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--granted", type=Path, required=True)

@@ -1,6 +1,6 @@
 """Jumps of the wall clock for the processes of one run; the machine's own clock is not touched.
 
-A small library, compiled on the spot, is loaded into the processes and adds an offset that is in a
+A small library, compiled when it is needed, is loaded into the processes and adds an offset from a
 file; see `clock.c`.
 """
 
@@ -36,7 +36,7 @@ def shiftable(folder: Path) -> Iterator[Mapping[str, str]]:
 
 
 def shift(file: Path, seconds: int) -> None:
-    """Make the clocks that read this file jump to the machine's time plus so much."""
+    """Set the clocks that read this file to the machine's time plus `seconds`."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         # In place and at once: the file is mapped into every process.
@@ -46,18 +46,18 @@ def shift(file: Path, seconds: int) -> None:
 
 
 def offset_s(file: Path) -> int:
-    """Read how far the clocks of this file are ahead of the machine's, seconds."""
+    """Read the offset of the clocks of this file from the machine's, seconds."""
     (seconds,) = struct.unpack("=q", file.read_bytes())
     return int(seconds)
 
 
 def jump_forwards(case: FaultCase) -> None:
-    """Every lease expires at once by Redis' clock, though its holder lives."""
+    """Jump ahead: every lease expires at once by Redis' clock, though its holder lives."""
     _jump(case, JUMP_S)
 
 
 def jump_backwards(case: FaultCase) -> None:
-    """Leases would last an hour longer; fences must go on growing."""
+    """Jump back: leases would last an hour longer, and fences must go on growing."""
     _jump(case, -JUMP_S)
 
 
@@ -70,7 +70,7 @@ def _jump(case: FaultCase, seconds: int) -> None:
 
 
 def obstacle() -> str | None:
-    """Reason why the clock of a run cannot be shifted here; None = it can."""
+    """Return why the clock of a run cannot be shifted on this machine, or None."""
     if shutil.which("cc") is None:
         return "it needs a C compiler, to shift the clock of one run alone"
     return None

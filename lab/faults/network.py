@@ -25,18 +25,18 @@ from .proxy import Proxy
 
 TOOL_S = 10.0
 NUMBERS = 2**14
-FIRST_OF_PROCESS = 16  # those below are given out by name
+FIRST_OF_PROCESS = 16  # lower numbers are chosen explicitly
 CLONE_NEWNET = 0x40000000
 BURST, QUEUE = "2mb", "50ms"
-"""What a card with a limit may send at once, and for how long a packet may wait before it."""
+"""Bytes that a limited card may send at once, and the longest wait of a packet."""
 
 
 class SecondNetwork:
     """Addresses `here` and `there`, and the name of the network that `there` is in.
 
     Args:
-        number: Distinguishes it from others of this machine; leftovers under it are removed.
-            None = one of this process.
+        number: Number of the network on this machine; leftovers of this number are removed. None =
+            a number of this process.
     """
 
     def __init__(self, number: int | None = None) -> None:
@@ -88,7 +88,7 @@ class SecondNetwork:
 
 
 def obstacle(*, limits: bool = False) -> str | None:
-    """Reason why there can be no second network here, or none with a limit; None = there can."""
+    """Return why this machine can have no second network, or no limited one; else None."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return "it needs root and the `ip` command, to make a network"
     if limits and shutil.which("tc") is None:
@@ -100,7 +100,7 @@ def obstacle(*, limits: bool = False) -> str | None:
 
 
 def enter(name: str) -> None:
-    """Move this thread, and those that it starts, into a network (`os.setns` is Python 3.12's)."""
+    """Move this thread and its children into a network (`os.setns` needs Python 3.12)."""
     with Path(f"/run/netns/{name}").open() as network:
         if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"network {name} cannot be entered")
@@ -138,7 +138,7 @@ def _behind_a_proxy(case: FaultCase) -> Iterator[tuple[Actor, Proxy]]:
 
 
 def delay(case: FaultCase) -> None:
-    """Every message takes longer by far than usual; leases are kept."""
+    """Delay every message by far; leases are kept."""
     with _behind_a_proxy(case) as (_, proxy):
         case.inject(lambda: proxy.delay(DELAY_S))
         case.pause(DELAYED_S)
@@ -147,31 +147,31 @@ def delay(case: FaultCase) -> None:
 
 
 def block(case: FaultCase) -> None:
-    """No packet passes for longer than leases last; then the actor is back, too late."""
+    """Pass no packet for longer than leases last; then the actor comes back too late."""
     with _behind_a_proxy(case) as (_, proxy):
         case.inject(proxy.block)
         case.until(lambda: not case.trace.open_ids, "another actor goes on with its work")
         case.lift(proxy.flow)
-        case.pause(1.0)  # what it still holds is refused
+        case.pause(1.0)  # its old leases are refused
         case.recover()
 
 
 def reset(case: FaultCase) -> None:
-    """The connection breaks; the actor connects again and resends."""
+    """Break the connection; the actor connects again and resends."""
     with _behind_a_proxy(case) as (_, proxy):
         case.inject(proxy.reset)
         case.recover()
 
 
 def close_slowly(case: FaultCase) -> None:
-    """The actor sees an end that the broker sees seconds later: two connections of one actor."""
+    """Close the actor's side seconds before the broker's: one actor has two connections."""
     with _behind_a_proxy(case) as (_, proxy):
         case.inject(lambda: proxy.close_slowly(SLOW_CLOSE_S))
         case.recover()
 
 
 def half_open(case: FaultCase) -> None:
-    """The connection leads nowhere and no end is closed; only missing heartbeats reveal it."""
+    """Cut the connection without closing the actor's end; only missing heartbeats reveal it."""
     with _behind_a_proxy(case) as (_, proxy):
         case.inject(proxy.half_open)
         case.recover()
@@ -197,7 +197,7 @@ def two_networks(_folder: Path) -> Iterator[Mapping[str, str]]:
 
 
 def cut(case: FaultCase) -> None:
-    """Packets are lost for longer than leases last; then the actor is back, too late."""
+    """Lose packets for longer than leases last; then the actor comes back too late."""
     fleet = case.run.fleet
     victim = fleet.add("console.refresh_s=0.5", prefix=("ip", "netns", "exec", NETWORK.name))
     try:
@@ -208,7 +208,7 @@ def cut(case: FaultCase) -> None:
         case.inject(NETWORK.cut)
         case.until(lambda: not case.trace.open_ids, "another actor goes on with its work")
         case.lift(NETWORK.heal)
-        case.pause(2.0)  # what it still holds is refused
+        case.pause(2.0)  # its old leases are refused
         case.recover()
     finally:
         fleet.remove(victim)

@@ -38,31 +38,31 @@ def _kill_actors(case: FaultCase, victims: list[Actor]) -> None:
 
 
 def kill_actor(case: FaultCase) -> None:
-    """One actor dies in the middle of its episodes."""
+    """Kill one actor in the middle of its episodes."""
     _kill_actors(case, [case.choose()])
 
 
 def kill_all_actors(case: FaultCase) -> None:
-    """All actors die at once; new ones have to start their engines first."""
+    """Kill all actors at once; new actors have to start their engines first."""
     case.choose()
     _kill_actors(case, list(case.run.fleet.actors))
     case.remark = "includes the start of new engines"
 
 
 def stop_actor(case: FaultCase) -> None:
-    """An actor hangs for longer than its leases last, then wakes up and writes: a zombie."""
+    """Stop an actor for longer than its leases last; then it wakes up and writes."""
     victim = case.choose()
     case.freeze(victim.pid)
     case.follow([victim])
     case.inject(lambda: None)
     case.until(lambda: not case.trace.open_ids, "another actor goes on with its work")
     case.lift(_send(victim.pid, signal.SIGCONT))
-    case.pause(1.0)  # what it still holds is refused
+    case.pause(1.0)  # its old leases are refused
     case.recover()
 
 
 def drain_actor(case: FaultCase) -> None:
-    """An actor is drained, as before a spot machine is taken away."""
+    """Drain an actor, as before a spot machine is taken away."""
     victim = case.choose()
     case.follow([victim], is_orderly=True)
     case.inject(_send(victim.pid, signal.SIGTERM))
@@ -74,7 +74,7 @@ def drain_actor(case: FaultCase) -> None:
 
 
 def kill_engine_core(case: FaultCase) -> None:
-    """The process of an actor's vLLM core dies under it, as of a full memory."""
+    """Kill the process of an actor's vLLM core, as for a full memory."""
     fleet = case.run.fleet
     victim = fleet.add("actors.engine=vllm", "actors.in_process=false")
     try:
@@ -99,7 +99,7 @@ def _no_vllm() -> str | None:
 
 
 def kill_broker(case: FaultCase) -> None:
-    """The broker dies; it keeps nothing."""
+    """Kill the broker, which has no state of its own."""
     case.choose()
     case.follow()
     case.inject(_kill(case.run.pids("broker")), case.restarted("broker"))
@@ -107,7 +107,7 @@ def kill_broker(case: FaultCase) -> None:
 
 
 def stop_broker(case: FaultCase) -> None:
-    """The broker hangs for longer than leases last."""
+    """Stop the broker for longer than leases last."""
     case.choose()
     (pid,) = case.run.pids("broker")
     case.follow()
@@ -118,7 +118,7 @@ def stop_broker(case: FaultCase) -> None:
 
 
 def kill_learner(case: FaultCase) -> None:
-    """The learner dies between two checkpoints; sealed batches are trained again unchanged."""
+    """Kill the learner between two checkpoints; sealed batches are trained again unchanged."""
     case.run.until(lambda: case.run.step > case.run.stats().committed_step, "uncommitted steps")
     case.choose()
     case.follow()
@@ -127,7 +127,7 @@ def kill_learner(case: FaultCase) -> None:
 
 
 def kill_learner_before_commit(case: FaultCase) -> None:
-    """The learner dies with a checkpoint on disk whose commit the store lacks."""
+    """Kill the learner with a checkpoint on disk whose commit the store lacks."""
     case.follow()
     pid = case.run.pids("learner")[-1]
     for _ in range(COMMIT_TRIES):
@@ -143,7 +143,7 @@ def kill_learner_before_commit(case: FaultCase) -> None:
 
 
 def kill_learner_while_saving(case: FaultCase) -> None:
-    """The learner dies with half a checkpoint on disk."""
+    """Kill the learner with half a checkpoint on disk."""
     case.follow()
     pid = case.run.pids("learner")[-1]
     for _ in range(COMMIT_TRIES):
@@ -158,7 +158,7 @@ def kill_learner_while_saving(case: FaultCase) -> None:
 
 
 def kill_publisher(case: FaultCase) -> None:
-    """The publisher dies, in the middle of a broadcast or beside one."""
+    """Kill the publisher, during a broadcast or between two."""
     case.follow()
     case.inject(_kill(case.run.pids("publisher")), case.restarted("publisher"))
     case.recover()

@@ -1,7 +1,7 @@
 """A TCP proxy that delays, blocks, resets or half-closes its connections on demand.
 
-Runs an event loop in a thread of its own; every method may be called from outside. What it does to
-bytes is kept from the peers' view: a black hole looks like lost packets, not like an end.
+Runs an event loop in a thread of its own; every method may be called from other threads. Peers do
+not see the proxy: a black hole looks like lost packets, not like a closed connection.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 from configs.worker import Worker
 
 CHUNK_BYTES = 2**16
-MAX_PIECES = 64  # on their way through a long line, of one direction of a connection
+MAX_PIECES = 64  # on their way in one direction of a connection
 STOP_S = 5.0
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER with no time: closing sends RST
 
@@ -62,7 +62,7 @@ class Proxy:
         self._loop.close()
 
     def flow(self) -> None:
-        """Do no harm from now on."""
+        """Pass everything on again, without delay."""
         self._delay_s = self._lag_s = self._linger_s = 0.0
         self._loop.call_soon_threadsafe(self._flowing.set)
 
@@ -71,15 +71,15 @@ class Proxy:
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(STOP_S)
 
     def delay(self, seconds: float) -> None:
-        """Hold every piece back for so long, one after the other."""
+        """Delay every piece by `seconds`, one after the other."""
         self._delay_s = seconds
 
     def lag(self, seconds: float) -> None:
-        """Deliver every piece so much later, as a long line does: as fast, but not as soon."""
+        """Deliver every piece `seconds` later, as a long line does, at the same rate."""
         self._lag_s = seconds
 
     def block(self) -> None:
-        """Pass nothing on, in either direction, and close nothing."""
+        """Pass on nothing in either direction, and keep connections open."""
         self._loop.call_soon_threadsafe(self._flowing.clear)
 
     def lead_to(self, host: str, port: int) -> None:
@@ -91,7 +91,7 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._on_links, _abort_both)
 
     def close_slowly(self, seconds: float) -> None:
-        """End every connection for the actor now, and for the broker after so long."""
+        """End every connection for the actor now, and for the broker after `seconds`."""
         self._linger_s = seconds
         self._loop.call_soon_threadsafe(self._on_links, lambda link: link.near.close())
 
@@ -164,7 +164,7 @@ class Proxy:
     async def _read(
         self, reader: asyncio.StreamReader, pieces: asyncio.Queue[tuple[float, bytes]]
     ) -> None:
-        """Take what a peer sends, with the moment at which the other is to have it."""
+        """Read bytes of a peer, with the time at which the other peer gets them."""
         piece = b"-"
         while piece:
             piece = b""  # the end, also of a peer that was reset
@@ -172,7 +172,7 @@ class Proxy:
                 piece = await reader.read(CHUNK_BYTES)
             await pieces.put((self._loop.time() + self._lag_s, piece))
             if not self._lag_s:
-                await pieces.join()  # whoever sends faster than it is passed on has to wait
+                await pieces.join()  # a fast sender waits until its bytes are passed on
 
     async def _pass_on(
         self,
@@ -180,7 +180,7 @@ class Proxy:
         writer: asyncio.StreamWriter,
         link: _Link,
     ) -> None:
-        """Deliver what was taken until its end."""
+        """Deliver pieces until the end of the connection."""
         with suppress(OSError):  # a peer that ended is what a proxy is for
             while True:
                 due, piece = await pieces.get()

@@ -28,7 +28,7 @@ MOUNT_S = 10.0
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
-    """Put a disk in memory under a folder; nothing where that is not allowed."""
+    """Mount a small disk in memory at a folder, if this user may."""
     if is_own_disk() is not None:
         yield
         return
@@ -41,7 +41,7 @@ def small_disk(folder: Path) -> Iterator[None]:
 
 
 def is_own_disk() -> str | None:
-    """Reason why there can be no such disk; None = there can."""
+    """Return why no such disk can be mounted, or None."""
     if os.geteuid() != 0 or shutil.which("mount") is None:
         return "it needs root, to mount a small disk"
     return None
@@ -60,7 +60,7 @@ def fill(folder: Path) -> Iterator[None]:
 
 
 def _take_all(file: int) -> None:
-    """Take room in ever smaller pieces: the disk is in use meanwhile."""
+    """Allocate all room in ever smaller pieces, because the disk is in use meanwhile."""
     room, size = os.fstatvfs(file), 0
     piece = room.f_bavail * room.f_frsize
     while piece >= room.f_frsize:
@@ -92,7 +92,7 @@ def _pid(case: FaultCase) -> int:
 
 
 def kill_redis(case: FaultCase) -> None:
-    """Redis dies and loads its log again; what it had acknowledged is there."""
+    """Kill Redis, which loads its log again; all acknowledged writes are there."""
     case.choose()
     case.follow()
     case.inject(lambda: os.kill(_pid(case), signal.SIGKILL), case.restarted("redis"))
@@ -100,7 +100,7 @@ def kill_redis(case: FaultCase) -> None:
 
 
 def rewind_redis(case: FaultCase) -> None:
-    """The machine of Redis loses power: its log ends some moments earlier than its answers."""
+    """Cut the log of Redis, as after a loss of power: it lacks the last acknowledged writes."""
     case.choose()
     log = _append_only_log(case)
     size = log.stat().st_size
@@ -120,7 +120,7 @@ def rewind_redis(case: FaultCase) -> None:
 
 
 def stop_redis(case: FaultCase) -> None:
-    """Redis hangs: no process dies of it, and nothing expires."""
+    """Stop Redis: no process ends because of that, and nothing expires."""
     case.choose()
     case.follow()
     pid = _pid(case)
@@ -132,7 +132,7 @@ def stop_redis(case: FaultCase) -> None:
 
 
 def fill_redis(case: FaultCase) -> None:
-    """Redis reaches its memory limit and refuses; leasing has to stop before that."""
+    """Fill Redis to its memory limit, so that it refuses writes; leasing has to stop before."""
     case.choose()
     case.follow()
     used = case.run.store.run(operations.memory()).used_bytes
@@ -148,7 +148,7 @@ def fill_redis(case: FaultCase) -> None:
 
 
 def fill_disk_of_redis(case: FaultCase) -> None:
-    """The disk under Redis' log is full: it refuses every write until there is room."""
+    """Fill the disk of Redis' log, so that Redis refuses every write until there is room."""
     case.choose()
     case.follow()
     folder = case.run.folder.redis
@@ -164,7 +164,7 @@ def fill_disk_of_redis(case: FaultCase) -> None:
 
 
 def fill_disk_of_checkpoints(case: FaultCase) -> None:
-    """The learner cannot write its checkpoint; the batches since the last one are replayed."""
+    """Limit the learner's files, so that no checkpoint fits; later batches are replayed."""
     case.follow()
     pid = case.run.pids("learner")[-1]
     limit = (TINY_FILE_BYTES, resource.RLIM_INFINITY)
@@ -176,7 +176,7 @@ def fill_disk_of_checkpoints(case: FaultCase) -> None:
 
 
 def _append_only_log(case: FaultCase) -> Path:
-    """Find the file that Redis appends to; from version 7 on it is in a folder of its own."""
+    """Return the log that Redis appends to; from version 7 on it is in a folder of its own."""
     return max(case.run.folder.redis.rglob("*.aof"), key=lambda path: path.stat().st_mtime)
 
 
@@ -207,7 +207,7 @@ SYNCHRONISED = "sync: Finished with success"
 
 @contextmanager
 def _replica(case: FaultCase) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """Let a second server follow the run's; yields it and its folder."""
+    """Start a replica of the run's server; yield its process and its folder."""
     run = case.run
     folder = run.folder.path.parent / "replica"
     shutil.rmtree(folder, ignore_errors=True)
@@ -240,7 +240,7 @@ def _replica(case: FaultCase) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
 
 
 def _is_in_step(folder: Path) -> bool:
-    """True once a replica has all that was written before it, and follows write by write."""
+    """Return whether a replica has all earlier writes, and follows write by write."""
     if SYNCHRONISED not in (folder / "log").read_text(encoding="utf-8"):
         return False
     is_rewriting = any(folder.rglob("temp-*"))
@@ -248,7 +248,7 @@ def _is_in_step(folder: Path) -> bool:
 
 
 def fail_over(case: FaultCase) -> None:
-    """The primary is gone; its replica, under another id, lacks what was acknowledged last."""
+    """Replace the primary by its replica, which lacks the last acknowledged writes."""
     with _replica(case) as (replica, copy):
         case.choose()
         step = case.run.step

@@ -29,7 +29,7 @@ def arm(harm: Harm, *, tokens: float, cpu_s: float, startup_cpu_s: float = 0.0) 
     """A run of 10 s that trained nine tenths of what it generated."""
     return Arm(
         harm,
-        made={"one": tokens, "another": tokens / 9},
+        sampled={"one": tokens, "another": tokens / 9},
         summary=dict(SUMMARY),
         trained_tokens=tokens,
         tokens_in_window=tokens,
