@@ -118,9 +118,9 @@ Rule = Callable[[list[Tree]], Iterator[str]]
 LEFT: dict[Rule, int] = {
     bare_verbs: 233,
     shared_class_names: 66,
-    empty_nouns: 137,
-    texts_of_nothing: 86,
-    short_docstrings: 26,
+    empty_nouns: 118,
+    texts_of_nothing: 77,
+    short_docstrings: 19,
 }
 """Places that break a rule today."""
 BROKEN: dict[Rule, str] = {
