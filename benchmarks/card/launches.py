@@ -64,7 +64,8 @@ def launches_of(way: str, *, layers: int = LAYERS, chunks: int = CHUNKS) -> Laun
         chunk = ChunkSize(logits=0, tokens=CHUNK)
         stack.enter_context(mock.patch.dict(CHUNK_SIZES, cpu=chunk))
         torch.manual_seed(0)
-        model = Qwen3ForCausalLM(Qwen3Config(**SHAPE | {"num_hidden_layers": layers}))
+        shape: dict[str, Any] = SHAPE | {"num_hidden_layers": layers}
+        model = Qwen3ForCausalLM(Qwen3Config(**shape))
         longest = chunks * CHUNK // ROWS + 2  # the prompt
         budget = ROWS * longest + longest // 2
         loop = OurLoop(budget, model, activations="full", dtype=torch.bfloat16, longest=longest)
