@@ -9,6 +9,8 @@ error_text       Errors of settings in words: path, allowed values, given value,
                  probably meant
 errors           The tree of errors: one class per failure that a person or a caller can act on
 fleet            The size of a fleet of actors: how many a run wants, and what they cost
+forks            Forks of a process that has imported libraries: whether one is safe, and what it
+                 lets go of
 hashes           Hashes of all that the processes of a run must agree on, compared when an actor
                  joins
 json_lines       Files of lines, most of them JSON, that are followed while others write them

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -34,6 +34,15 @@ def without_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+# --------------------------------------------------------------------------------------------------
+# Files that are kept for later runs.
+
+
+def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return our folder among a user's caches, which may not be there yet."""
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nyala"
 
 
 # --------------------------------------------------------------------------------------------------

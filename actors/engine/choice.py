@@ -126,7 +126,7 @@ def episodes_at_a_time(settings: Settings, *, on_gpu: bool) -> int:
 def import_libraries(engine: str) -> None:
     """Import what an actor with this engine does until it samples, ahead of it.
 
-    For a process that forks actors: to import them starts no thread and meets no device.
+    For a process that forks actors: to import them meets no device.
     """
     entry = ENGINES[engine]
     if entry.prepare is not None:

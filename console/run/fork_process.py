@@ -1,14 +1,14 @@
 """Fork server of `nyala up`: imports the libraries of learner and actors once, then forks them.
 
-Run as `python -m console.run.fork_process ENGINE DESCRIPTOR...`, each a Unix socket of whole
-messages: the first forks learners, checks of a start and, with the small engine, actors. With vLLM,
-which takes as long again to import, a second one forks actors.
+Run as `python -m console.run.fork_process ENGINE LEARNER ACTOR`: descriptors of Unix sockets of
+whole messages, or `-`. LEARNER asks for forks of learners, checks of a start and, with the small
+engine, actors. With vLLM, which takes as long again to import, ACTOR asks for those of actors: a
+process of its own, which on a machine of few cores is a fork that has the libraries of the other.
 
     import -> READY -> a request: command, environment, files -> a process id, MADE -> ... -> end
 
-A fork is safe while there is one thread and no device is open: one of a process that has met CUDA
-could not use it. To import starts no thread and meets no device, and a server that finds either
-ends instead: then every process is a new program. A process is
+A server that finds that a fork would not be safe (`configs/forks.py`) says why and ends: then every
+process is a new program. A process is
 forked by one in between that ends at once: so it becomes a child of `nyala up`, which waits for its
 exit code. What a request holds, such as the URL of the store, is never in the server's own memory.
 """
@@ -27,11 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from actors.engine.choice import import_libraries
+from configs.forks import fault_of_forks
 
-DRIVER = "libcuda.so.1"
-NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED: `cuInit` was never called
 READY = b"ready"
+NEVER = b"never: "
 MADE = b"made"
+MAX_FAULT_BYTES = 2**11
 MAX_REQUEST_BYTES = 2**17  # below what a socket holds
 BOTH = ("learner.assembly", "transformers.models.auto.tokenization_auto")
 """Libraries of the learner, and of the checks of a start."""
@@ -39,33 +40,32 @@ NAME_ROOM = "." * 4096
 """Last argument of a server: forks write their own command over that of the server."""
 
 
-def main(engine: str, lines: list[socket.socket]) -> dict[str, Any]:
-    """Import, then serve; return in a fork, with what was asked for."""
+def main(engine: str, learner: socket.socket | None, actor: socket.socket | None) -> dict[str, Any]:
+    """Import, then serve; return in a fork, with what was asked for.
+
+    Args:
+        engine: Of the actors; empty = not imported.
+        learner: Asks for what needs the learner's libraries, and for actors if `actor` is None.
+        actor: Asks for actors.
+    """
     gc.disable()  # what importing makes stays: looking for garbage in it takes a fifth of the time
-    for name in BOTH:
+    for name in BOTH if learner else ():
         import_module(name)
+    lines, fault = [each for each in (learner, actor) if each], ""
     line = lines[0]
-    if len(lines) == 1:
+    if learner and actor and not (fault := fault_of_forks()):
+        is_actor = not os.fork()
+        line, other, engine = (actor, learner, engine) if is_actor else (learner, actor, "")
+        other.close()
+        lines = [line]
+    if engine and not fault:
         import_libraries(engine)
-    elif not os.fork():
-        line = lines[1]
-        import_libraries(engine)
-    for other in lines:
-        if other is not line:
-            other.close()
     gc.freeze()  # a search for garbage would copy pages that forks share
-    if len(list(Path("/proc/self/task").iterdir())) > 1 or has_met_cuda():
+    if fault := fault or fault_of_forks():
+        for line in lines:
+            line.send(NEVER + fault.encode()[:MAX_FAULT_BYTES])
         os._exit(1)
     return _serve(line)
-
-
-def has_met_cuda() -> bool:
-    """Whether something in this process has asked CUDA's driver for more than its version."""
-    try:
-        driver = ctypes.CDLL(DRIVER, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
-    except OSError:  # nothing has loaded it
-        return False
-    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != NOT_INITIALIZED
 
 
 def _serve(line: socket.socket) -> dict[str, Any]:
@@ -119,5 +119,5 @@ def rename(command: list[str]) -> None:
 
 if __name__ == "__main__":
     rename(sys.orig_argv[:-1])
-    sockets = [socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[2:-1]]
-    become(**main(sys.argv[1], sockets))
+    lines = [None if each == "-" else socket.socket(fileno=int(each)) for each in sys.argv[2:4]]
+    become(**main(sys.argv[1], *lines))

@@ -20,7 +20,7 @@ from configs.machine import visible_gpus
 from configs.secrets import FILE_VARIABLE, VARIABLE
 from configs.settings import Settings
 
-from .fork_process import MADE, NAME_ROOM, READY
+from .fork_process import MADE, MAX_FAULT_BYTES, NAME_ROOM, NEVER, READY
 from .plan import environment_of
 from .process import PYTHON, Command, ForkedChild
 from .process_guard import ProcessGuard
@@ -30,6 +30,9 @@ FORK_S = 30.0  # it takes milliseconds
 POLL_S = 0.02
 GRACE_S = 1.0  # a server has nothing to save
 PR_SET_CHILD_SUBREAPER = 36
+ROOMY = 4
+"""Cores with which libraries are imported by several processes at a time; with fewer, that which
+one has imported is forked."""
 CHECKS = f"{__package__}.preflight"
 SECRETS = {VARIABLE, FILE_VARIABLE}
 """Variables that no library reads."""
@@ -47,12 +50,14 @@ def fork_server_of(settings: Settings) -> Iterator[ForkServer | None]:
     engine = choose_engine(settings, on_gpu=bool(visible_gpus())).engine
     with closing(ProcessGuard(grace_s=GRACE_S)) as guard:
         server = ForkServer(engine, environment_of("actor", settings))
-        guard.add(server.pid)
+        for pid in server.pids:
+            guard.add(pid)
         try:
             yield server
         finally:
             server.close()
-            guard.remove(server.pid)
+            for pid in server.pids:
+                guard.remove(pid)
 
 
 class ForkServer:
@@ -74,29 +79,44 @@ class ForkServer:
         self._environment = {
             name: value for name, value in environment.items() if name not in SECRETS
         }
+        self.has_room = len(os.sched_getaffinity(0)) >= ROOMY
         pairs = [
             socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             for _ in range(2 if ENGINES[engine].is_forked_apart else 1)
         ]
         lines = [Line(ours) for ours, _ in pairs]
         self._lines = {"learner": lines[0], CHECKS: lines[0], "actors": lines[-1]}
-        descriptors = [theirs.fileno() for _, theirs in pairs]
-        self._server = subprocess.Popen(
-            [*PYTHON, f"{__package__}.fork_process", engine, *map(str, descriptors), NAME_ROOM],
+        learner, actor = str(pairs[0][1].fileno()), "-"
+        if len(pairs) > 1:
+            actor = str(pairs[1][1].fileno())
+        if len(pairs) > 1 and self.has_room:
+            servers = [("", learner, "-"), (engine, "-", actor)]
+        else:
+            servers = [(engine, learner, actor)]
+        self._servers = [self._begin(*each) for each in servers]
+        for _, theirs in pairs:
+            theirs.close()
+
+    def _begin(self, engine: str, *descriptors: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*PYTHON, f"{__package__}.fork_process", engine, *descriptors, NAME_ROOM],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # a process that begins without it reports what is wrong
             env=self._environment,
-            pass_fds=descriptors,
+            pass_fds=[int(each) for each in descriptors if each != "-"],
             start_new_session=True,
         )
-        for _, theirs in pairs:
-            theirs.close()
 
     @property
-    def pid(self) -> int:
-        """Process id of the first server."""
-        return self._server.pid
+    def pids(self) -> list[int]:
+        """Process ids of the servers, without one that is a fork of the first."""
+        return [server.pid for server in self._servers]
+
+    def fault(self, command: Command) -> str:
+        """Return why the server of a command does not fork; empty = it does, or did not say."""
+        line = self._line(command)
+        return "" if line is None else line.fault
 
     def has_decided(self, command: Command) -> bool:
         """Return whether `start` would answer at once."""
@@ -134,9 +154,10 @@ class ForkServer:
         """End the server; what it has forked goes on."""
         for line in self._lines.values():
             line.close()
-        with suppress(ProcessLookupError):
-            os.killpg(self._server.pid, signal.SIGKILL)
-        self._server.wait()
+        for server in self._servers:
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
 
     def _line(self, command: Command) -> Line | None:
         """The line to ask; None for what is not imported, or was in another environment."""
@@ -154,13 +175,19 @@ class Line:
         self._connection = connection
         self._is_ready = False
         self._is_closed = False
+        self.fault = ""
+        """Why the server ended before it was ready, if it said so."""
         self._deadline = time.monotonic() + IMPORT_S
 
     def has_decided(self) -> bool:
         """Return whether the server forks, or never will."""
         if self._is_ready or self._is_closed:
             return True
-        self._is_ready = self._read(0.0) == READY
+        message = self._read(0.0) or b""
+        self._is_ready = message == READY
+        if message.startswith(NEVER):
+            self.fault = message.removeprefix(NEVER).decode(errors="replace")
+            self.close()
         if time.monotonic() > self._deadline:
             self.close()
         return self._is_ready or self._is_closed
@@ -173,7 +200,7 @@ class Line:
             with _adopts():
                 socket.send_fds(self._connection, [request], files)
                 pid = self._read(FORK_S)
-                if pid is not None and self._read(FORK_S) == MADE:
+                if pid is not None and self._read(FORK_S) == MADE and _is_ours(int(pid)):
                     return int(pid)
         except OSError:  # it has ended, or the request is too long for it
             pass
@@ -190,12 +217,26 @@ class Line:
         if not select.select([self._connection], [], [], timeout_s)[0]:
             return None
         try:
-            message = self._connection.recv(64)
+            message = self._connection.recv(len(NEVER) + MAX_FAULT_BYTES)
         except OSError:
             message = b""
         if not message:
             self.close()
         return message or None
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether a fork has become a child of this process; one that has not is ended.
+
+    The server that made it may be a fork of one that has died, and then nothing leads from it here.
+    """
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        return False
+    return True
 
 
 @contextmanager

@@ -10,9 +10,9 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from configs.child import die_with_parent
 from configs.errors import NyalaError, SettingsError
@@ -45,7 +45,7 @@ from .checks.reward import (
 from .checks.store import GROUP, REACHED, check_redis, store_checks
 from .fork_server import CHECKS
 from .plan import environment_of, shared_card_warning
-from .process import PYTHON, Command, Forks
+from .process import PYTHON, Command, ForkedChild, Forks, begin_program
 
 INSTALL_S = 600.0
 """Of packages into an environment's own Python."""
@@ -144,7 +144,7 @@ def refuse_what_cannot_run(
     Raises:
         SettingsError: At least one check failed.
     """
-    return _doubts_or_refusal(checks_of_start(settings, redis_url, has_begun=has_begun))
+    return _looked_at(checks_of_start(settings, redis_url, has_begun=has_begun)).doubts_if_free()
 
 
 def check_room(settings: Settings) -> list[str]:
@@ -153,11 +153,29 @@ def check_room(settings: Settings) -> list[str]:
     Raises:
         SettingsError: It has not.
     """
-    return _doubts_or_refusal(checks_of_room(settings))
+    return _looked_at(checks_of_room(settings)).doubts_if_free()
 
 
-def _doubts_or_refusal(checks: Sequence[Check]) -> list[str]:
-    problems, doubts = [], []
+class Found(NamedTuple):
+    """What checks have found."""
+
+    problems: list[str]
+    doubts: list[str]
+
+    def doubts_if_free(self) -> list[str]:
+        """Return what is doubtful.
+
+        Raises:
+            SettingsError: Something is in the way.
+        """
+        if self.problems:
+            raise SettingsError(_listed(self.problems))
+        return self.doubts
+
+
+def _looked_at(checks: Sequence[Check]) -> Found:
+    problems: list[str] = []
+    doubts: list[str] = []
     lost: set[tuple[str, str]] = set()
     for check in checks:
         if (check.group, check.needs) in lost:
@@ -170,9 +188,7 @@ def _doubts_or_refusal(checks: Sequence[Check]) -> list[str]:
             lost.add((check.group, check.name))
         else:
             doubts += [found.text] if isinstance(found, Doubt) else []
-    if problems:
-        raise SettingsError(_listed(problems))
-    return doubts
+    return Found(problems, doubts)
 
 
 def doubts_about(settings: Settings, *, redis_url: str | None) -> list[str]:
@@ -200,10 +216,16 @@ def _listed(problems: Sequence[str]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The checks of a start, in a fork that has imported what they need.
+# The checks of a start, in a process that has imported what they need.
 #
 # Run as `python -m console.run.preflight`: settings and URL of the store come in as JSON, and what
-# is found goes out as JSON. A model that `init` stands for needs no library.
+# is found goes out as JSON. It is a fork of the server that has imported the libraries or, on a
+# machine with cores for both, a program that imports beside it: then a start waits for the slower
+# of both, and not for one that ends because it may not fork. What needs no library is looked at
+# here meanwhile. A model that `init` stands for needs none.
+
+HERE = {"addresses", REACHED, "keys", "devices", "engine"}
+"""Checks of this process, while the other imports."""
 
 
 def check_start(
@@ -218,33 +240,32 @@ def check_start(
         has_begun: The run goes on, with the settings that it was begun with.
 
     Raises:
-        SettingsError: The run cannot start, or a check in a fork stands still.
+        SettingsError: The run cannot start, or a check in another process stands still.
     """
     found = None
     if forks is not None and settings.run.model != "init":
-        found = _found_in_fork(settings, redis_url, forks, has_begun)
+        found = _found_apart(settings, redis_url, forks, has_begun)
     if found is None:
         found = _found(settings, redis_url, has_begun)
-    if "refusal" in found:
-        raise SettingsError(found["refusal"])
-    return list(found["doubts"])
+    return found.doubts_if_free()
 
 
-def _found(settings: Settings, redis_url: str | None, has_begun: bool) -> dict[str, Any]:
-    try:
-        doubts = refuse_what_cannot_run(settings, redis_url=redis_url, has_begun=has_begun)
-    except NyalaError as refusal:
-        return {"refusal": str(refusal)}
-    return {"doubts": [*doubts, *doubts_about(settings, redis_url=redis_url)]}
+def _found(
+    settings: Settings, redis_url: str | None, has_begun: bool, *, elsewhere: Collection[str] = ()
+) -> Found:
+    checks = checks_of_start(settings, redis_url, has_begun=has_begun)
+    found = _looked_at([check for check in checks if check.name not in elsewhere])
+    if found.problems:
+        return found
+    return Found([], [*found.doubts, *doubts_about(settings, redis_url=redis_url)])
 
 
-def _found_in_fork(
+def _found_apart(
     settings: Settings, redis_url: str | None, forks: Forks, has_begun: bool
-) -> dict[str, Any] | None:
-    """Return what a fork has found; None if there was none, or it failed."""
+) -> Found | None:
+    """Return what another process and this one have found; None if there was no other."""
     environment = environment_of("learner", settings)
     command = Command("checks", "checks", (*PYTHON, CHECKS), Path(os.devnull), environment)
-    forks.wait(command)
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out:
         request = {
             "settings": settings.model_dump(mode="json"),
@@ -254,23 +275,37 @@ def _found_in_fork(
         given.write(json.dumps(request).encode())
         given.seek(0)
         with os.fdopen(2, "wb", closefd=False) as err:
-            child = forks.start(command, out, err, given)
-        if child is None:
-            return None
-        limit_s = _limit_s(settings, redis_url)
-        try:
-            code = child.wait(limit_s)
-        except TimeoutError:
-            raise SettingsError(
-                f"the checks of a start must end within {limit_s:.0f} s, got no end; `nyala "
-                f"doctor` with the same settings does them one by one, and names the one that "
-                f"stands still"
-            ) from None
-        finally:
-            child.kill()
-            child.wait()
+            child = begin_program(command, out, err, given) if forks.has_room else None
+            try:
+                checks = checks_of_start(settings, redis_url, has_begun=has_begun)
+                here = _looked_at([check for check in checks if check.name in HERE])
+                if child is None:
+                    forks.wait(command)
+                    child = forks.start(command, out, err, given)
+                if child is None:
+                    return None
+                code = _end_of(child, _limit_s(settings, redis_url))
+            finally:
+                if child is not None:
+                    child.kill()
+                    child.wait()
         out.seek(0)
-        return dict(json.load(out)) if code == 0 else None
+        if code:
+            return None
+        there = Found(**json.load(out))
+    new = [each for each in there.problems if each not in here.problems]
+    return Found([*here.problems, *new], [*here.doubts, *there.doubts])
+
+
+def _end_of(child: ForkedChild, limit_s: float) -> int:
+    try:
+        return child.wait(limit_s)
+    except TimeoutError:
+        raise SettingsError(
+            f"the checks of a start must end within {limit_s:.0f} s, got no end; `nyala "
+            f"doctor` with the same settings does them one by one, and names the one that "
+            f"stands still"
+        ) from None
 
 
 def _limit_s(settings: Settings, redis_url: str | None) -> float:
@@ -286,7 +321,8 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)  # an environment or a reward may print
         settings = Settings.model_validate(request["settings"])
-        json.dump(_found(settings, request["redis_url"], request["has_begun"]), out)
+        found = _found(settings, request["redis_url"], request["has_begun"], elsewhere=HERE)
+        json.dump(found._asdict(), out)
 
 
 if __name__ == "__main__":

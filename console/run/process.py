@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -161,8 +162,25 @@ class ForkedChild:
             os.close(end)
 
 
+def begin_program(command: Command, out: BinaryIO, err: BinaryIO, given: BinaryIO) -> ForkedChild:
+    """Begin a command as a new program, in a process group of its own, with these files."""
+    files = [(os.POSIX_SPAWN_DUP2, file.fileno(), n) for n, file in enumerate((given, out, err))]
+    arguments = command.arguments
+    pid = os.posix_spawn(
+        arguments[0], arguments, command.environment, file_actions=files, setsid=True
+    )
+    return ForkedChild(pid)
+
+
 class Forks(Protocol):
     """A server that begins commands as forks of a process that has imported their libraries."""
+
+    has_room: bool
+    """Whether this machine has the cores to import libraries in several processes at a time."""
+
+    def fault(self, command: Command) -> str:
+        """Return why `command` cannot be a fork; empty = it can, or nobody said why."""
+        ...
 
     def has_decided(self, command: Command) -> bool:
         """Return whether `start` would answer at once."""
@@ -208,6 +226,11 @@ class Process:
     def start(self) -> None:
         with self._log.open() as log, held_back():
             fork = None if self._forks is None else self._forks.start(self._command, log, log)
+            if fork is None and self._forks and (fault := self._forks.fault(self._command)):
+                event = "a new program, which imports its libraries itself"
+                row = {"event": event, "why": fault, "level": "info"}
+                log.write(json.dumps(row).encode() + b"\n")
+                log.flush()
             self._child = fork or self._new_program(log)
             self._groups.add(self._child.pid)
 

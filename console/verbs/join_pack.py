@@ -26,6 +26,7 @@ from broker.transport.keys import ENROLMENT, check_private, forget_name
 from configs.errors import SettingsError
 from configs.hashes import run_hashes
 from configs.loader import save
+from configs.machine import user_cache
 from configs.settings import Settings
 from console.command_line import Run
 from console.run.own_files import with_value
@@ -46,7 +47,6 @@ from console.run.run_folder import run_folder_of, settings_of
 FORMAT = 1
 CONTENTS = "pack.json"
 PUBLIC_KEYS = ("broker.pub", "broker.next.pub")
-CACHE_VARIABLE = "XDG_CACHE_HOME"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,7 @@ def open_pack(pack: Path, overrides: Sequence[str]) -> tuple[Path, list[str]]:
     check_private(pack)
     with pack.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    cache = Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache") / "nyala"
-    place = cache / f"{pack.stem}-{digest[:16]}"
+    place = user_cache() / f"{pack.stem}-{digest[:16]}"
     if not place.exists():
         _unpack(pack, place)
     contents = Contents(**json.loads((place / CONTENTS).read_bytes()))

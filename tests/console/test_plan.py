@@ -126,6 +126,17 @@ def test_neither_do_those_that_pythonpath_names(tmp_path: Path) -> None:
     assert succeeds(nyala, "--help", folder=tmp_path, **given)
 
 
+def test_compiled_code_of_the_learner_is_kept_among_the_users_caches(tmp_path: Path) -> None:
+    def place(**given: str) -> str:
+        variables = environment_of("learner", settings(tmp_path), inherited=given)
+        return variables["TORCHINDUCTOR_CACHE_DIR"]
+
+    assert place() == str(Path.home() / ".cache/nyala/torchinductor")
+    assert place(XDG_CACHE_HOME="/kept") == "/kept/nyala/torchinductor"
+    assert place(TORCHINDUCTOR_CACHE_DIR="/own") == "/own"
+    assert "TORCHINDUCTOR_CACHE_DIR" not in environment_of("actor", settings(tmp_path))
+
+
 def test_files_of_each_environment_become_absolute(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.jsonl").write_text("")

@@ -1,7 +1,7 @@
 """Processes that are started after CUDA was asked about: new programs can use it, forks cannot.
 
 `tests/packaging/test_new_programs.py` shows on a CPU that all of ours are new programs, but
-those of the fork server, which must not have met CUDA.
+those of the fork server and vLLM's core, whose parents must not have met CUDA.
 """
 
 from __future__ import annotations
@@ -40,11 +40,14 @@ from console.run import fork_process
 for name in fork_process.BOTH:
     import_module(name)
 import_libraries(sys.argv[1])
-threads = len(os.listdir("/proc/self/task"))
-print(fork_process.has_met_cuda(), threads, flush=True)
+from configs import forks
+print("threads of libraries:", forks.other_threads(), "at", [
+    open(f"/proc/self/task/{task}/wchan").read() for task in forks.other_threads()
+], file=sys.stderr)
+print(forks.fault_of_forks() or "may be forked", flush=True)
 import torch
 if not os.fork():
-    print(int(torch.ones(3, device="cuda").sum()), fork_process.has_met_cuda(), flush=True)
+    print(int(torch.ones(3, device="cuda").sum()), forks.has_met_cuda(), flush=True)
     os._exit(0)
 os.wait()
 """
@@ -61,7 +64,8 @@ def test_a_fork_of_what_imports_the_libraries_of_a_run_uses_the_card(engine: str
         timeout=300,
     )
 
-    assert done.stdout == "False 1\n3 True\n", done.stderr
+    print(done.stderr)  # which threads there were, where somebody asks for the output of tests
+    assert done.stdout == "may be forked\n3 True\n", done.stderr
 
 
 def test_a_new_program_uses_the_card_that_its_parent_uses() -> None:

@@ -1,12 +1,11 @@
 """A real fork server with real roles: what they are, how they end, and their start without it."""
 
-import ctypes
 import io
 import json
 import os
 import signal
+import socket
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -14,7 +13,7 @@ from rich.console import Console
 from broker.transport.keys import make_client, make_keys
 from configs.errors import NyalaError, SettingsError
 from configs.loader import load
-from console.run import fork_process, init_model, preflight
+from console.run import fork_server, init_model, preflight
 from console.run.fork_server import ForkServer
 from console.run.plan import environment_of
 from console.run.preflight import check_start
@@ -103,7 +102,7 @@ def test_a_role_is_a_fork_of_the_server_and_as_a_new_program_would_be(server, st
     assert actor.poll() is None
     shared = {line.split(":")[0]: line.split()[1] for line in libraries.splitlines()[1:]}
     assert int(shared["Private_Dirty"]) < int(shared["Rss"]) / 2
-    assert b"secret" not in Path(f"/proc/{server.pid}/environ").read_bytes()
+    assert b"secret" not in Path(f"/proc/{server.pids[0]}/environ").read_bytes()
 
     os.kill(actor.pid, signal.SIGKILL)
 
@@ -122,7 +121,7 @@ def test_learner_and_actor_end_with_their_own_code_and_a_later_life_is_a_fork_to
 
 
 def test_without_its_server_a_role_begins_as_a_new_program(server, start):
-    os.kill(server.pid, signal.SIGKILL)
+    os.kill(server.pids[0], signal.SIGKILL)
 
     process, log = start(server, "actors", "--config", "/nowhere.yaml")
 
@@ -151,7 +150,7 @@ def test_the_server_ends_when_nyala_up_has_gone(environment, tmp_path):
     program = (
         "import json, os, sys, time\n"
         "from console.run.fork_server import ForkServer\n"
-        "print(ForkServer('torch', json.loads(sys.argv[1])).pid, flush=True)\n"
+        "print(ForkServer('torch', json.loads(sys.argv[1])).pids[0], flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     command = Command(
@@ -175,8 +174,8 @@ def test_a_server_that_stands_still_ends_with_a_killed_nyala_up(config, environm
         "from configs.loader import load\n"
         "from console.run.fork_server import fork_server_of\n"
         "with fork_server_of(load(sys.argv[1])) as server:\n"
-        "    os.kill(server.pid, signal.SIGSTOP)\n"
-        "    print(server.pid, flush=True)\n"
+        "    os.kill(server.pids[0], signal.SIGSTOP)\n"
+        "    print(server.pids[0], flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     command = Command(
@@ -190,42 +189,53 @@ def test_a_server_that_stands_still_ends_with_a_killed_nyala_up(config, environm
     wait_until(lambda: not is_alive(pid))
 
 
-@pytest.mark.parametrize(("answer", "met"), [(0, True), (100, True), (3, False)])
-def test_a_server_knows_whether_its_process_has_met_cuda(monkeypatch, answer, met):
-    """`CUDA_SUCCESS`, no device, not initialised: as CUDA's driver answers."""
-    assert not fork_process.has_met_cuda(), "there is no driver on this machine"
-    driver = SimpleNamespace(cuDeviceGetCount=lambda _: answer)
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: driver)
+DRIVER = """
+import ctypes
+load = ctypes.CDLL
+class Driver:
+    def cuDeviceGetCount(self, _): return {}
+ctypes.CDLL = lambda *a, **k: Driver() if "cuda" in str(a[0]) else load(*a, **k)
+"""
+"""A stand-in for CUDA's driver, which an import has initialised or only loaded."""
+THREAD = """
+import threading
+threading.Thread(target=threading.Event().wait, name="of a library", daemon=True).start()
+"""
+SLEEPING = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.pause, None)
+"""
 
-    assert fork_process.has_met_cuda() is met
 
-
-@pytest.mark.parametrize(("answer", "forks"), [(0, False), (3, True)])
-def test_a_server_that_has_met_cuda_forks_nothing(environment, tmp_path, answer, forks):
-    """With a stand-in for CUDA's driver, which an import has initialised or only loaded."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import ctypes\n"
-        "load = ctypes.CDLL\n"
-        "class Driver:\n"
-        f"    def cuDeviceGetCount(self, _): return {answer}\n"
-        "ctypes.CDLL = lambda *a, **k: Driver() if 'cuda' in str(a[0]) else load(*a, **k)\n"
-    )
+@pytest.mark.parametrize(
+    ("imported", "fault"),
+    [
+        (DRIVER.format(0), "CUDA has been met"),
+        (DRIVER.format(3), ""),
+        (THREAD, "there are other threads: Python's 'of a library' (S)"),
+        (SLEEPING, ""),
+    ],
+    ids=["CUDA", "CUDA's driver", "a thread of Python's", "a thread of a library"],
+)
+def test_a_server_that_may_not_fork_says_why(environment, start, tmp_path, imported, fault):
+    (tmp_path / "sitecustomize.py").write_text(imported)
+    # Only in the server: what begins as a new program has no such thread.
     changed = environment | {"PYTHONPATH": str(tmp_path)}
-    command = Command("x", "x", (*PYTHON, "learner", "--help"), Path(os.devnull), changed)
     server = ForkServer("torch", changed)
     try:
-        server.wait(command)
-        with Path(os.devnull).open("wb") as nothing:
-            child = server.start(command, nothing, nothing)
-        assert (child is not None) is forks
-        if child is not None:
-            assert child.wait(60) == 0
+        process, log = start(server, "learner", "--help", PYTHONPATH=str(tmp_path))
+        assert wait_until(lambda: process.poll() is not None)
+        assert process.poll() == 0
+        first = log.read_text().partition("\n")[0]
+        assert (json.loads(first)["why"] if fault else "") == fault
+        assert first.startswith("{") is bool(fault)
     finally:
         server.close()
 
 
 @pytest.fixture
-def only_in_forks(monkeypatch):
+def only_elsewhere(monkeypatch):
     def found(*_):
         raise AssertionError("this process did the checks")
 
@@ -240,23 +250,33 @@ def made_model(folder):
     return folder / "model"
 
 
-def test_a_fork_does_the_checks_of_a_start(server, config, only_in_forks, tmp_path, capfd):
+@pytest.fixture(params=[False, True], ids=["few cores", "many cores"])
+def any_server(server, request):
+    server.has_room = request.param
+    return server
+
+
+def test_another_process_does_the_checks_of_a_start(
+    any_server, config, only_elsewhere, tmp_path, capfd
+):
     model = made_model(tmp_path)
     reward = tmp_path / "rewards.py"
     reward.write_text("print('it prints')\ndef f(prompts, **_): return [0.0] * len(prompts)\n")
     flags = (f"run.model={model}", f"run.reward={reward}:f", "rewards.weights={g: 1}")
 
-    doubts = check_start(load(config, flags), redis_url=None, forks=server)
+    doubts = check_start(load(config, flags), redis_url=None, forks=any_server)
 
     assert len(doubts) == 1
     assert "rewards.weights must name parts of the reward" in doubts[0]
     assert "it prints" in "".join(capfd.readouterr())
     with pytest.raises(SettingsError, match=r"run\.max_prompt_tokens must be enough"):
-        check_start(load(config, (*flags, "run.max_prompt_tokens=1")), redis_url=None, forks=server)
+        check_start(
+            load(config, (*flags, "run.max_prompt_tokens=1")), redis_url=None, forks=any_server
+        )
 
 
 def test_checks_that_stand_still_end_at_their_limit(
-    server, config, only_in_forks, tmp_path, monkeypatch
+    server, config, only_elsewhere, tmp_path, monkeypatch
 ):
     pids = tmp_path / "pids"
     reward = tmp_path / "rewards.py"
@@ -279,6 +299,26 @@ def test_the_limit_of_all_checks_is_that_of_each(config):
 
     assert alone > 300
     assert preflight._limit_s(load(config), "redis://x") > alone
+
+
+def test_what_fails_here_and_elsewhere_is_told_together(server, config, only_elsewhere, tmp_path):
+    server.has_room = True
+    with socket.create_server(("127.0.0.1", 0)) as squatter:
+        port = squatter.getsockname()[1]
+        flags = (f"broker.endpoint=tcp://127.0.0.1:{port}", f"run.model={tmp_path}")
+
+        with pytest.raises(SettingsError, match=r"(?s)^2 things .* is in use .*config\.json"):
+            check_start(load(config, flags), redis_url=None, forks=server)
+
+
+def test_on_a_machine_with_cores_checks_do_not_wait_for_a_server(
+    server, config, only_elsewhere, tmp_path
+):
+    server.has_room = True
+    os.kill(server.pids[0], signal.SIGSTOP)  # as one that imports yet
+
+    flags = (f"run.model={made_model(tmp_path)}",)
+    assert check_start(load(config, flags), redis_url=None, forks=server) == []
 
 
 def test_checks_that_need_no_library_wait_for_none(config, environment):
@@ -312,13 +352,22 @@ def test_a_fork_makes_the_model(server, config, tmp_path, monkeypatch):
 
 
 @pytest.mark.live
-def test_actors_with_vllm_are_forks_of_a_second_server(environment, start):
+@pytest.mark.parametrize(("cores", "servers"), [(2, 1), (4, 2)])
+def test_actors_with_vllm_are_forks_of_a_second_server(
+    environment, start, monkeypatch, cores, servers
+):
+    monkeypatch.setattr(fork_server.os, "sched_getaffinity", lambda _: set(range(cores)))
     server = ForkServer("vllm", environment)
+    assert len(server.pids) == servers
     try:
         learner, _ = start(server, "learner", "--config", "/nowhere.yaml")
         actor, log = start(server, "actors", "--config", "/nowhere.yaml")
         assert parent_of(actor.pid) == os.getpid()
         wait_until(lambda: (learner.poll(), actor.poll()) == (2, 2))
         assert "/nowhere.yaml must be a YAML file" in log.read_text()
+
+        os.kill(server.pids[0], signal.SIGKILL)  # where there is one, that of actors is its child
+        actor, _ = start(server, "actors", "--config", "/nowhere.yaml")
+        assert wait_until(actor.poll) == 2
     finally:
         server.close()
