@@ -6,8 +6,13 @@ And when the core is killed: not a token that it handed over is lost, and nobody
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
+import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from typing import Any, cast
 
@@ -26,6 +31,7 @@ from tests.actors.support.engine_battery import (
 )
 from tests.actors.support.engine_probe import Bench, tiny_folder
 from tests.needs import needs
+from tests.waiting import is_alive, wait_until
 
 pytestmark = [
     pytest.mark.live,
@@ -37,10 +43,21 @@ pytestmark = [
 NOTICED_S = 5.0
 
 
-def test_swaps_reach_a_core_in_another_process(tmp_path, monkeypatch):
+def fork_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have vLLM fork its core, as on a card; on a CPU it spawns one whatever it is told."""
+    from vllm.v1.engine import utils
+
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")  # for a fork `prepare_environment` is too late
+    monkeypatch.setattr(utils, "get_mp_context", lambda: multiprocessing.get_context("fork"))
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_swaps_reach_a_core_in_another_process(tmp_path, monkeypatch, method):
     from actors.engine.vllm_engine import vllm_engine
     from actors.engine.vllm_options import VllmOptions
 
+    if method == "fork":
+        fork_cores(monkeypatch)
     model = tiny_folder(tmp_path / "model", tied=True)
 
     async def story() -> None:
@@ -67,6 +84,56 @@ def test_swaps_reach_a_core_in_another_process(tmp_path, monkeypatch):
             await engine.close()
 
     asyncio.run(story())
+    gc.collect()  # vLLM leaves a ZeroMQ context, which warns of itself: here that is ignored
+
+
+ACTOR = """
+import asyncio, json, multiprocessing, os, socket, sys
+import uvloop
+from actors.engine.vllm_engine import vllm_engine
+from actors.engine.vllm_options import VllmOptions
+from vllm.v1.engine import utils
+
+utils.get_mp_context = lambda: multiprocessing.get_context("fork")
+
+async def story():
+    listener = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(listener.getsockname(), timeout=30)
+    accepted, _ = listener.accept()
+    own = {os.readlink(f"/proc/self/fd/{each.fileno()}") for each in (listener, client, accepted)}
+    engine = vllm_engine(VllmOptions(sys.argv[1], max_model_len=64, in_process=False))
+    await engine.start()
+    (core,) = engine._stepper._watch._processes
+    files = {os.readlink(f"/proc/{core.pid}/fd/{n}") for n in os.listdir(f"/proc/{core.pid}/fd")}
+    accepted.close()
+    print(json.dumps([core.pid, sorted(own & files), client.recv(1).hex()]), flush=True)
+    await asyncio.Event().wait()
+
+with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    runner.run(story())
+"""
+
+
+def test_a_forked_core_has_no_file_of_its_actor_and_ends_with_it(tmp_path):
+    tiny_folder(tmp_path / "model", tied=True)
+    actor = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", ACTOR, str(tmp_path / "model")],
+        env=os.environ | {"TORCH_COMPILE_DISABLE": "1", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert actor.stdout is not None
+        line = next(line for line in actor.stdout if line.startswith("[") and "INFO" not in line)
+        core, shared, heard = json.loads(line)
+        assert shared == []
+        assert heard == ""
+        assert is_alive(core)
+    finally:
+        actor.kill()
+        actor.communicate()
+
+    wait_until(lambda: not is_alive(core))
 
 
 async def loses_its_core(bench: Bench) -> None:
