@@ -13,7 +13,7 @@ from rich.console import Console
 from broker.transport.keys import make_client, make_keys
 from configs.errors import NyalaError, SettingsError
 from configs.loader import load
-from console.run import fork_server, init_model, preflight
+from console.run import init_model, preflight
 from console.run.fork_server import ForkServer
 from console.run.plan import environment_of
 from console.run.preflight import check_start
@@ -356,7 +356,7 @@ def test_a_fork_makes_the_model(server, config, tmp_path, monkeypatch):
 def test_actors_with_vllm_are_forks_of_a_second_server(
     environment, start, monkeypatch, cores, servers
 ):
-    monkeypatch.setattr(fork_server.os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     server = ForkServer("vllm", environment)
     assert len(server.pids) == servers
     try:
