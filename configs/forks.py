@@ -1,8 +1,9 @@
 """Forks of a process that has imported libraries: whether one is safe, and what it lets go of.
 
-A fork has the one thread that forked. A lock that another held stays taken in it, and what that
-thread did nobody does. And a fork that goes on without a new program has every file of its parent:
-no connection that the parent closes would be closed for the other side, nor a lock be free.
+Only the thread that forks exists in the fork. A lock that another thread held stays locked there,
+and the work of that thread is not done. A fork that does not run a new program also keeps every
+open file of its parent: a connection that the parent closes would stay open for the other side, and
+a file lock would stay held.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from .child import die_with_parent
 DRIVER = "libcuda.so.1"
 NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED: `cuInit` was never called
 ASLEEP_S = 2.0
-"""For threads that a library has just started to come to rest."""
+"""Time for the threads that a library has just started to fall asleep."""
 TASKS = Path("/proc/self/task")
 FILES = Path("/proc/self/fd")
 
 
 def has_met_cuda() -> bool:
-    """Whether something in this process has asked CUDA's driver for more than its version.
+    """Whether something in this process has initialised CUDA's driver.
 
-    No fork of it could use CUDA.
+    A fork of such a process cannot use CUDA.
     """
     try:
         driver = ctypes.CDLL(DRIVER, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
@@ -43,11 +44,11 @@ def has_met_cuda() -> bool:
 def other_threads() -> dict[str, str]:
     """Return the threads of this process beside its main one: number -> name and state.
 
-    One of Python's has its name there, any other that of its task (`comm`, proc(5)): often that of
-    the program, sometimes that of the library which started it.
+    A thread of Python has the name that Python gave it. Any other thread has the name of its task
+    (`comm`, proc(5)): often that of the program, sometimes that of the library that started it.
     """
     named = {str(thread.native_id): thread.name for thread in threading.enumerate()}
-    found = {}
+    states = {}
     for task in TASKS.iterdir():
         if task.name == str(os.getpid()):
             continue
@@ -55,24 +56,24 @@ def other_threads() -> dict[str, str]:
             comm, _, rest = (task / "stat").read_text(encoding="utf-8").rpartition(")")
             name = named.get(task.name)
             name = f"Python's {name!r}" if name else comm.partition("(")[2]
-            found[task.name] = f"{name} ({rest.split()[0]})"
-    return found
+            states[task.name] = f"{name} ({rest.split()[0]})"
+    return states
 
 
 def fault_of_forks() -> str:
     """Say why this process must not be forked; empty = it may.
 
-    Threads of Python's own forbid it. Those that a library starts as it is imported do not, once
-    they sleep: they are pools that wait for work (OpenBLAS, jemalloc), hold no lock then, and are
-    ended before a fork or made anew after it by the handlers of `pthread_atfork`. The exception is
-    OpenMP, whose pool no import starts.
+    Any thread that Python started forbids a fork. Threads that a library starts as it is imported
+    do not forbid one once they sleep: they are pools that wait for work (OpenBLAS, jemalloc), hold
+    no lock then, and are ended before a fork or started again after it by handlers of
+    `pthread_atfork`. The pool of OpenMP is an exception, but no import starts it.
     """
     if has_met_cuda():
-        return "CUDA has been met"
+        return "CUDA is initialised"
     until = time.monotonic() + ASLEEP_S
     while True:
         threads = sorted(other_threads().values())
-        if not any(each.startswith("Python's") or not each.endswith("(S)") for each in threads):
+        if not any(text.startswith("Python's") or not text.endswith("(S)") for text in threads):
             return ""
         if time.monotonic() > until:
             return f"there are other threads: {', '.join(threads)}"
@@ -80,17 +81,17 @@ def fault_of_forks() -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# What a fork lets go of.
+# What a fork closes.
 
 _forker = (0, 0)
-"""The thread whose forks let go, and its process."""
+"""The thread whose forks close what others wait for, and its process; zeros = none."""
 _is_registered = False
 
 
 @contextmanager
 def forks_let_go() -> Iterator[None]:
-    """Have forks of this thread end with it, and keep nothing that others wait for."""
-    global _forker, _is_registered  # noqa: PLW0603 - `os.register_at_fork` knows no way back
+    """Have forks of this thread end with it, and close the files that other processes wait for."""
+    global _forker, _is_registered  # noqa: PLW0603 - `os.register_at_fork` cannot be undone
     if not _is_registered:
         os.register_at_fork(after_in_child=_let_go)
         _is_registered = True
@@ -111,24 +112,24 @@ def _let_go() -> None:
         die_with_parent(parent=parent)
     except SystemExit:  # it has ended; what a hook of a fork raises goes nowhere
         os._exit(1)
-    # The parent's event loop has its own end of this: a signal to the fork would reach the parent.
+    # The fork shares this file with the parent's event loop: its signals would reach the parent.
     signal.set_wakeup_fd(-1)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in files_of_others():
-        os.dup2(nowhere, number, inheritable=False)  # an object of the parent's may close it yet
+        os.dup2(nowhere, number, inheritable=False)  # a copied object may still close it
     os.close(nowhere)
 
 
 def files_of_others() -> list[int]:
-    """List sockets, pipes whose other end is elsewhere, and files to be written; not 0 to 2."""
-    found = {}
+    """List sockets, pipes whose other end is elsewhere, and writable files; standard files not."""
+    targets = {}
     for path in FILES.iterdir():
-        with suppress(FileNotFoundError):  # that of the listing itself
-            found[int(path.name)] = str(path.readlink())
-    ends = Counter(found.values())
+        with suppress(FileNotFoundError):  # the descriptor of the listing itself
+            targets[int(path.name)] = str(path.readlink())
+    ends = Counter(targets.values())
     return [
         number
-        for number, place in found.items()
+        for number, place in targets.items()
         if number > 2
         and (
             place.startswith("socket:")

@@ -211,7 +211,7 @@ libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.pause, None)
 @pytest.mark.parametrize(
     ("imported", "fault"),
     [
-        (DRIVER.format(0), "CUDA has been met"),
+        (DRIVER.format(0), "CUDA is initialised"),
         (DRIVER.format(3), ""),
         (THREAD, "there are other threads: Python's 'of a library' (S)"),
         (SLEEPING, ""),
