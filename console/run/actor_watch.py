@@ -1,10 +1,10 @@
 """Live-actor count of a run, and immediate release of the leases of a local actor that died.
 
     process of a local actor ends -> death pending -> its leases are released
-    store away or recovering         death pending -> given up after REPORT_WITHIN_S
+    store unreachable or recovering  death pending -> dropped after REPORT_WITHIN_S
 
-Runs in a thread of its own, so that a Redis that does not answer cannot hold up the supervision.
-Leases of an actor that died on another machine expire, as do those of a death given up here.
+It runs in a thread of its own, so that a Redis that does not answer cannot delay the supervisor.
+The leases of an actor that died on another machine expire, as do those of a dropped death.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from configs.worker import Worker
 LOOK_EVERY_S = 2.0
 RETRY_S = 1.0
 JITTER = 0.5  # consoles of several machines do not all ask a Redis that has just come back at once
-REPORT_WITHIN_S = 300.0  # Redis may load a log for minutes; later the process id may be another's
+REPORT_WITHIN_S = 300.0  # Redis may load a log for minutes; later the id may be reused
 MAX_PENDING = 1024  # as many actors as a broker serves by default
 
 
@@ -45,7 +45,7 @@ class StoreLook:
 class PendingDeaths:
     """Process ids of actors whose deaths the store has not recorded yet, oldest first.
 
-    Bounded in number and in time: what is given up costs no work, its leases expire.
+    Bounded in number and in time. A death that is dropped loses no work, as its leases expire.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class PendingDeaths:
         del self._give_up_at[pid]
 
     def current(self) -> list[int]:
-        """Drop what is too old and return the rest."""
+        """Drop deaths that are too old and return the process ids of the rest."""
         now = self._clock()
         self._give_up_at = {pid: end for pid, end in self._give_up_at.items() if now < end}
         return list(self._give_up_at)
@@ -106,7 +106,7 @@ class ActorWatch:
 
     @property
     def newest(self) -> StoreLook | None:
-        """The last look; None before the first and while Redis is away."""
+        """What the store showed last; None before the first look and while Redis is unreachable."""
         return self._newest
 
     @property
@@ -116,17 +116,17 @@ class ActorWatch:
 
     @property
     def alive(self) -> int | None:
-        """Actors alive at the last look; None where there is none."""
+        """Number of actors alive at the last look; None without a look."""
         newest, limit_s = self._newest, self._broker.heartbeat_timeout_s
         if newest is None:
             return None
         return sum(actor.is_present(limit_s) for actor in newest.actors)
 
     def idle(self, *, num_processes: int = 0) -> str | None:
-        """Return why nobody samples although the learner waits, at the last look, or None.
+        """Return why no actor samples while the learner waits, as of the last look, or None.
 
         Args:
-            num_processes: Actors that run on this machine.
+            num_processes: Number of actors that run on this machine.
         """
         newest = self._newest
         if newest is None:
@@ -141,19 +141,19 @@ class ActorWatch:
         )
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread that looks at the store."""
         self._worker.start()
 
     def check(self) -> None:
-        """Raise what ended the thread, if an exception did."""
+        """Raise the exception that ended the thread, if there was one."""
         self._worker.check()
 
     def report_death(self, pid: int) -> None:
-        """Have the leases of a local actor released whose process has ended."""
+        """Have the leases of a local actor released, since its process has ended."""
         self._reports.put(pid)
 
     def close(self) -> None:
-        """End the thread after its present look."""
+        """End the thread after its current look at the store."""
         self._reports.put(None)
 
     def _watch(self) -> None:
@@ -187,7 +187,7 @@ class ActorWatch:
         closed = store.run(operations.closed())
         self._newest = StoreLook(stats, tuple(seen), memory, closed)
         pending = self._pending.current()
-        # A store that is recovering releases nothing, and after it no lease expires for a while.
+        # A store that is recovering releases nothing; afterwards no lease expires for a while.
         if pending and stats.state == "RUNNING":
             for pid in pending:
                 self._release(store, seen, pid)
@@ -211,19 +211,19 @@ def idle_reason(
     *,
     num_processes: int = 0,
 ) -> str | None:
-    """Return why nobody samples; None while somebody does, or while the learner does not wait.
+    """Return why no actor samples; None while one samples, or while the learner does not wait.
 
     Args:
-        settings: Of the run.
-        stats: Of the run.
-        seen: Actors.
-        memory: Of Redis.
-        closed: To whom nothing is leased.
-        num_processes: Actors that run on this machine.
+        settings: Settings of the run.
+        stats: Counts of the run in the store.
+        seen: Actors that the store has seen.
+        memory: Memory of Redis.
+        closed: Pause of the run, and keys that get no leases.
+        num_processes: Number of actors that run on this machine.
     """
     if all(claim.sealed for claim in stats.claims):
         return None
-    # Redis then answers, and takes no sign of life of an actor.
+    # On a full disk Redis answers, but records no heartbeat of an actor.
     if (full := full_disk(settings.run.folder)) is not None:
         return full
     return why_nobody_samples(

@@ -1,20 +1,20 @@
 """Memory of the learner on one card, computed from settings and the model's `config.json`.
 
-FSDP2 shards weights, gradients and moments over the ranks of `parallel.shard`; activations are of a
-rank's own tokens, its part of a microbatch under `parallel.sequence`:
+FSDP2 shards weights, gradients and moments over the ranks of `parallel.shard`. A rank has the
+activations of its own tokens, its part of a microbatch under `parallel.sequence`:
 
     all the time             float32 weights, gradients and the optimizer's moments, a rank's share;
                              a frozen model in `learner.base_dtype`
-    the backward pass begins the activations of all layers, gathered weights, what cuBLAS works in;
-                             beside them
+    the backward pass begins the activations of all layers, gathered weights, workspaces of cuBLAS;
+                             in addition
         of the loss          a chunk of logits
-        of the last layer    what it computes again, and the gradients of its activations
-    the backward pass ends   the embeddings' gradient, whole, and its float32 copies to be reduced
+        of the last layer    recomputed values, and the gradients of its activations
+    the backward pass ends   the embeddings' whole gradient, and its float32 copies to be reduced
     a publication            the largest tensor, whole
 
-Whole weights and gradients stay on a card until the end of an optimizer step where they are a small
-part of it (`learner/model/memory_rules.py`). The largest of what excludes one another counts. What
-is there all the time may lie in host memory (`learner.offload`).
+Whole weights and gradients stay on a card until the end of an optimizer step if they are a small
+part of its memory (`learner/model/memory_rules.py`). The total is what is there all the time, which
+`learner.offload` can place in host memory, and the largest of the other three cases.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from learner.model.memory_rules import (
 QK_NORMS = ("gemma3_text", "olmo2", "qwen3")
 """Types of models that normalise queries and keys."""
 MATRICES = 7
-"""Of a layer."""
+"""Matrices of a layer."""
 FUSED = (
     "gemma",
     "gemma2",
@@ -63,7 +63,7 @@ FUSED = (
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a decoder."""
+    """Sizes of a decoder, as its configuration has them."""
 
     layers: int
     width: int
@@ -75,13 +75,13 @@ class ModelShape:
     is_tied: bool
     has_qk_norm: bool
     is_eager: bool
-    """Its attention keeps all its weights: a cap leaves no other way."""
+    """Its attention keeps all its weights, as a cap on logits requires."""
     is_fused: bool = False
-    """Its norms and gates are kernels, where it is on a card."""
+    """Its norms and gates are kernels if it is on a card."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """Read them from a model's configuration."""
+        """Read the sizes from a model's configuration."""
         heads, width = config["num_attention_heads"], config["hidden_size"]
         return cls(
             layers=config["num_hidden_layers"],
@@ -98,7 +98,7 @@ class ModelShape:
         )
 
     def divided(self, ranks: int) -> Self:
-        """Return the part of each of the ranks that divide its matrices; norms stay whole."""
+        """Return the sizes of one rank's part of the matrices; norms stay whole."""
         return replace(
             self,
             inner=-(-self.inner // ranks),
@@ -109,12 +109,12 @@ class ModelShape:
 
     @property
     def queries_and_keys(self) -> int:
-        """Elements per token."""
+        """Elements per token of queries and keys."""
         return (self.heads + self.kv_heads) * self.head_width
 
     @property
     def attended(self) -> int:
-        """Elements per token that attention gives."""
+        """Elements per token of the output of attention."""
         return self.heads * self.head_width
 
     @property
@@ -137,17 +137,17 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """All parameters."""
+        """Parameters of the whole model."""
         return self.layers * self.layer_parameters + self.root_parameters
 
     def layer_bytes(self, base: str) -> int:
-        """Bytes of a layer that is kept as `learner.base_dtype` says."""
+        """Bytes of a layer in the format `base`, a value of `learner.base_dtype`."""
         packed = self.layer_matrices if base == "nf4" else 0
         of_packed = packed // 2 + 2 * packed // FOUR_BIT_BLOCK
         return of_packed + _itemsize(base) * (self.layer_parameters - packed)
 
     def kept_bytes(self, base: str) -> int:
-        """Bytes of all parameters that are kept so."""
+        """Bytes of all parameters in the format `base`."""
         return self.layers * self.layer_bytes(base) + _itemsize(base) * self.root_parameters
 
     def adapter_parameters(self, rank: int) -> int:
@@ -171,9 +171,9 @@ class ModelShape:
             kind: `learner.activation_checkpointing`.
             itemsize: Bytes of an element in forward and backward passes.
             longest: Tokens of the longest episode, which eager attention multiplies up to a bound.
-            rank: Of adapters, each of which keeps what lies between its matrices.
-            is_fused: Whether the compiler, or kernels, compute what lies between products and
-                attention: of that only what these take is kept.
+            rank: Rank of the adapters, each of which keeps what lies between its matrices.
+            is_fused: Whether the compiler or kernels compute what lies between products and
+                attention: only their inputs are kept.
         """
         low = itemsize * MATRICES * rank
         values = self.kv_heads * self.head_width
@@ -183,8 +183,8 @@ class ModelShape:
         if kind == "selective":
             products = self.queries_and_keys + values + 3 * self.width + 2 * self.inner
             return itemsize * products + attention + low
-        # A norm keeps its input in float32, and its output before its weight, if that is trained,
-        # and after it; a fused one its input and output as they are.
+        # A norm keeps its input in float32, its output, and the output before its weight if the
+        # weight is trained. A fused norm keeps its input and output as they are.
         before = 0 if is_fused or rank else itemsize
         wide = itemsize if is_fused else 4
         norms = 2 * ((wide + before + itemsize) * self.width + 4)
@@ -199,7 +199,7 @@ class ModelShape:
 
 
 def _itemsize(base: str) -> int:
-    """Bytes of a parameter that is in no matrix of a layer."""
+    """Bytes of a parameter outside the matrices of the layers."""
     return 4 if base == "float32" else 2
 
 
@@ -208,11 +208,11 @@ def _itemsize(base: str) -> int:
 
 GIB = 2**30
 BLOCKS_ALIVE = 3 / 16
-"""Blocks of a sixteenth of a chunk that are in float32 at a time."""
+"""Part of a chunk that is in float32 at a time: three blocks of a sixteenth."""
 WORKSPACES = 2 * 32 * 2**20
-"""Of cuBLAS, for the thread of the forward and for that of the backward pass, from Hopper on."""
+"""Bytes of cuBLAS for the threads of the forward and the backward pass, from Hopper on."""
 LAYERS_COPIED = 3
-"""Layers whose inputs are on the card, or on their way, where these are offloaded."""
+"""Layers whose inputs are on the card or being copied when activations are offloaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,35 +224,35 @@ class CardMemory:
     kind: str
     """`learner.activation_checkpointing`, its default filled in."""
     tokens: int
-    """Of a microbatch, which has no more than a batch."""
+    """Tokens of a microbatch, which has no more than a batch."""
     states: Mapping[str, int]
-    """There all the time."""
+    """What is there all the time."""
     step: Mapping[str, int]
-    """There when the backward pass begins."""
+    """What is there when the backward pass begins."""
     loss: int
-    """There beside it, while the loss is computed."""
+    """Bytes in addition to `step` while the loss is computed."""
     layer: int
-    """There beside it, while a layer is differentiated."""
+    """Bytes in addition to `step` while a layer is differentiated."""
     reduction: int
-    """There when it ends."""
+    """Bytes when the backward pass ends."""
     publication: int
     host: Mapping[str, int]
-    """In host memory, for each card."""
+    """What is in host memory, for each card."""
     has_wide_base: bool = False
-    """There is a frozen model that is not in 4 bits."""
+    """Whether there is a frozen model that is not in 4 bits."""
 
     @property
     def total(self) -> int:
-        """The most at a time."""
+        """The most bytes at a time."""
         return sum(self.states.values()) + max(self._at_once, self.reduction, self.publication)
 
     @property
     def _at_once(self) -> int:
-        """What a microbatch takes at most."""
+        """The most bytes that a microbatch takes."""
         return sum(self.step.values()) + max(self.loss, self.layer)
 
     def lines(self) -> list[str]:
-        """Write the figures, one a line."""
+        """Write the figures, one on each line."""
         rows = {
             **self.states,
             **self.step,
@@ -276,7 +276,7 @@ class CardMemory:
         """Refuse a card that is too small.
 
         Raises:
-            SettingsError: It is.
+            SettingsError: The card is too small.
         """
         if self.total <= card_bytes:
             return
@@ -301,7 +301,7 @@ class CardMemory:
 
 
 def table_of_sizes(rows: Mapping[str, int]) -> list[str]:
-    """Write name -> bytes as lines; what would be shown as 0 is left out."""
+    """Write name -> bytes as lines; sizes that would be shown as 0 are left out."""
     shown = {name: f"{size / GIB:.2f}" for name, size in rows.items()}
     return [f"  {text:>8} GiB  {name}" for name, text in shown.items() if text != "0.00"]
 
@@ -309,13 +309,13 @@ def table_of_sizes(rows: Mapping[str, int]) -> list[str]:
 def card_memory(
     settings: Settings, config: Mapping[str, Any], *, on_gpu: bool, card_bytes: int | None = None
 ) -> CardMemory:
-    """Compute what the learner takes.
+    """Compute the memory of the learner on each card.
 
     Args:
-        settings: Of the run.
-        config: Of its model.
-        on_gpu: In bfloat16 where `run.dtype` is, and with the defaults of a GPU.
-        card_bytes: Of the GPU, where it is known: some steps keep more where there is room.
+        settings: Settings of the run.
+        config: Configuration of its model.
+        on_gpu: Whether it trains on a GPU, whose defaults and `run.dtype` then apply.
+        card_bytes: Memory of the GPU if it is known: some steps keep more if there is room.
     """
     run, learner = settings.run, settings.learner
     whole, layout = ModelShape.of(config), layout_of(settings.parallel, learner.ranks)
@@ -367,13 +367,13 @@ def card_memory(
 
 
 def _batch_tokens(run: RunSettings) -> int:
-    """Return the most tokens of a batch, whose groups compute their prompt once."""
+    """Return the most tokens of a batch, in which each group has its prompt once."""
     group = run.max_prompt_tokens + run.group_size * run.max_completion_tokens
     return run.groups_per_batch * group
 
 
 def _checkpointing(learner: LearnerSettings, shape: ModelShape, *, on_gpu: bool) -> str:
-    """`learner.activation_checkpointing`, its default filled in."""
+    """Return `learner.activation_checkpointing` with its default filled in."""
     if learner.activation_checkpointing is not None:
         return learner.activation_checkpointing
     offloads = "activations" in learner.offload
@@ -383,13 +383,13 @@ def _checkpointing(learner: LearnerSettings, shape: ModelShape, *, on_gpu: bool)
 def _kept(
     learner: LearnerSettings, shape: ModelShape, kind: str, itemsize: int, longest: int
 ) -> tuple[int, int]:
-    """Bytes that a layer keeps of a token, and those that are there when it is computed again."""
+    """Return the bytes that a layer keeps of a token, and those that it recomputes."""
     is_fused = learner.compile or shape.is_fused
     kept, plain = (
-        shape.kept(each, itemsize, longest, rank=learner.lora_rank, is_fused=is_fused)
-        for each in (kind, "none")
+        shape.kept(name, itemsize, longest, rank=learner.lora_rank, is_fused=is_fused)
+        for name in (kind, "none")
     )
-    # What is selected is not computed again.
+    # With `selective`, what is kept is not recomputed.
     return kept, {"none": 0, "full": plain}.get(kind, plain - kept)
 
 
@@ -415,31 +415,31 @@ def _gathered(settings: Settings, shape: ModelShape, itemsize: int) -> int:
     is_as_kept = _itemsize(base) == itemsize
     one = shape.width * shape.inner * (itemsize + 2)  # a matrix, and its values in 16 bits
     if _is_plain(learner):
-        own = (0 if is_as_kept else of_root) + (0 if is_as_kept and base != "nf4" else one)
-        return own + (models - 1) * (of_root + of_layers)
+        of_policy = (0 if is_as_kept else of_root) + (0 if is_as_kept and base != "nf4" else one)
+        return of_policy + (models - 1) * (of_root + of_layers)
     if base == "nf4":
         of_layers = 2 * shape.layer_bytes(base) + one
     return models * of_root + of_layers
 
 
 def _base(learner: LearnerSettings, itemsize: int) -> str:
-    """Return what weights are kept in."""
+    """Return the format in which weights are kept."""
     if not learner.lora_rank:
         return "float32"
     return base_dtype(learner.base_dtype, is_narrow=itemsize == 2)
 
 
 def _is_plain(learner: LearnerSettings) -> bool:
-    """Whether one rank computes without FSDP2, which gathers copies."""
+    """Return whether one rank computes without FSDP2, which gathers copies."""
     return learner.ranks == 1 and not learner.compile and "parameters" not in learner.offload
 
 
 def _loss(run: RunSettings, shape: ModelShape, itemsize: int, *, on_gpu: bool) -> int:
-    """Bytes of a chunk of logits, and without the kernels of a card of its blocks."""
-    each = itemsize + (0 if on_gpu else 4 * BLOCKS_ALIVE)
-    if run.head_dtype is not None and itemsize == 2:  # and a copy in 16 bits of its gradient
-        each += 4
-    return int(each * _chunk(shape, on_gpu=on_gpu))
+    """Bytes of a chunk of logits and, without the kernels of a card, of its float32 blocks."""
+    of_logit = itemsize + (0 if on_gpu else 4 * BLOCKS_ALIVE)
+    if run.head_dtype is not None and itemsize == 2:  # and a copy of its gradient in 16 bits
+        of_logit += 4
+    return int(of_logit * _chunk(shape, on_gpu=on_gpu))
 
 
 def _held(
@@ -451,7 +451,7 @@ def _held(
     *,
     is_offloaded: bool,
 ) -> int:
-    """Bytes of what is kept whole until an optimizer step's gradients are reduced."""
+    """Bytes of weights and gradients kept whole until an optimizer step's gradients are reduced."""
     models, trained = _models(settings) * shape.parameters, _trained(settings, shape)
     if not reduces_once(
         models, trained=trained, ranks=ranks, memory=memory, is_offloaded=is_offloaded
@@ -468,9 +468,10 @@ def _held(
 def _reduction(settings: Settings, shape: ModelShape, shard: int, itemsize: int) -> int:
     """Bytes when the largest unit's gradients are reduced: its weights are still gathered.
 
-    Several ranks have them once as they are and once in float32. One rank has them as they are and
-    adds them to those that it keeps; with FSDP2, beside compiled layers and weights in host memory,
-    it has its float32 copy, that of the result, and that of the division between.
+    Several ranks have the gradients once as they are and once in float32. One rank without FSDP2
+    has them as they are and adds them to those that it keeps. One rank with FSDP2 (for compiled
+    layers or weights in host memory) also has float32 copies of its gradients, of the quotient and
+    of the result.
     """
     rank, is_whole = settings.learner.lora_rank, settings.critic.kind == "model"
     parameters = shape.adapter_parameters(rank) if rank and not is_whole else shape.root_parameters
@@ -482,7 +483,7 @@ def _reduction(settings: Settings, shape: ModelShape, shard: int, itemsize: int)
 def _copies(settings: Settings, shape: ModelShape, kind: str, itemsize: int) -> dict[str, int]:
     """Bytes of the layers' narrow weights that one rank without FSDP2 keeps with their activations.
 
-    Those of two are counted as gathered.
+    The weights of two layers are counted as gathered.
     """
     learner = settings.learner
     # A frozen matrix is widened for each product anew.
@@ -493,7 +494,7 @@ def _copies(settings: Settings, shape: ModelShape, kind: str, itemsize: int) -> 
 
 
 def _chunk(shape: ModelShape, *, on_gpu: bool) -> int:
-    """Logits of a chunk."""
+    """Return the number of logits of a chunk."""
     logits, least = CHUNK_SIZES["cuda" if on_gpu else "cpu"]
     return max(logits, least * shape.vocabulary)
 
@@ -503,7 +504,7 @@ def _models(settings: Settings) -> int:
 
 
 def _trained(settings: Settings, shape: ModelShape) -> int:
-    """Parameters with gradients and moments."""
+    """Return the number of parameters with gradients and moments."""
     if not settings.learner.lora_rank:
         return _models(settings) * shape.parameters
     adapters = shape.layers * shape.adapter_parameters(settings.learner.lora_rank)
@@ -525,7 +526,7 @@ def _states(settings: Settings, shape: ModelShape, itemsize: int, *, shard: int)
     if settings.algorithm.kl_coefficient and not is_own_reference:
         states["weights of the reference"] = share
     states |= {"gradients": trained, "moments": 2 * trained}
-    if settings.learner.optimizer == "muon":  # one for the matrices of layers
+    if settings.learner.optimizer == "muon":  # one moment for the matrices of layers
         in_layers = shape.parameters - shape.root_parameters
         states["moments"] -= 4 * -(-in_layers // shard) * models
     elif settings.learner.optimizer == "adamw8bit":  # codes, and a scale for each block of them
@@ -534,7 +535,7 @@ def _states(settings: Settings, shape: ModelShape, itemsize: int, *, shard: int)
 
 
 def saved_bytes(settings: Settings, shape: ModelShape) -> int:
-    """Bytes of a checkpoint: what is trained, and the optimizer's moments of it."""
+    """Bytes of a checkpoint: the trained parameters and their moments."""
     return 4 * _trained(settings, shape) + _states(settings, shape, 4, shard=1)["moments"]
 
 

@@ -1,16 +1,17 @@
 """Fork server of `nyala up`: imports the libraries of learner and actors once, then forks them.
 
-Run as `python -m console.run.fork_process ENGINE LEARNER ACTOR`: descriptors of Unix sockets of
-whole messages, or `-`. LEARNER asks for forks of learners, checks of a start and, with the small
-engine, actors. With vLLM, which takes as long again to import, ACTOR asks for those of actors: a
-process of its own, which on a machine of few cores is a fork that has the libraries of the other.
+Run as `python -m console.run.fork_process ENGINE LEARNER ACTOR`. LEARNER and ACTOR are descriptors
+of Unix sockets that keep message boundaries, or `-`. Requests on LEARNER are for forks of learners,
+of checks of a start and, with the small engine, of actors. Importing vLLM takes as long again, so
+actors with vLLM are requested on ACTOR from a second process. On a machine of few cores the second
+process is itself a fork, which has the libraries of the first.
 
     import -> READY -> a request: command, environment, files -> a process id, MADE -> ... -> end
 
-A server that finds that a fork would not be safe (`configs/forks.py`) says why and ends: then every
-process is a new program. A process is
-forked by one in between that ends at once: so it becomes a child of `nyala up`, which waits for its
-exit code. What a request holds, such as the URL of the store, is never in the server's own memory.
+A server that finds that a fork would not be safe (`configs/forks.py`) says why and ends. Every
+process is then a new program. Each process is forked by an intermediate process that ends at once:
+it thereby becomes a child of `nyala up`, which waits for its exit code. The content of a request,
+such as the URL of the store, is never in the memory of the server itself.
 """
 
 from __future__ import annotations
@@ -35,23 +36,24 @@ MADE = b"made"
 MAX_FAULT_BYTES = 2**11
 MAX_REQUEST_BYTES = 2**17  # below what a socket holds
 BOTH = ("learner.assembly", "transformers.models.auto.tokenization_auto")
-"""Libraries of the learner, and of the checks of a start."""
+"""Modules that import the libraries of the learner and of the checks of a start."""
 NAME_ROOM = "." * 4096
-"""Last argument of a server: forks write their own command over that of the server."""
+"""Last argument of a server: makes room for a fork to write its own command there."""
 
 
 def main(engine: str, learner: socket.socket | None, actor: socket.socket | None) -> dict[str, Any]:
-    """Import, then serve; return in a fork, with what was asked for.
+    """Import the libraries, then serve requests; return only in a fork, with its request.
 
     Args:
-        engine: Of the actors; empty = not imported.
-        learner: Asks for what needs the learner's libraries, and for actors if `actor` is None.
-        actor: Asks for actors.
+        engine: Engine of the actors, whose libraries are imported; empty = none.
+        learner: Socket of requests that need the learner's libraries; for actors too if `actor` is
+            None.
+        actor: Socket of requests for actors.
     """
-    gc.disable()  # what importing makes stays: looking for garbage in it takes a fifth of the time
+    gc.disable()  # imported objects stay: searching them for garbage takes a fifth of the time
     for name in BOTH if learner else ():
         import_module(name)
-    lines, fault = [each for each in (learner, actor) if each], ""
+    lines, fault = [line for line in (learner, actor) if line], ""
     line = lines[0]
     if learner and actor and not (fault := fault_of_forks()):
         is_actor = not os.fork()
@@ -82,26 +84,26 @@ def _serve(line: socket.socket) -> dict[str, Any]:
             line.send(str(child).encode())
             os._exit(0)
         if os.waitpid(between, 0)[1]:
-            break  # its request may still be there
-        line.send(MADE)  # it has ended, so what it forked has its new parent
+            break  # it failed, and may not have read its request
+        line.send(MADE)  # `between` has ended, so its fork has been given its new parent
     os._exit(0)
 
 
 def _take(files: list[int]) -> None:
-    """Begin a process group with these as standard output, error and, if it is there, input."""
+    """Begin a process group with `files` as standard output, error and, if given, input."""
     os.setsid()
-    for standard, given in zip((1, 2, 0), files, strict=False):
-        os.dup2(given, standard)
-        os.close(given)
+    for standard, file in zip((1, 2, 0), files, strict=False):
+        os.dup2(file, standard)
+        os.close(file)
 
 
 def become(command: list[str], environment: dict[str, str]) -> None:
-    """Go on as `python -P -m MODULE ARGUMENT...` would begin, apart from what is imported."""
+    """Run as `python -P -m MODULE ARGUMENT...` would, with the libraries already imported."""
     os.environ.clear()
     os.environ.update(environment)
     rename(command)
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()  # unlike those of `random`, its numbers would be the same in all forks
+        numpy.random.seed()  # unlike `random`, numpy would draw the same numbers in all forks
     gc.enable()
     _python, _safe_path, _m, module, *arguments = command
     sys.argv[1:] = arguments
@@ -119,5 +121,5 @@ def rename(command: list[str]) -> None:
 
 if __name__ == "__main__":
     rename(sys.orig_argv[:-1])
-    lines = [None if each == "-" else socket.socket(fileno=int(each)) for each in sys.argv[2:4]]
+    lines = [None if text == "-" else socket.socket(fileno=int(text)) for text in sys.argv[2:4]]
     become(**main(sys.argv[1], *lines))

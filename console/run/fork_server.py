@@ -31,18 +31,18 @@ POLL_S = 0.02
 GRACE_S = 1.0  # a server has nothing to save
 PR_SET_CHILD_SUBREAPER = 36
 ROOMY = 4
-"""Cores with which libraries are imported by several processes at a time; with fewer, that which
-one has imported is forked."""
+"""Least number of cores with which two servers import libraries at a time. With fewer cores the
+second server is a fork of the first."""
 CHECKS = f"{__package__}.preflight"
 SECRETS = {VARIABLE, FILE_VARIABLE}
-"""Variables that no library reads."""
+"""Environment variables that hold secrets, which no library reads."""
 
 
 @contextmanager
 def fork_server_of(settings: Settings) -> Iterator[ForkServer | None]:
-    """Start the server of a run and end it; None where every process has to be a new program.
+    """Start the fork server of a run and end it; None where forks are not supported.
 
-    A server that stands still, such as in an import, ends with a killed `nyala up` all the same.
+    A guard ends the server if `nyala up` is killed, even while the server hangs in an import.
     """
     if sys.platform != "linux":
         yield None
@@ -61,7 +61,9 @@ def fork_server_of(settings: Settings) -> Iterator[ForkServer | None]:
 
 
 class ForkServer:
-    """Forks a learner, an actor, or checks; what it cannot fork begins as a new program.
+    """Forks a learner, an actor, or the checks of a start.
+
+    A command that it cannot fork has to begin as a new program.
 
     Example:
         forks = ForkServer("torch", environment)
@@ -70,11 +72,11 @@ class ForkServer:
     """
 
     def __init__(self, engine: str, environment: Mapping[str, str]) -> None:
-        """Start it.
+        """Start the processes of the server.
 
         Args:
-            engine: Of the actors.
-            environment: Of an actor: libraries read it when they are imported.
+            engine: Engine of the actors.
+            environment: Environment of an actor: libraries read it when they are imported.
         """
         self._environment = {
             name: value for name, value in environment.items() if name not in SECRETS
@@ -93,7 +95,7 @@ class ForkServer:
             servers = [("", learner, "-"), (engine, "-", actor)]
         else:
             servers = [(engine, learner, actor)]
-        self._servers = [self._begin(*each) for each in servers]
+        self._servers = [self._begin(*arguments) for arguments in servers]
         for _, theirs in pairs:
             theirs.close()
 
@@ -102,19 +104,19 @@ class ForkServer:
             [*PYTHON, f"{__package__}.fork_process", engine, *descriptors, NAME_ROOM],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # a process that begins without it reports what is wrong
+            stderr=subprocess.DEVNULL,  # a new program then reports what is wrong
             env=self._environment,
-            pass_fds=[int(each) for each in descriptors if each != "-"],
+            pass_fds=[int(text) for text in descriptors if text != "-"],
             start_new_session=True,
         )
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the servers, without one that is a fork of the first."""
+        """Process ids of the servers that this process started; a fork of the first is left out."""
         return [server.pid for server in self._servers]
 
     def fault(self, command: Command) -> str:
-        """Return why the server of a command does not fork; empty = it does, or did not say."""
+        """Return why the server does not fork a command; empty = it does, or gave no reason."""
         line = self._line(command)
         return "" if line is None else line.fault
 
@@ -129,29 +131,29 @@ class ForkServer:
             time.sleep(POLL_S)
 
     def start(
-        self, command: Command, out: BinaryIO, err: BinaryIO, given: BinaryIO | None = None
+        self, command: Command, out: BinaryIO, err: BinaryIO, stdin: BinaryIO | None = None
     ) -> ForkedChild | None:
         """Begin a command as a fork.
 
         Args:
-            command: What a fork is to do.
+            command: The command to run.
             out: Its standard output.
             err: Its standard error.
-            given: Its standard input; None = empty.
+            stdin: Its standard input; None = empty.
 
         Returns:
-            None where it has to begin as a new program.
+            The fork; None where the command has to begin as a new program.
         """
         line = self._line(command)
         if line is None:
             return None
         request = {"command": command.arguments, "environment": dict(command.environment)}
-        files = [file.fileno() for file in (out, err, given) if file is not None]
+        files = [file.fileno() for file in (out, err, stdin) if file is not None]
         pid = line.ask(json.dumps(request).encode(), files)
         return None if pid is None else ForkedChild(pid)
 
     def close(self) -> None:
-        """End the server; what it has forked goes on."""
+        """End the server; processes that it has forked go on."""
         for line in self._lines.values():
             line.close()
         for server in self._servers:
@@ -160,9 +162,9 @@ class ForkServer:
             server.wait()
 
     def _line(self, command: Command) -> Line | None:
-        """The line to ask; None for what is not imported, or was in another environment."""
+        """Return the line for a command; None if no server has its module and environment."""
         python, module = command.arguments[: len(PYTHON)], command.arguments[len(PYTHON) :][:1]
-        # It may have more: what libraries have set in ours since.
+        # The command may have more variables: libraries have set them here since.
         if python != PYTHON or not self._environment.items() <= command.environment.items():
             return None
         return self._lines.get("".join(module))
@@ -180,7 +182,7 @@ class Line:
         self._deadline = time.monotonic() + IMPORT_S
 
     def has_decided(self) -> bool:
-        """Return whether the server forks, or never will."""
+        """Return whether the server is ready to fork, or never will be."""
         if self._is_ready or self._is_closed:
             return True
         message = self._read(0.0) or b""
@@ -202,18 +204,18 @@ class Line:
                 pid = self._read(FORK_S)
                 if pid is not None and self._read(FORK_S) == MADE and _is_ours(int(pid)):
                     return int(pid)
-        except OSError:  # it has ended, or the request is too long for it
+        except OSError:  # the server has ended, or the request is too long for the socket
             pass
         self.close()
         return None
 
     def close(self) -> None:
-        """Use it no more."""
+        """Close the connection; the line is never used again."""
         self._is_closed = True
         self._connection.close()
 
     def _read(self, timeout_s: float) -> bytes | None:
-        """Return a message, None if there is none; closes where there will be none."""
+        """Return a message, or None if there is none; close the line if the server has ended."""
         if not select.select([self._connection], [], [], timeout_s)[0]:
             return None
         try:
@@ -226,9 +228,9 @@ class Line:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether a fork has become a child of this process; one that has not is ended.
+    """Return whether a fork has become a child of this process; kill it if it has not.
 
-    The server that made it may be a fork of one that has died, and then nothing leads from it here.
+    It has not if the server is a fork of one that has died: this process is then no ancestor of it.
     """
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -241,7 +243,7 @@ def _is_ours(pid: int) -> bool:
 
 @contextmanager
 def _adopts() -> Iterator[None]:
-    """Become the parent of what is orphaned below this process meanwhile."""
+    """Become the parent of descendants that are orphaned meanwhile."""
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:

@@ -1,8 +1,8 @@
 """The model that a run begins with when `run.model` is `init`: made once, then kept.
 
-Two rooms work one after the other and never meet: an actor's process exports prompt/answer pairs of
-the environment, a learner's process builds the character model and trains it on that file. This
-module runs the one, then the other, and shows how far they are.
+Two processes run one after the other. A process of the actors exports prompt/answer pairs of the
+environment to a file; a process of the learner builds the character model and trains it on that
+file. This module runs both and shows their progress.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NUM_TEXTS = 1000  # whose characters the model has where there is no supervised 
 TAIL_LINES = 12  # of a failed process's log: enough for the last traceback
 
 Show = Callable[[str, int, int], None]
-"""Called with a label, the step and the number of steps; 0 of 0 while that is open."""
+"""Called with a label, the step and the number of steps; 0 of 0 while the number is unknown."""
 
 
 def is_made(settings: Settings, folder: Path) -> bool:
@@ -49,9 +49,9 @@ def is_made(settings: Settings, folder: Path) -> bool:
 
 
 def stamp(settings: Settings) -> str:
-    """Hash everything that the model depends on."""
+    """Return a hash of everything that the model depends on."""
     run = settings.run
-    alone = [_contents(each) for each in run.by_environment.values()]
+    alone = [_contents(part) for part in run.by_environment.values()]
     names = {"seed", "environment", "environment_settings"}
     parts: dict[str, object] = {**({"environments": alone} if run.environments else alone[0])}
     parts |= {
@@ -69,10 +69,10 @@ def stamp(settings: Settings) -> str:
 
 def _contents(run: RunSettings) -> dict[str, str]:
     """Hash the code and the data of a run that has one environment."""
-    own = {"code": environment_code(run)} if ":" in run.environment else {}
+    digests = {"code": environment_code(run)} if ":" in run.environment else {}
     if run.environment_requirements:
-        own["requirements"] = " ".join(run.environment_requirements)
-    return own | {key: data_hash(name) for key, name in data_files(run).items()}
+        digests["requirements"] = " ".join(run.environment_requirements)
+    return digests | {key: data_hash(name) for key, name in data_files(run).items()}
 
 
 def make_if_needed(
@@ -83,10 +83,10 @@ def make_if_needed(
     plain: bool = False,
     forks: Forks | None = None,
 ) -> bool:
-    """Make the model in `target` with a progress bar, unless it is there; True if it was made.
+    """Make the model in `target` with a progress bar unless it exists; return whether it was made.
 
     Raises:
-        NyalaError: It could not be made.
+        NyalaError: The model could not be made.
     """
     if is_made(settings, target):
         return False
@@ -119,7 +119,7 @@ def make_model(settings: Settings, target: Path, *, show: Show, forks: Forks | N
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".init-", dir=target.parent) as scratch:
-        pairs, made = Path(scratch) / "pairs.jsonl", Path(scratch) / "model"
+        pairs, model = Path(scratch) / "pairs.jsonl", Path(scratch) / "model"
         config = Path(scratch) / "config.yaml"
         save(settings, config)
         count = NUM_PAIRS if settings.learner.warm_start_steps else NUM_TEXTS
@@ -127,20 +127,20 @@ def make_model(settings: Settings, target: Path, *, show: Show, forks: Forks | N
         for _ in _run(settings, "actor", export_command(config, pairs, count=count)):
             pass
         show("building the model", 0, settings.learner.warm_start_steps)
-        command = warm_start_command(config, pairs, made)
+        command = warm_start_command(config, pairs, model)
         for line in _run(settings, "learner", command, forks):
             report = _report(line)
             if report is not None:
                 show("supervised start", *report)
-        (made / STAMP).write_text(stamp(settings) + "\n", encoding="utf-8")
-        made.chmod(0o700)
+        (model / STAMP).write_text(stamp(settings) + "\n", encoding="utf-8")
+        model.chmod(0o700)
         durable.DISK.remove(target)
-        durable.sync_tree(made)
-        durable.move(made, target)
+        durable.sync_tree(model)
+        durable.move(model, target)
 
 
 def reuse(settings: Settings, archived: Path, folder: RunFolder) -> bool:
-    """Copy the model out of an archived run if it is the one that these settings make."""
+    """Copy the model of an archived run if these settings make the same one."""
     if not is_made(settings, archived / "init"):
         return False
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -150,14 +150,14 @@ def reuse(settings: Settings, archived: Path, folder: RunFolder) -> bool:
 
 
 def export_command(config: Path, pairs: Path, *, count: int) -> list[str]:
-    """Return the command of the actors' room."""
-    # Block 1 of the training items: block 0 is what the run itself begins with.
+    """Return the command that exports prompt/answer pairs."""
+    # Block 1 of the training items, as the run itself begins with block 0.
     arguments = {"config": config, "out": pairs, "count": count, "seed": 1}
     return _command("actors", "export", arguments)
 
 
 def warm_start_command(config: Path, pairs: Path, out: Path) -> list[str]:
-    """Return the command of the learner's room."""
+    """Return the command that builds and trains the model."""
     return _command("learner", "warm-start", {"config": config, "pairs": pairs, "out": out})
 
 
@@ -169,7 +169,7 @@ def _command(package: str, verb: str, arguments: Mapping[str, object]) -> list[s
 def _run(
     settings: Settings, role: str, words: list[str], forks: Forks | None = None
 ) -> Iterator[str]:
-    """Run a command and yield what it prints; its log is shown only if it fails."""
+    """Run a command and yield the lines that it prints; its log is shown only if it fails."""
     environment = environment_of(role, settings, inherited=os.environ)
     command = Command(role, role, tuple(words), Path(os.devnull), environment)
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
@@ -179,7 +179,7 @@ def _run(
                 yield from out
             code = process.wait()
         finally:
-            process.kill()  # nothing to kill, unless we were interrupted
+            process.kill()  # does nothing unless this process was interrupted
             process.wait()
         if code != 0:
             log.seek(0)
@@ -191,7 +191,7 @@ def _run(
 def _begin(
     command: Command, log: TextIO, forks: Forks | None
 ) -> tuple[subprocess.Popen[str] | ForkedChild, TextIO]:
-    """Begin a command as a fork or a new program; return it with what it prints."""
+    """Begin a command as a fork or a new program; return it with its standard output."""
     if forks is not None:
         forks.wait(command)
         reader, writer = os.pipe()
@@ -213,7 +213,7 @@ def _begin(
 
 
 def _failure(command: str, code: int, log: list[str]) -> NyalaError:
-    """Error of a failed process: its own text if it was one of ours, else the end of its log."""
+    """Return the error of a failed process: its logged event, else the end of its log."""
     try:
         return SettingsError(str(json.loads(log[-1])["event"]))
     except (IndexError, ValueError, KeyError, TypeError):
@@ -222,7 +222,7 @@ def _failure(command: str, code: int, log: list[str]) -> NyalaError:
 
 
 def _report(line: str) -> tuple[int, int] | None:
-    """Read one line of progress; other lines are none."""
+    """Read the step and the number of steps from a line; None if it is not of progress."""
     try:
         row = json.loads(line)
         return int(row["step"]), int(row["steps"])

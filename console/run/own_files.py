@@ -1,7 +1,8 @@
 """Files of the user in the settings of a run: made absolute when it is created, then kept.
 
-The run's config.yaml then means the same from any folder. What the user's own file names lies
-beside it (`configs/loader.py`), or else in the folder in which the run was begun.
+The run's config.yaml then means the same from any folder. A path in the settings file is relative
+to the folder of that file (`configs/loader.py`), any other path to the folder in which the run was
+begun.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ OWN = (
 
 
 def resolve(settings: Settings) -> Settings:
-    """Make paths absolute."""
+    """Return settings in which all paths of the user are absolute."""
     run = settings.run
     changes: dict[str, object] = {"directory": run.directory.expanduser().resolve()}
     model = Path(run.model).expanduser()
@@ -33,8 +34,10 @@ def resolve(settings: Settings) -> Settings:
         changes["model"] = str(model.resolve())
     changes |= _own_files(run)
     changes["environments"] = tuple(
-        each.model_copy(update=_own_files(alone) | {"reward": _absolutes(each.reward)})
-        for each, alone in zip(run.environments, run.by_environment.values(), strict=False)
+        environment.model_copy(
+            update=_own_files(alone) | {"reward": _absolutes(environment.reward)}
+        )
+        for environment, alone in zip(run.environments, run.by_environment.values(), strict=False)
     )
     resolved = settings.model_copy(update={"run": run.model_copy(update=changes)})
     if settings.broker.keys is not None:
@@ -44,24 +47,24 @@ def resolve(settings: Settings) -> Settings:
 
 
 def resolve_as_begun(settings: Settings, begun: Settings) -> Settings:
-    """Make paths absolute; those that lead nowhere from here are those of an unfinished run.
+    """Make paths absolute; a path that does not exist from here is taken from an unfinished run.
 
     Args:
-        settings: As typed.
-        begun: Of the run, whose paths are absolute.
+        settings: Settings as typed.
+        begun: Settings of the unfinished run, whose paths are absolute.
     """
     kept = {key: _kept(getattr(settings.run, key), getattr(begun.run, key)) for key in OWN}
     return resolve(settings.model_copy(update={"run": settings.run.model_copy(update=kept)}))
 
 
 def with_value(settings: Settings, table: str, key: str, value: object) -> Settings:
-    """Return settings with one other value."""
+    """Return settings with one value changed."""
     changed = getattr(settings, table).model_copy(update={key: value})
     return settings.model_copy(update={table: changed})
 
 
 def _kept(typed: Any, begun: Any) -> Any:
-    """Return a value in which each path that leads nowhere is the one with the same end."""
+    """Return a value in which each path that does not exist is the begun one with the same end."""
     match typed, begun:
         case str(), str():
             return begun if _is_elsewhere(typed, begun) else typed
@@ -77,7 +80,7 @@ def _kept(typed: Any, begun: Any) -> Any:
 
 
 def _is_elsewhere(typed: str, begun: str) -> bool:
-    """Whether a relative path leads nowhere from here and may be what the run was begun with."""
+    """Return whether a relative path does not exist from here and may be the one of `begun`."""
     place, other = PurePath(_place(typed)), PurePath(_place(begun))
     parts = [part for part in place.parts if part != ".."]
     return (
@@ -97,7 +100,7 @@ def _place(name: str) -> str:
 
 def _own_files(run: RunSettings) -> dict[str, object]:
     """Make the files of a run that has one environment absolute."""
-    python = run.environment_python  # a link: what it leads to is another Python
+    python = run.environment_python  # a link, which is kept: its target is another Python
     return {
         "environment": _absolute(run.environment),
         "environment_settings": run.environment_settings | _absolute_data(run),
@@ -109,7 +112,7 @@ def _own_files(run: RunSettings) -> dict[str, object]:
 def _absolutes(code: str | list[str] | None) -> str | list[str] | None:
     """Make the files of several functions absolute."""
     if isinstance(code, list):
-        return [_absolute(each) for each in code]
+        return [_absolute(name) for name in code]
     return None if code is None else _absolute(code)
 
 

@@ -26,8 +26,8 @@ from .run_folder import RunFolder
 # --------------------------------------------------------------------------------------------------
 # Placement of processes on this machine: GPUs, threads, environment variables.
 #
-# Pure. The learner's ranks come first, then the actors; when
-# there are fewer GPUs than wanted, actors share, beginning again with the last ones.
+# Pure. The learner's ranks come first, then the actors. If there are fewer GPUs than wanted, actors
+# share those after the learner's ranks, or all if there are none.
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -60,24 +60,24 @@ def environment_of(
     for name in THREAD_VARIABLES:
         environment[name] = str(threads)
     environment["PYTHONUNBUFFERED"] = "1"
-    environment["TOKENIZERS_PARALLELISM"] = "false"  # its threads would fight for the same cores
-    if environment.get("PYTHONPATH"):  # ours first: its folders may have packages of our names
+    environment["TOKENIZERS_PARALLELISM"] = "false"  # its threads would compete for the same cores
+    if environment.get("PYTHONPATH"):  # this project first, as its packages have common names
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment["PYTHONPATH"]])
-    if role == "learner":  # torch's own place is emptied by a restart of the machine
+    if role == "learner":  # torch's default folder is emptied by a restart of the machine
         cache = user_cache(environment) / "torchinductor"
-        there = next(each for each in (cache, *cache.parents) if each.exists())
-        if os.access(there, os.W_OK):
+        parent = next(folder for folder in (cache, *cache.parents) if folder.exists())
+        if os.access(parent, os.W_OK):
             environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
     if role == "actor":
         for name in (VARIABLE, FILE_VARIABLE):
-            environment.pop(name, None)  # an actor has no business with Redis
+            environment.pop(name, None)  # an actor has no access to Redis
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return environment
 
 
 def shared_card_warning(settings: Settings, gpus: Sequence[str]) -> str | None:
-    """Name the card on which an actor would measure free memory while the learner takes some."""
+    """Warn of a card on which an actor would measure free memory while the learner takes some."""
     actors = settings.actors
     engine = choose_engine(settings, on_gpu=bool(gpus)).engine
     if not ENGINES[engine].takes_free_memory or actors.kv_cache_gib is not None:
@@ -98,10 +98,10 @@ def shared_card_warning(settings: Settings, gpus: Sequence[str]) -> str | None:
 
 
 def given_redis(buffer: BufferSettings, folder: RunFolder) -> str | None:
-    """Return the URL of a server that is not ours; None = this run has its own."""
-    given = redis_url_of()
-    if given is not None:
-        return given
+    """Return the URL of a server that the user runs; None = this run starts its own."""
+    url = redis_url_of()
+    if url is not None:
+        return url
     if buffer.url is not None:
         return buffer.url
     if folder.redis_url.exists() and not folder.redis.exists():
@@ -110,10 +110,10 @@ def given_redis(buffer: BufferSettings, folder: RunFolder) -> str | None:
 
 
 def prepare(settings: Settings, folder: RunFolder, *, redis_url: str | None) -> RedisServer | None:
-    """Write all that the processes read: keys, the store's URL, config.yaml.
+    """Write the files that the processes read: keys, the store's URL, config.yaml.
 
     Returns:
-        The server to start; None if one was given.
+        The server to start; None if `redis_url` names a running one.
     """
     folder.path.mkdir(parents=True, exist_ok=True)
     if settings.broker.keys is None:
@@ -179,8 +179,8 @@ def role_command(
         role: `actor`, `learner` or `broker`.
         package: Its folder.
         path: A settings file, or the folder of a run to join.
-        overrides: As given to us.
-        settings: What `path` and `overrides` amount to.
+        overrides: Changes to the settings, as on the command line.
+        settings: The settings of `path` with `overrides`.
     """
     config = path
     if path.is_dir():
@@ -205,10 +205,10 @@ def keep_settings(settings: Settings) -> None:
 
 
 def _make_actor_keys(settings: Settings, folder: RunFolder) -> None:
-    """Give each actor a key of its own: a later life of it uses the same.
+    """Make a key for each actor, which it keeps over restarts.
 
     Raises:
-        SettingsError: They cannot be written where keys are kept.
+        SettingsError: The keys cannot be written to their folder.
     """
     keys = settings.broker.keys or folder.keys
     try:
@@ -235,7 +235,7 @@ def _command(
 
 
 def _with_port(settings: Settings, folder: RunFolder) -> Settings:
-    """Choose the port where the settings leave it open: the run's earlier one if it is free."""
+    """Choose the port if the settings leave it open: the run's earlier one if it is free."""
     parts = urlsplit(settings.broker.endpoint)
     if parts.port != 0:
         return settings

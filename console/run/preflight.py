@@ -1,7 +1,7 @@
 """Checks of `nyala up` before it starts anything: each raises one sentence, or passes.
 
-Owns the lists of checks, which `nyala doctor` goes through as well; each asks the room concerned.
-Nothing is changed here: no folder, no key in Redis, no process that stays.
+`nyala doctor` goes through the same lists of checks. A check changes nothing: it leaves no folder,
+no key in Redis and no process behind.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from .plan import environment_of, shared_card_warning
 from .process import PYTHON, Command, ForkedChild, Forks, begin_program
 
 INSTALL_S = 600.0
-"""Of packages into an environment's own Python."""
+"""Time to install packages into an environment's own Python."""
 
 
 def checks_of_start(
@@ -57,9 +57,9 @@ def checks_of_start(
     """List the checks without which no run starts.
 
     Args:
-        settings: Of the run.
-        redis_url: The server to use; None = one is started.
-        has_begun: The run goes on, with the settings that it was begun with.
+        settings: Settings of the run.
+        redis_url: URL of the server to use; None = one is started.
+        has_begun: Whether the run goes on, with the settings that it was begun with.
     """
     run = settings.run
     environments_s = 2 * limit_of_environments(run)
@@ -85,7 +85,7 @@ def checks_of_start(
 
 
 def checks_of_room(settings: Settings) -> list[Check]:
-    """List the checks of what a run takes of this machine: memory, shared memory, disk."""
+    """List the checks of the memory, shared memory and disk that a run takes."""
     return [
         Check("room", "size", lambda: check_size(settings)),
         Check("room", "memory", lambda: check_memory(settings), "size"),
@@ -95,7 +95,7 @@ def checks_of_room(settings: Settings) -> list[Check]:
 
 
 def checks_of_doubt(settings: Settings, redis_url: str | None) -> list[Check]:
-    """List the checks of what `nyala up` warns of and starts all the same."""
+    """List the checks that only make `nyala up` print a warning."""
     run, environments_s = settings.run, limit_of_environments(settings.run)
     doubts = [
         Check(
@@ -129,7 +129,7 @@ def checks_of_doubt(settings: Settings, redis_url: str | None) -> list[Check]:
 
 
 def limit_of_environments(run: RunSettings) -> float:
-    """Return the seconds in which the environments of a run are tried; some are installed first."""
+    """Return the time limit for trying the environments of a run; some are installed first."""
     return sum(
         REWARD_TIMEOUT_S + (INSTALL_S if is_hosted(alone) else 0.0)
         for alone in run.by_environment.values()
@@ -144,36 +144,36 @@ def refuse_what_cannot_run(
     Raises:
         SettingsError: At least one check failed.
     """
-    return _looked_at(checks_of_start(settings, redis_url, has_begun=has_begun)).doubts_if_free()
+    return _run_checks(checks_of_start(settings, redis_url, has_begun=has_begun)).doubts_if_free()
 
 
 def check_room(settings: Settings) -> list[str]:
     """Check that this machine has room for a run, and return what is doubtful.
 
     Raises:
-        SettingsError: It has not.
+        SettingsError: It has no room.
     """
-    return _looked_at(checks_of_room(settings)).doubts_if_free()
+    return _run_checks(checks_of_room(settings)).doubts_if_free()
 
 
-class Found(NamedTuple):
-    """What checks have found."""
+class Findings(NamedTuple):
+    """Problems and doubts that checks have found."""
 
     problems: list[str]
     doubts: list[str]
 
     def doubts_if_free(self) -> list[str]:
-        """Return what is doubtful.
+        """Return what is doubtful if there is no problem.
 
         Raises:
-            SettingsError: Something is in the way.
+            SettingsError: There is a problem.
         """
         if self.problems:
             raise SettingsError(_listed(self.problems))
         return self.doubts
 
 
-def _looked_at(checks: Sequence[Check]) -> Found:
+def _run_checks(checks: Sequence[Check]) -> Findings:
     problems: list[str] = []
     doubts: list[str] = []
     lost: set[tuple[str, str]] = set()
@@ -182,25 +182,25 @@ def _looked_at(checks: Sequence[Check]) -> Found:
             lost.add((check.group, check.name))
             continue
         try:
-            found = check.look()
+            result = check.look()
         except NyalaError as error:
             problems += [str(error)] if str(error) not in problems else []
             lost.add((check.group, check.name))
         else:
-            doubts += [found.text] if isinstance(found, Doubt) else []
-    return Found(problems, doubts)
+            doubts += [result.text] if isinstance(result, Doubt) else []
+    return Findings(problems, doubts)
 
 
 def doubts_about(settings: Settings, *, redis_url: str | None) -> list[str]:
-    """Return what is doubtful about settings that can run."""
+    """Return what is doubtful about settings with which a run can start."""
     texts = []
     for check in checks_of_doubt(settings, redis_url):
         try:
-            found = check.look()
+            result = check.look()
         except NyalaError as error:
             texts.append(str(error))
         else:
-            texts += [found.text] if isinstance(found, Doubt) else []
+            texts += [result.text] if isinstance(result, Doubt) else []
     return texts
 
 
@@ -218,14 +218,14 @@ def _listed(problems: Sequence[str]) -> str:
 # --------------------------------------------------------------------------------------------------
 # The checks of a start, in a process that has imported what they need.
 #
-# Run as `python -m console.run.preflight`: settings and URL of the store come in as JSON, and what
-# is found goes out as JSON. It is a fork of the server that has imported the libraries or, on a
-# machine with cores for both, a program that imports beside it: then a start waits for the slower
-# of both, and not for one that ends because it may not fork. What needs no library is looked at
-# here meanwhile. A model that `init` stands for needs none.
+# Run as `python -m console.run.preflight`: it reads settings and URL of the store as JSON, and
+# writes its findings as JSON. The process is a fork of the server that has imported the libraries.
+# On a machine with enough cores it is a new program instead, which imports them at the same time as
+# the server: a server that cannot fork then costs the start no time. Checks that need no library
+# are done in this process meanwhile. The checks of `run.model: init` need no libraries.
 
 HERE = {"addresses", REACHED, "keys", "devices", "engine"}
-"""Checks of this process, while the other imports."""
+"""Checks that this process does while the other one imports."""
 
 
 def check_start(
@@ -234,54 +234,54 @@ def check_start(
     """Do all checks of a start, and return what is doubtful.
 
     Args:
-        settings: Of the run.
-        redis_url: The server to use; None = one is started.
-        forks: Makes the fork in which they are done; None = they are done here.
-        has_begun: The run goes on, with the settings that it was begun with.
+        settings: Settings of the run.
+        redis_url: URL of the server to use; None = one is started.
+        forks: Server that forks a process for the checks; None = this process does them.
+        has_begun: Whether the run goes on, with the settings that it was begun with.
 
     Raises:
-        SettingsError: The run cannot start, or a check in another process stands still.
+        SettingsError: The run cannot start, or a check in another process hangs.
     """
-    found = None
+    findings = None
     if forks is not None and settings.run.model != "init":
-        found = _found_apart(settings, redis_url, forks, has_begun)
-    if found is None:
-        found = _found(settings, redis_url, has_begun)
-    return found.doubts_if_free()
+        findings = _find_apart(settings, redis_url, forks, has_begun)
+    if findings is None:
+        findings = _find(settings, redis_url, has_begun)
+    return findings.doubts_if_free()
 
 
-def _found(
+def _find(
     settings: Settings, redis_url: str | None, has_begun: bool, *, elsewhere: Collection[str] = ()
-) -> Found:
+) -> Findings:
     checks = checks_of_start(settings, redis_url, has_begun=has_begun)
-    found = _looked_at([check for check in checks if check.name not in elsewhere])
-    if found.problems:
-        return found
-    return Found([], [*found.doubts, *doubts_about(settings, redis_url=redis_url)])
+    findings = _run_checks([check for check in checks if check.name not in elsewhere])
+    if findings.problems:
+        return findings
+    return Findings([], [*findings.doubts, *doubts_about(settings, redis_url=redis_url)])
 
 
-def _found_apart(
+def _find_apart(
     settings: Settings, redis_url: str | None, forks: Forks, has_begun: bool
-) -> Found | None:
-    """Return what another process and this one have found; None if there was no other."""
+) -> Findings | None:
+    """Return the findings of another process and this one; None if the other did not finish."""
     environment = environment_of("learner", settings)
     command = Command("checks", "checks", (*PYTHON, CHECKS), Path(os.devnull), environment)
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out:
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out:
         request = {
             "settings": settings.model_dump(mode="json"),
             "redis_url": redis_url,
             "has_begun": has_begun,
         }
-        given.write(json.dumps(request).encode())
-        given.seek(0)
+        stdin.write(json.dumps(request).encode())
+        stdin.seek(0)
         with os.fdopen(2, "wb", closefd=False) as err:
-            child = begin_program(command, out, err, given) if forks.has_room else None
+            child = begin_program(command, out, err, stdin) if forks.has_room else None
             try:
                 checks = checks_of_start(settings, redis_url, has_begun=has_begun)
-                here = _looked_at([check for check in checks if check.name in HERE])
+                here = _run_checks([check for check in checks if check.name in HERE])
                 if child is None:
                     forks.wait(command)
-                    child = forks.start(command, out, err, given)
+                    child = forks.start(command, out, err, stdin)
                 if child is None:
                     return None
                 code = _end_of(child, _limit_s(settings, redis_url))
@@ -292,9 +292,9 @@ def _found_apart(
         out.seek(0)
         if code:
             return None
-        there = Found(**json.load(out))
-    new = [each for each in there.problems if each not in here.problems]
-    return Found([*here.problems, *new], [*here.doubts, *there.doubts])
+        there = Findings(**json.load(out))
+    new = [problem for problem in there.problems if problem not in here.problems]
+    return Findings([*here.problems, *new], [*here.doubts, *there.doubts])
 
 
 def _end_of(child: ForkedChild, limit_s: float) -> int:
@@ -309,20 +309,20 @@ def _end_of(child: ForkedChild, limit_s: float) -> int:
 
 
 def _limit_s(settings: Settings, redis_url: str | None) -> float:
-    """Return the time of all checks together."""
-    checks = (checks_of_start(settings, redis_url), checks_of_doubt(settings, redis_url))
-    return sum(check.limit_s for each in checks for check in each)
+    """Return the time limit of all checks together."""
+    checks = checks_of_start(settings, redis_url) + checks_of_doubt(settings, redis_url)
+    return sum(check.limit_s for check in checks)
 
 
 def main() -> None:
-    """Read the settings, and write what is found; end with the process that asked."""
+    """Read the settings and write the findings; end if the parent process ends."""
     die_with_parent()
     request = json.load(sys.stdin)
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)  # an environment or a reward may print
         settings = Settings.model_validate(request["settings"])
-        found = _found(settings, request["redis_url"], request["has_begun"], elsewhere=HERE)
-        json.dump(found._asdict(), out)
+        findings = _find(settings, request["redis_url"], request["has_begun"], elsewhere=HERE)
+        json.dump(findings._asdict(), out)
 
 
 if __name__ == "__main__":

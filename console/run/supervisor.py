@@ -1,6 +1,6 @@
 """Supervisor of the processes of a run: started at once, restarted on failure, stopped in order.
 
-Owns the timing and the decision to restart; `process.py` starts and stops.
+This module decides when to restart a process; `process.py` starts and stops it.
 `tick` never waits; `stop` waits at most `timeout_s` for each step of its order.
 """
 
@@ -25,22 +25,22 @@ from configs.machine import FREE_SPACE, full_disk
 from .process import STOP_SIGNALS, Supervised
 
 # --------------------------------------------------------------------------------------------------
-# Restart policy of processes that ended: whether, and after which pause. Pure, with a given clock.
+# Restart policy of processes that ended: whether, after which pause. Pure, with an injected clock.
 #
 # Exit codes of every role: 0 finished or drained (`actors.exit_when_told` for an actor that was
-# told to), 2 a person has to change something, 3 another learner owns the run, 4 an actor lost its
+# told to), 2 the user has to change something, 3 another learner owns the run, 4 an actor lost its
 # engine, 5 its engine could not start, anything else a crash.
 #
 #     ended -> RESTART after a growing pause -> running
-#     ended -> LEAVE   an actor that drained: the run goes on without it
+#     ended -> LEAVE   an actor has drained: the run goes on without it
 #     ended -> FINISH  the learner has trained the last batch
-#     ended -> FAIL    starting it again cannot help, or has not helped: an engine that does not
-#                      start once, anything else `max_restarts` times
+#     ended -> FAIL    a restart cannot help, or has not helped: once for an engine that does not
+#                      start, `max_restarts` times for anything else
 
-WINDOW_S = 600.0  # older restarts count no longer: a crash an hour is a nuisance, not a loop
+WINDOW_S = 600.0  # older restarts do not count: a crash an hour is not a crash loop
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
-JITTER = 0.2  # actors that died of one cause do not all come back in one moment
+JITTER = 0.2  # actors that died of one cause do not all restart at once
 SETTINGS_ERROR = 2
 LOST_LINEAGE = 3
 ENGINE_DIED = 4
@@ -88,7 +88,7 @@ class RestartPolicy:
         self._jitter = jitter
         self._restarts: defaultdict[str, deque[float]] = defaultdict(deque)
         self._not_started: set[str] = set()
-        """Processes whose engine did not start the last time."""
+        """Processes whose engine did not start at their last start."""
 
     def decide(self, name: str, role: str, code: int, *, is_finished: bool) -> Decision:
         """Decide about the process `name`, which ended with `code`.
@@ -142,7 +142,7 @@ def describe_end(code: int) -> str:
         return "could not start its engine"
     if code >= 0:
         return f"ended with code {code}"
-    # The kernel leaves no word where memory runs out.
+    # The kernel gives no reason when it kills a process for lack of memory.
     return f"was killed by signal {-code}" + " (out of memory?)" * (code == -signal.SIGKILL)
 
 
@@ -150,11 +150,11 @@ NO_ROOM = {os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)}
 
 
 def cause_of_end(error: str | None, folder: Path) -> str | None:
-    """Return why a process ended: by its log, or by the full disk, on which it could write none.
+    """Return why a process ended: the error in its log, or a full disk, which prevents logging.
 
     Args:
-        error: The newest in its log; None = there is none.
-        folder: Of the run.
+        error: The newest error in its log; None = there is none.
+        folder: Folder of the run.
     """
     full = full_disk(folder)
     if full is not None:
@@ -168,42 +168,42 @@ def cause_of_end(error: str | None, folder: Path) -> str | None:
 # Supervisor of the processes of a run: started at once, restarted on failure, stopped in order.
 
 STOP_ORDER = (("actor", "learner"), ("broker",), ("redis",))
-"""Actors drain while the broker still takes their leases back; the learner saves meanwhile, while
-Redis can still commit."""
+"""Actors drain while the broker can still take their leases back. The learner saves while Redis can
+still commit."""
 
 POLL_S = 0.05
 SAVE_S = 5.0
-"""For a learner that is saving when a person presses Ctrl-C once more."""
-SUPERVISE_EVERY_S = 0.1  # how late a dead process is noticed; a display has its own pace
+"""Time for a learner that is saving when the user presses Ctrl-C again."""
+SUPERVISE_EVERY_S = 0.1  # at most how late the end of a process is noticed
 
 
 class StopRequest(KeyboardInterrupt):
-    """Ctrl-C, SIGTERM or SIGHUP."""
+    """Raised by the first Ctrl-C, SIGTERM or SIGHUP."""
 
 
 class StopSignals:
-    """Ctrl-C, SIGTERM and the end of the terminal, from `with` on.
+    """Handlers of Ctrl-C, SIGTERM and the end of the terminal while a `with` statement runs.
 
-    The first of them raises `StopRequest`, and the stop that follows is not interrupted: of those
-    after it Ctrl-C alone is counted, for `Supervisor.stop`. A machine that goes down, a scheduler
-    and a shell send several signals, and mean the same by each.
+    The first signal raises `StopRequest`. Later signals do not interrupt the stop: Ctrl-C is
+    counted, for `Supervisor.stop`, and any other is ignored, as a shutdown of the machine, a
+    scheduler and a shell each send several signals for one request.
     """
 
     def __init__(self) -> None:
         self.times_urged = 0
-        """How often Ctrl-C was pressed after the first request."""
+        """Number of times that Ctrl-C was pressed after the first request."""
         self._is_asked = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        """Begin; what this process ignores (`nohup`, a job of a script) it goes on to ignore."""
+        """Set the handlers; signals that this process ignores (under `nohup`, say) stay ignored."""
         for number in STOP_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._hear)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Put back what was there before."""
+        """Restore the handlers that were there before."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -217,7 +217,7 @@ class StopSignals:
 
 
 def _leave_terminal() -> None:
-    """Write to nowhere what was for a terminal that is gone, and would end the stop by an error."""
+    """Send output for a closed terminal to `/dev/null`: an error would interrupt the stop."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (1, 2):
         if os.isatty(descriptor):
@@ -227,7 +227,7 @@ def _leave_terminal() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a run."""
+    """How and why a run ended."""
 
     is_finished: bool
     reason: str
@@ -266,9 +266,9 @@ class Supervisor:
         self._left: set[str] = set()
 
     def start(self) -> None:
-        """Start all processes that do not run yet; `tick` starts those that cannot begin at once.
+        """Start all processes that do not run yet; `tick` starts those that cannot start at once.
 
-        None waits for another.
+        No process waits for another.
         """
         for process in self._processes:
             if process.poll() is not None:
@@ -276,7 +276,7 @@ class Supervisor:
         self.tick()
 
     def tick(self) -> Outcome | None:
-        """Look at every process once and start again what is due; an outcome ends the run."""
+        """Look at every process once and restart those that are due; an outcome ends the run."""
         for process in self._processes:
             if process.name in self._left or process.poll() is None:
                 continue
@@ -287,7 +287,7 @@ class Supervisor:
 
     @property
     def is_over(self) -> bool:
-        """True once every process has ended and is not to be started again."""
+        """True once every process has ended and none is to be restarted."""
         return len(self._left) == len(self._processes)
 
     def running(self, role: str) -> int:
@@ -295,16 +295,16 @@ class Supervisor:
         return sum(p.role == role and p.poll() is None for p in self._processes)
 
     def waiting(self) -> list[str]:
-        """Name the processes that are to start and cannot yet."""
+        """Return the names of processes that are due and cannot start yet."""
         return [p.name for p in self._processes if p.name in self._due and not p.can_start]
 
     def stop(self, *, timeout_s: float, times_urged: Callable[[], int] = lambda: 0) -> list[str]:
         """Stop in order; return the names of processes that had to be killed.
 
         Args:
-            timeout_s: For each step of the order.
-            times_urged: How often a person has asked for more haste: at the first time all are
-                killed but a learner, which may be saving and has `SAVE_S`; at the next, all are.
+            timeout_s: Time limit for each step of the order.
+            times_urged: How often the user has asked for a faster stop. Once: all are killed but a
+                learner, which has `SAVE_S` to save. More often: all are killed.
         """
         killed: list[str] = []
         for roles in STOP_ORDER:
@@ -315,7 +315,7 @@ class Supervisor:
         return killed
 
     def _look_at(self, process: Supervised) -> Outcome | None:
-        """Decide about a process that has ended, once; start it when its pause is over."""
+        """Decide once about a process that has ended; start it when its pause is over."""
         due = self._due.get(process.name)
         if due is not None:
             if self._clock() >= due and process.can_start:

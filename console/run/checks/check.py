@@ -1,7 +1,7 @@
 """A check of settings or machine, by name, and how a doubt about a run is told from a fault.
 
-A check returns figures, or a `Doubt` with what is wrong and does not prevent a run, or raises one
-sentence. `nyala up` stops where one raises; `nyala doctor` goes on to the next.
+A check returns figures, returns a `Doubt` about something that does not prevent a run, or raises an
+error of one sentence. `nyala up` stops if a check raises; `nyala doctor` goes on to the next.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ MIB = 2**20
 
 
 class Doubt(NamedTuple):
-    """A finding that does not prevent a run."""
+    """What a check found that does not prevent a run."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check.
+    """One check of settings or machine, with its group and name.
 
     Example:
         Check("addresses", "broker", lambda: check_endpoint(settings.broker))
@@ -31,15 +31,15 @@ class Check:
     group: str
     name: str
     look: Callable[[], str | Doubt]
-    """Figures of what is right; raises a NyalaError where it is not."""
+    """Does the check: returns figures or a doubt, or raises a NyalaError."""
     needs: str = ""
-    """Name of a check of its group that comes first: where that fails, this one is left out."""
+    """Name of an earlier check of its group: if that fails, this one is left out."""
     limit_s: float = 30.0
-    """Time for it in `nyala doctor`."""
+    """Time limit of the check in `nyala doctor`."""
 
 
 def sized(num_bytes: float) -> str:
-    """Write a number of bytes.
+    """Write a number of bytes with its unit.
 
     Example:
         >>> sized(3 * 2**30), sized(1.5 * 2**20)

@@ -17,7 +17,7 @@ from console.run.redis_server import is_free
 from learner.reporting.trackers.delivery_process import trackers_of
 
 # --------------------------------------------------------------------------------------------------
-# Check that what listens on this machine finds its addresses free.
+# Check that the addresses on which processes of this machine listen are free.
 
 
 def check_addresses(settings: Settings) -> str:
@@ -40,10 +40,10 @@ def check_addresses(settings: Settings) -> str:
 
 
 def check_address(setting: str, endpoint: str) -> int:
-    """A process of ours can listen there; returns the port, 0 = any free one.
+    """A process of the run can listen at `endpoint`; returns the port, 0 = any free one.
 
     Raises:
-        SettingsError: It cannot.
+        SettingsError: It cannot listen there.
     """
     parts = urlsplit(endpoint)
     host, port = parts.hostname or "", parts.port or 0
@@ -72,8 +72,8 @@ def _endpoints(settings: Settings) -> Iterator[tuple[str, str]]:
 # Check that the learner gets the GPUs that it is given, before it starts.
 
 TORCH_S = 120.0
-"""Torch is imported, and the driver may have to be woken."""
-# In a process of its own: to ask for CUDA forbids every later fork to use it.
+"""Time to import torch and, if it sleeps, to wake the driver."""
+# Runs in a process of its own: one that has asked for CUDA cannot fork processes that use it.
 ASK_TORCH = "import torch; print(int(torch.cuda.is_available()), torch.version.cuda or '')"
 
 
@@ -81,7 +81,7 @@ def check_devices(learner: LearnerSettings) -> str:
     """There are as many GPUs as the settings require, and torch sees those that there are.
 
     Raises:
-        SettingsError: It is not so.
+        SettingsError: There are fewer, or torch does not see them.
     """
     if learner.device == "cpu":
         return "cpu"
@@ -106,7 +106,7 @@ def _check_torch(learner: LearnerSettings) -> None:
             check=True,
         )
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
-        return  # each role says what is wrong with torch when it starts
+        return  # each role reports what is wrong with torch when it starts
     is_available, _, cuda = asked.stdout.strip().partition(" ")
     error = gpu_left_out(learner.device, cuda or None) if is_available == "0" else None
     if error is not None:

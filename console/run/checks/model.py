@@ -34,7 +34,7 @@ def check_parallel(settings: Settings) -> str:
     """The learner's ranks, and the heads of the model, can be divided as the settings say.
 
     Raises:
-        SettingsError: They cannot.
+        SettingsError: They cannot be divided so.
     """
     layout_of(settings.parallel, settings.learner.ranks)
     divides_heads = max(settings.parallel.sequence, settings.parallel.tensor) > 1
@@ -44,10 +44,10 @@ def check_parallel(settings: Settings) -> str:
 
 
 def check_engine(settings: Settings) -> str:
-    """The engine of the actors can start here, and may be given its further arguments.
+    """The engine of the actors can start here, and takes `actors.engine_args`.
 
     Raises:
-        SettingsError: It cannot.
+        SettingsError: It cannot start, or does not take them.
     """
     actors, on_gpu = settings.actors, bool(visible_gpus())
     choose = usable_engine if actors.count else choose_engine
@@ -69,10 +69,10 @@ def small_engine_warning(settings: Settings) -> str | None:
 
 
 def check_model(run: RunSettings) -> str:
-    """There is a model to start from; `init` is made on the way.
+    """There is a model to start from; `init` is made when the run begins.
 
     Raises:
-        SettingsError: There is none that can be trained.
+        SettingsError: There is no model that can be trained.
     """
     model = run.model
     path = Path(model).expanduser()
@@ -89,7 +89,7 @@ def check_model(run: RunSettings) -> str:
         )
     else:
         _check_config(_hub_config(model), tokens)
-    ModelTokenizer.of(run)  # refuses what no actor could load
+    ModelTokenizer.of(run)  # refuses a tokenizer that no actor could load
     return model
 
 
@@ -97,7 +97,7 @@ def check_lengths(settings: Settings) -> str:
     """Prompt and completion fit the context of the model.
 
     Raises:
-        SettingsError: They do not.
+        SettingsError: They do not fit.
     """
     config = model_config(settings.run)
     return MADE if config is None else check_context(config, settings)
@@ -119,8 +119,12 @@ def check_template(run: RunSettings) -> str:
 
 
 def _refuse_other_files(path: Path) -> None:
-    """Name what makes a model directory of other files of a model."""
-    files = [each.name for each in path.iterdir()] if path.is_dir() else []
+    """Refuse model files in another format, and say how to convert them.
+
+    Raises:
+        SettingsError: The path is a file, GGUF or an adapter.
+    """
+    files = [file.name for file in path.iterdir()] if path.is_dir() else []
     has_weights = any(name.endswith(".safetensors") for name in files)
     names = files if path.is_dir() else [path.name]
     gguf = next((name for name in names if name.lower().endswith("gguf")), None)
@@ -181,10 +185,10 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def model_config(run: RunSettings) -> dict[str, Any] | None:
-    """Read the configuration of the run's model; None where `init` is to make it.
+    """Read the configuration of the run's model; None if `init` is to make the model.
 
     Raises:
-        SettingsError: There is none.
+        SettingsError: There is no configuration, or it cannot be read.
     """
     if run.model == "init":
         return None
@@ -216,34 +220,37 @@ def _hub_config(model: str) -> Path:
 
 
 def _kept_config(model: str) -> Path | None:
-    """Return the configuration of a model that was fetched before; None where it was not."""
+    """Return the path of a configuration in the hub's cache; None if it is not there."""
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - huggingface_hub
 
     try:
-        found = try_to_load_from_cache(model, "config.json")
-    except ValueError:  # no name that the hub could have
+        path = try_to_load_from_cache(model, "config.json")
+    except ValueError:  # not a valid name of a model on the hub
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(path) if isinstance(path, str) else None
 
 
 def hub_is_away() -> str:
-    """Ask the hub once, where a download would try again for a minute; returns why it is away."""
+    """Ask the hub once and return why it is away; empty = it answers.
+
+    A download would try again for a minute.
+    """
     from huggingface_hub import constants, get_session  # noqa: PLC0415 - huggingface_hub
 
-    found: queue.SimpleQueue[str] = queue.SimpleQueue()
+    faults: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def ask() -> None:
         try:
             get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S)
-        except Exception as error:  # noqa: BLE001 - whatever its client raises, nobody has answered
-            found.put(f"{constants.ENDPOINT}: {str(error).partition(chr(10))[0] or error!r}")
+        except Exception as error:  # noqa: BLE001 - whatever its client raises, the hub has not answered
+            faults.put(f"{constants.ENDPOINT}: {str(error).partition(chr(10))[0] or error!r}")
         else:
-            found.put("")
+            faults.put("")
 
-    # Of all its addresses together: the client's limit is for each of them.
+    # The limit is for all addresses of the hub together: that of its client is for each address.
     threading.Thread(target=ask, daemon=True).start()
     try:
-        return found.get(timeout=HUB_TIMEOUT_S)
+        return faults.get(timeout=HUB_TIMEOUT_S)
     except queue.Empty:
         return f"{constants.ENDPOINT}: no answer within {HUB_TIMEOUT_S:g} s"
 
@@ -255,27 +262,27 @@ RATES = ((300e6, 1e-5), (3e9, 2e-6))
 """Learning rates of models of fewer parameters than this; larger ones have `LARGE_RATE`."""
 LARGE_RATE = 1e-6
 OF_ADAPTERS = 10.0
-"""Times the rate of whole weights."""
+"""Factor between the rate of adapters and that of whole weights."""
 FAR = 20.0
-"""Times more or less than usual: no tuning goes so far."""
+"""Factor above or below the usual rate that no tuning reaches."""
 LEAST_PARAMETERS = 30e6
-"""Smaller models are made for one task, and learn at rates of their own."""
+"""Smaller models are made for one task, and no rate is usual for them."""
 
 
 def usual_rate(parameters: int, *, has_adapters: bool = False) -> float:
-    """Return the learning rate that a pretrained model of this size begins to be tuned at."""
+    """Return the usual first learning rate for tuning a pretrained model of this size."""
     rate = next((rate for most, rate in RATES if parameters < most), LARGE_RATE)
     return rate * OF_ADAPTERS if has_adapters else rate
 
 
 def check_rate(settings: Settings) -> str | Doubt:
-    """`learner.lr` is within reach of what suits the model's size."""
+    """`learner.lr` is near the usual rate for the model's size."""
     lr, rank, config = settings.learner.lr, settings.learner.lora_rank, model_config(settings.run)
     if config is None:
         return "of a model that is made first"
     try:
         parameters = ModelShape.of(config).parameters
-    except KeyError:  # of an architecture that is refused elsewhere
+    except KeyError:  # an architecture that another check refuses
         return "of a model of unknown size"
     usual = usual_rate(parameters, has_adapters=rank > 0)
     what = "the adapters" if rank else "all weights"
@@ -290,7 +297,7 @@ def check_rate(settings: Settings) -> str | Doubt:
 
 
 def is_at_hand(run: RunSettings) -> bool:
-    """Whether a run's model, or its part that is fetched first, is on this machine."""
+    """Return whether the model of a run, or at least its `config.json`, is on this machine."""
     return Path(run.model).expanduser().exists() or _kept_config(run.model) is not None
 
 
@@ -302,25 +309,26 @@ def is_at_hand(run: RunSettings) -> bool:
 SMALL_BYTES = 64 * 2**20
 """A generous size for the character model that `init` makes."""
 SPARE_DISK_BYTES = GIB
-"""For logs, samples and metrics."""
+"""Disk space for logs, samples and metrics."""
 LIBRARIES_BYTES = 4 * GIB // 5
-"""Of a learner's rank: torch and transformers, code and what they allocate."""
+"""Memory of torch and transformers in a rank of the learner: code and what they allocate."""
 ENGINE_BYTES = GIB
-"""Of host memory of an actor on a card: torch, vLLM and their kernels."""
+"""Host memory of an actor on a card: torch, vLLM and their kernels."""
 ENGINE_ON_CPU_BYTES = 9 * GIB // 10
-"""Of an actor on a CPU besides weights, logits and KV cache: libraries, and what these allocate."""
+"""Memory of an actor on a CPU besides weights, logits and KV cache, mostly of libraries."""
 SERVICES_BYTES = 3 * GIB // 5
-"""Of broker, store, `nyala up` and the processes that it forks from, with a small store."""
+"""Memory of broker, a small store, `nyala up` and its fork server."""
 COPIES_OF_LOGITS = 6
-"""Logits of a step in float32, what sampling makes of them, and their log-probs."""
+"""Copies of a step's logits in float32: themselves, their log-probs, and those of sampling."""
 
 
 class Sizes(NamedTuple):
-    """Bytes of a model."""
+    """Bytes of a model and of its checkpoints."""
 
     published: int
-    """As actors load it."""
+    """Bytes of the weights that actors load."""
     checkpoint: int
+    """Bytes of one checkpoint."""
 
 
 def sizes_of(settings: Settings) -> Sizes:
@@ -344,10 +352,10 @@ def sizes_of(settings: Settings) -> Sizes:
 
 
 def check_size(settings: Settings) -> str:
-    """The size of the model is known; all other room follows from it.
+    """The size of the model is known, on which all other sizes depend.
 
     Raises:
-        SettingsError: It is not.
+        SettingsError: It is not known.
     """
     if settings.run.model == "init":
         return f"a character model, at most {sized(SMALL_BYTES)}"
@@ -358,7 +366,7 @@ def check_shared_memory(settings: Settings) -> str | Doubt:
     """The slots of published weights fit into shared memory, or else onto the disk.
 
     Raises:
-        SettingsError: They fit nowhere.
+        SettingsError: They fit into neither.
     """
     wanted = int(NUM_SLOTS * sizes_of(settings).published * HEADROOM)
     free = _free(SHARED_MEMORY)
@@ -380,10 +388,10 @@ def check_shared_memory(settings: Settings) -> str | Doubt:
 
 
 def check_disk(settings: Settings) -> str | Doubt:
-    """The checkpoints of a run fit onto its disk, beside its logs and its last model.
+    """The checkpoints of a run fit onto its disk, together with its logs and its last model.
 
     Raises:
-        SettingsError: They do not.
+        SettingsError: They do not fit.
     """
     sizes, kept = sizes_of(settings), settings.learner.keep_checkpoints
     count = kept + 1 + settings.learner.keep_best  # one more while it is being written
@@ -413,14 +421,14 @@ def check_disk(settings: Settings) -> str | Doubt:
 
 
 def learner_memory(settings: Settings, card_bytes: int | None) -> tuple[CardMemory, bool] | str:
-    """Compute what the learner takes on each card, and whether it trains on one.
+    """Compute the memory of the learner on each card, and whether it trains on a card.
 
     Args:
-        settings: Of the run.
-        card_bytes: Of a card; None = there is none.
+        settings: Settings of the run.
+        card_bytes: Memory of a card; None = there is no card.
 
     Returns:
-        Why it is not computed, as text, where it is not.
+        Memory and whether it trains on a card, or as text why the memory is not computed.
     """
     config = model_config(settings.run)
     if config is None:
@@ -437,13 +445,13 @@ def check_memory(settings: Settings) -> str:
     """The learner fits the smallest card, and all that runs here fits this machine's memory.
 
     Raises:
-        SettingsError: They do not; names the setting that would help.
+        SettingsError: They do not fit; the error names the setting that would help.
     """
     card = smallest_card()
-    found = learner_memory(settings, card)
-    if isinstance(found, str):
-        return found
-    memory, on_gpu = found
+    result = learner_memory(settings, card)
+    if isinstance(result, str):
+        return result
+    memory, on_gpu = result
     texts = []
     if on_gpu and card is not None:
         memory.check(card)
@@ -460,17 +468,17 @@ def check_memory(settings: Settings) -> str:
 
 
 def machine_memory(settings: Settings, learner: CardMemory) -> dict[str, int]:
-    """Compute what all processes of a run take of this machine's memory, by what takes it.
+    """Compute the memory of this machine that each part of a run takes.
 
     Args:
-        settings: Of the run.
-        learner: What its learner takes on each card, or on the CPU.
+        settings: Settings of the run.
+        learner: Memory of its learner on each card, or on the CPU.
     """
     config, sizes, actors = model_config(settings.run), sizes_of(settings), settings.actors
     assert config is not None, "a character model is small"
-    own = sum(learner.host.values()) if learner.on_gpu else learner.total
+    rank_bytes = sum(learner.host.values()) if learner.on_gpu else learner.total
     parts = {
-        "learner": learner.ranks * (own + LIBRARIES_BYTES),
+        "learner": learner.ranks * (rank_bytes + LIBRARIES_BYTES),
         "copy of a checkpoint": sizes.checkpoint,
         f"{NUM_SLOTS} copies of the weights in shared memory": NUM_SLOTS * sizes.published,
     }
@@ -484,25 +492,25 @@ def machine_memory(settings: Settings, learner: CardMemory) -> dict[str, int]:
 
 
 def engine_on_cpu(settings: Settings, shape: ModelShape, published: int) -> int:
-    """Return what an actor takes on a CPU beside the weights in shared memory.
+    """Return the bytes that an actor takes on a CPU besides the weights in shared memory.
 
-    vLLM has weights in use, those of the next version, and as much again while a version is loaded;
-    and of tied embeddings a packed copy as the output layer of both.
+    vLLM has the weights in use, those of the next version, and a third copy while a version is
+    loaded. The first two also have a packed copy of tied embeddings as their output layer.
     """
     run, actors = settings.run, settings.actors
     episodes = episodes_at_a_time(settings, on_gpu=False)
     itemsize = published // shape.parameters
-    own = ENGINE_ON_CPU_BYTES + COPIES_OF_LOGITS * 4 * episodes * shape.vocabulary
+    fixed = ENGINE_ON_CPU_BYTES + COPIES_OF_LOGITS * 4 * episodes * shape.vocabulary
     if choose_engine(settings, on_gpu=False).engine == "vllm":
         packed = 2 * itemsize * shape.vocabulary * shape.width if shape.is_tied else 0
-        return own + 3 * published + packed + (actors.kv_cache_gib or CPU_KV_CACHE_GIB) * GIB
+        return fixed + 3 * published + packed + (actors.kv_cache_gib or CPU_KV_CACHE_GIB) * GIB
     length = actors.max_model_len or run.max_prompt_tokens + run.max_completion_tokens
     token = 2 * shape.layers * shape.kv_heads * shape.head_width * itemsize
-    return own + 2 * published + episodes * length * token
+    return fixed + 2 * published + episodes * length * token
 
 
 def _way_out(settings: Settings, card: int | None, here: int) -> str:
-    """Name the first change of settings with which a run fits this machine's memory."""
+    """Return the first change of settings with which a run fits this machine's memory."""
     run, learner = settings.run, settings.learner
     longest, tokens = run.max_prompt_tokens + run.max_completion_tokens, learner.microbatch_tokens
     changes: list[tuple[str, str, Any]] = []
@@ -517,14 +525,14 @@ def _way_out(settings: Settings, card: int | None, here: int) -> str:
     ]
     for table, key, value in changes:
         changed = with_value(settings, table, key, value)
-        found = learner_memory(changed, card)
-        if isinstance(found, tuple) and sum(machine_memory(changed, found[0]).values()) <= here:
+        result = learner_memory(changed, card)
+        if isinstance(result, tuple) and sum(machine_memory(changed, result[0]).values()) <= here:
             return f"set {table}.{key} to {value}"
     return "choose a smaller model, or a machine with more memory"
 
 
 def _free(place: Path) -> int:
-    """Free bytes of the disk that a folder lies on, or will."""
+    """Return the free bytes of the disk of a folder, which may not exist yet."""
     while not place.exists():
         place = place.parent
     return shutil.disk_usage(place).free

@@ -1,7 +1,8 @@
 """Check environments and rewards on one item of each, in the processes that a run has for them.
 
-Prompts are counted on all rows of a dataset, as far as a bounded time goes, and on the first items
-of other environments: a run is paused as soon as one task in a hundred has died of such a prompt.
+Tokens are counted for the prompts of all rows of a dataset, within a time limit, and of the first
+items of other environments. A run pauses as soon as one task in a hundred has failed because its
+prompt is too long.
 """
 
 from __future__ import annotations
@@ -39,25 +40,25 @@ from .model import is_at_hand
 
 REWARD_TIMEOUT_S = 60.0
 PROMPTS_S = 20.0
-"""For which the prompts of an environment are read and counted, some thousand a second."""
+"""Time to read and count the prompts of an environment, some thousand a second."""
 MOST_PROMPTS = 50_000
-"""Of a dataset that are counted, the longest texts first."""
+"""Prompts of a dataset that are counted at most, the longest texts first."""
 MOST_ITEMS = 32
-"""Of another environment."""
+"""Prompts of another environment that are counted at most."""
 SHOWN = 60
 """Characters of a prompt that are shown."""
 NEVER_SEEN = {
     "rewards.weights": "weighs nothing",
     "run.eval_metric": "is replaced by the reward in evaluations",
 }
-"""What becomes of a part that no answer has, by the setting that names it."""
+"""Setting -> effect of naming a part of the reward that no answer has."""
 
 
 def check_reward(settings: Settings) -> str:
-    """Each environment and its reward load, and score one sample; its prompt suits the model.
+    """Each environment and its reward load and score one sample, whose prompt suits the model.
 
     Raises:
-        SettingsError: One does not.
+        SettingsError: One of them does not.
     """
     samples = for_each(settings.run, check_environment, limit_s=REWARD_TIMEOUT_S)
     described = []
@@ -78,23 +79,23 @@ def check_answers(settings: Settings) -> str | Doubt:
     scored = for_each(
         settings.run, partial(_rewards_of, settings=settings), limit_s=REWARD_TIMEOUT_S
     )
-    found, doubts = [], []
+    results, doubts = [], []
     for run, rewards in zip(settings.run.by_environment.values(), scored, strict=True):
         if rewards is None:
-            found.append(f"{run.environment}: no right and empty answer to compare")
+            results.append(f"{run.environment}: no right and empty answer to compare")
             continue
         right, empty = rewards
-        found.append(f"{run.environment}: right answer {right:g}, empty answer {empty:g}")
+        results.append(f"{run.environment}: right answer {right:g}, empty answer {empty:g}")
         if right <= empty:
             doubts.append(
                 f"the reward of {run.environment} should be larger for a right answer than for an "
                 f"empty one, got {right:g} and {empty:g}; look at both with `nyala env test`"
             )
-    return Doubt("; ".join(doubts)) if doubts else "; ".join(found)
+    return Doubt("; ".join(doubts)) if doubts else "; ".join(results)
 
 
 def check_stop(settings: Settings) -> str | Doubt:
-    """A right answer to the first item of each environment is right where `run.stop` ends it, too.
+    """A right answer to the first item of each environment stays right if `run.stop` ends it.
 
     Raises:
         NyalaError: An environment or a reward cannot be loaded, or fails.
@@ -107,7 +108,7 @@ def check_stop(settings: Settings) -> str | Doubt:
 
 
 def _worse_where_it_ends(run: RunSettings, *, actors: ActorSettings) -> str:
-    """Describe a right answer that a string of `run.stop` makes a worse one; empty = none is."""
+    """Describe a right answer that a string of `run.stop` makes worse; empty = there is none."""
     item = check_environment(run)
     shown = [turn.text for turn in item.demonstration if turn.trained]
     turns = shown if shown and not run.reward_functions else [item.answer or "".join(shown)]
@@ -116,13 +117,13 @@ def _worse_where_it_ends(run: RunSettings, *, actors: ActorSettings) -> str:
         return ""
     if run.reward_functions:
         judged = score_answers(run, actors, item, [*turns, *left])
-        whole, cut = (sum(_given(parts).values()) for parts in judged)
+        whole, cut = (sum(_parts_of(parts).values()) for parts in judged)
     else:
         whole, cut = (score.reward if score else 0.0 for score in scores_of(run, (turns, left)))
     if cut >= whole:
         return ""
     turn, text = next((turn, text) for turn, text in zip(turns, left, strict=True) if turn != text)
-    string = next(each for each in run.stop if turn.startswith(each, len(text)))
+    string = next(stop for stop in run.stop if turn.startswith(stop, len(text)))
     return (
         f"run.stop should leave right answers of {run.environment} right, got {string!r}, before "
         f"which {quoted(turn, 60)} has only {quoted(text, 60)} and a reward of {cut:g} instead "
@@ -132,7 +133,7 @@ def _worse_where_it_ends(run: RunSettings, *, actors: ActorSettings) -> str:
 
 
 def _rewards_of(run: RunSettings, *, settings: Settings) -> tuple[float, float] | None:
-    """Return the rewards of a right answer and of an empty one; None where one of them is none."""
+    """Return the rewards of a right and an empty answer; None if one of them has no reward."""
     item = check_environment(run)
     script = [turn.text for turn in item.demonstration if turn.trained]
     if item.answer is None and not script:
@@ -144,7 +145,7 @@ def _rewards_of(run: RunSettings, *, settings: Settings) -> tuple[float, float] 
         answers = [item.answer or "".join(script), ""]
         judged = score_answers(run, settings.actors, item, answers)
         scores = [
-            (score or Score(0.0)).judged(_given(parts))
+            (score or Score(0.0)).judged(_parts_of(parts))
             for score, parts in zip(scores, judged, strict=True)
         ]
     limits = 0, run.max_completion_tokens
@@ -155,14 +156,14 @@ def _rewards_of(run: RunSettings, *, settings: Settings) -> tuple[float, float] 
     return None if right is None or empty is None else (right, empty)
 
 
-def _given(parts: Parts | RewardError) -> Parts:
-    if isinstance(parts, RewardError):
-        raise parts
-    return parts
+def _parts_of(result: Parts | RewardError) -> Parts:
+    if isinstance(result, RewardError):
+        raise result
+    return result
 
 
 def _check_prompt(run: RunSettings, sample: Conversation) -> None:
-    """The model's template takes messages and tools, where the prompt has them."""
+    """The model's template takes the messages and tools of the prompt, if it has any."""
     prompt, tools = read_prompt(sample.prompt), tools_of(sample)
     if run.model == "init" and (tools or not isinstance(prompt, str)):
         raise SettingsError(
@@ -175,13 +176,13 @@ def _check_prompt(run: RunSettings, sample: Conversation) -> None:
 
 
 CountPrompt = Callable[[Prompt, str], int]
-"""Counts the tokens of a prompt and of the tools that the policy may call, with the template's."""
+"""Counts the tokens of a prompt in its template, with the tools that the policy may call."""
 
 
 def prompt_counter(run: RunSettings) -> CountPrompt | None:
-    """Return what counts the tokens of prompts; None where the model is not here.
+    """Return a function that counts the tokens of prompts; None if the model is not here.
 
-    The check of the model says that, once.
+    The check of the model reports a missing model.
     """
     if run.model == "init":
         return lambda prompt, _: len(text_of(prompt))  # one character is one token
@@ -198,23 +199,23 @@ class PromptLengths(NamedTuple):
     """Tokens of the prompts of an environment."""
 
     tokens: list[int]
-    """Of those that were counted."""
+    """Tokens of each prompt that was counted."""
     total: int | None
-    """How many prompts there are; None = without end."""
+    """Number of prompts of the environment; None = without end."""
     longest: str
-    """The beginning of the one with most tokens."""
+    """Beginning of the prompt with most tokens."""
     were_read: bool = True
     """Whether all rows were read before the longest texts were chosen."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether all were counted that there are, or can be: of very many the longest."""
+        """Whether all prompts were counted, or of very many the longest `MOST_PROMPTS`."""
         counts = self.total is None or len(self.tokens) >= min(self.total, MOST_PROMPTS)
         return counts and self.were_read
 
     @property
     def looked_at(self) -> str:
-        """Which prompts were counted, where these are not all."""
+        """Description of the prompts that were counted."""
         if self.total is None:
             return f"the first {len(self.tokens)} prompts"
         if not self.were_read:
@@ -224,7 +225,7 @@ class PromptLengths(NamedTuple):
         return f"{self.total} prompts"
 
     def refusal(self, run: RunSettings) -> str:
-        """Write why a run with these prompts would not go on; empty = it would."""
+        """Return why a run with these prompts would not go on; empty = it would."""
         limit, most = run.max_prompt_tokens, max(self.tokens)
         over = sum(length > limit for length in self.tokens)
         if not over:
@@ -242,9 +243,9 @@ def prompt_lengths(
     """Count the tokens of a dataset's prompts, trained and held out, the longest texts first.
 
     Args:
-        dataset: All of it.
-        count: Counts tokens.
-        seconds: For reading and counting; what is left then is not counted.
+        dataset: The whole dataset.
+        count: Function that counts tokens.
+        seconds: Time for reading and counting; the remaining prompts are not counted.
     """
     training, held_out, _ = dataset.counts
     until = time.monotonic() + seconds
@@ -283,20 +284,20 @@ def check_prompts(settings: Settings, *, has_begun: bool) -> str | Doubt:
     """No prompt is longer than `run.max_prompt_tokens`.
 
     Args:
-        settings: Of the run.
-        has_begun: It keeps its settings, so that this is only said.
+        settings: Settings of the run.
+        has_begun: Whether the run keeps its settings, so that a longer prompt is only a doubt.
 
     Raises:
-        SettingsError: One is.
+        SettingsError: A prompt is longer.
     """
-    found, doubts = [], []
+    results, doubts = [], []
     try:
         lengths = for_each(settings.run, _lengths_of, limit_s=REWARD_TIMEOUT_S)
     except DeadlineError as error:
         return Doubt(f"no prompt was counted; `nyala data check` has more time: {error}")
     for run, counted in zip(settings.run.by_environment.values(), lengths, strict=True):
         if counted is None or not counted.tokens:
-            found.append(f"{run.environment}: the model that counts them is not here")
+            results.append(f"{run.environment}: the model that counts them is not here")
             continue
         refusal = counted.refusal(run)
         if refusal and not has_begun:
@@ -309,15 +310,15 @@ def check_prompts(settings: Settings, *, has_begun: bool) -> str | Doubt:
                 f"all prompts of {run.environment} should be counted, got {counted.looked_at} in "
                 f"{PROMPTS_S:g} s, none of them too long; `nyala data check` has more time"
             )
-        found.append(
+        results.append(
             f"{run.environment}: {min(counted.tokens)} to {max(counted.tokens)} tokens in "
             f"{counted.looked_at}"
         )
-    return Doubt("; ".join(doubts)) if doubts else "; ".join(found)
+    return Doubt("; ".join(doubts)) if doubts else "; ".join(results)
 
 
 def _lengths_of(run: RunSettings) -> PromptLengths | None:
-    """Count the prompts of one environment; None where the model is not here."""
+    """Count the tokens of an environment's prompts; None if the model is not here."""
     count = prompt_counter(run)
     if count is None:
         return None
@@ -328,7 +329,7 @@ def _lengths_of(run: RunSettings) -> PromptLengths | None:
 
 
 def _check_echo(learner: LearnerSettings, run: RunSettings, sample: Conversation) -> None:
-    """A supervised start can repeat a question, and nothing that comes later."""
+    """Refuse `learner.warm_start_echo` for several turns: it repeats the first question only."""
     turns = sum(turn.trained for turn in sample.demonstration)
     if run.model == "init" and learner.warm_start_echo and turns > 1:
         raise SettingsError(
@@ -338,9 +339,9 @@ def _check_echo(learner: LearnerSettings, run: RunSettings, sample: Conversation
 
 
 def parts_warning(settings: Settings) -> str | None:
-    """Name the weights, and what is evaluated by, without a part in examples.
+    """Name the reward parts in settings that no example has.
 
-    It may appear in others, after a tool's use.
+    Other episodes may have such a part, after the use of a tool.
     """
     run = settings.run
     metric = [run.eval_metric] if run.eval_metric not in (None, REWARD) else []
@@ -350,16 +351,16 @@ def parts_warning(settings: Settings) -> str | None:
     asked = " and ".join(name for name, parts in named.items() if parts)
     try:
         scores = chain(*for_each(run, example_scores, limit_s=REWARD_TIMEOUT_S))
-        known = set().union(*(score.parts for score in scores if score is not None))
+        seen = set().union(*(score.parts for score in scores if score is not None))
     except NyalaError as error:
         return f"the names in {asked} were not checked: {error}"
     for alone in run.by_environment.values():
-        known |= {*alone.reward_functions, *(["environment"] if alone.reward else [])}
-    there = ", ".join(sorted(known)) or "none"
-    found = [
+        seen |= {*alone.reward_functions, *(["environment"] if alone.reward else [])}
+    there = ", ".join(sorted(seen)) or "none"
+    missing_parts = [
         f"{name} must name parts of the reward, and examples have none of {', '.join(missing)}, "
         f"only {there}; a name that is never seen {NEVER_SEEN[name]}"
         for name, parts in named.items()
-        if (missing := [part for part in parts if part not in known])
+        if (missing := [part for part in parts if part not in seen])
     ]
-    return "; ".join(found) or None
+    return "; ".join(missing_parts) or None

@@ -21,7 +21,7 @@ def check_redis(run: RunSettings, url: str | None) -> str:
     """The given Redis answers and takes our password, or a server can be started.
 
     Raises:
-        SettingsError: It does not, or none can be.
+        SettingsError: It does not, or no server can be started.
     """
     if url is None:
         return f"none given: the run starts {find_binary()}"
@@ -36,7 +36,7 @@ def check_redis(run: RunSettings, url: str | None) -> str:
 
 
 def store_checks(run: RunSettings, buffer: BufferSettings, url: str) -> list[Check]:
-    """List what a run wants of a server beyond an answer; it is used all the same."""
+    """List the checks of a server that answers; `nyala up` only warns of what they find."""
 
     def check(name: str) -> Check:
         def look() -> str | Doubt:
@@ -49,7 +49,7 @@ def store_checks(run: RunSettings, buffer: BufferSettings, url: str) -> list[Che
 
 
 def check_version(_run: RunSettings, _buffer: BufferSettings, state: ServerState) -> str | Doubt:
-    """It has the commands of our scripts, and is new enough to have no known holes.
+    """The server has the commands of the scripts, and no known security holes.
 
     Raises:
         SettingsError: It is too old.
@@ -67,10 +67,10 @@ def check_version(_run: RunSettings, _buffer: BufferSettings, state: ServerState
 
 
 def check_policy(_run: RunSettings, _buffer: BufferSettings, state: ServerState) -> str:
-    """It refuses writes when it is full, and never evicts what it has.
+    """The server refuses writes when it is full, and never evicts keys.
 
     Raises:
-        SettingsError: It evicts.
+        SettingsError: It evicts keys.
     """
     if state.policy != "noeviction":
         raise SettingsError(
@@ -82,10 +82,10 @@ def check_policy(_run: RunSettings, _buffer: BufferSettings, state: ServerState)
 
 
 def check_durability(_run: RunSettings, _buffer: BufferSettings, state: ServerState) -> str:
-    """It writes what it acknowledges to disk.
+    """The server writes what it acknowledges to disk.
 
     Raises:
-        SettingsError: It does not, or cannot.
+        SettingsError: It does not write to disk, or cannot.
     """
     if not state.has_aof:
         raise SettingsError(
@@ -101,7 +101,7 @@ def check_durability(_run: RunSettings, _buffer: BufferSettings, state: ServerSt
 
 
 def check_memory(run: RunSettings, buffer: BufferSettings, state: ServerState) -> str | Doubt:
-    """Its memory holds the episodes of the run, and is not nearly full.
+    """The memory of the server holds the episodes of the run, and is not nearly full.
 
     Raises:
         SettingsError: The batch that actors work for may never fill.
@@ -130,4 +130,4 @@ LOOKS = {
     "durability": check_durability,
     "memory": check_memory,
 }
-"""Name of a check -> what it looks at."""
+"""Name of a check -> the function that does it."""
