@@ -1,7 +1,7 @@
 """`nyala up`: a whole run on this machine.
 
-Owns the first part: settings, files of an earlier session, checks. Nothing is written before the
-checks have passed. `session.py` does the rest.
+This module does the first part: settings, files of an earlier session, checks. Nothing is written
+before the checks have passed. `session.py` does the rest.
 """
 
 from __future__ import annotations
@@ -115,12 +115,12 @@ class Launch:
 
     @property
     def changes(self) -> list[str]:
-        """All changes to the file's settings, in the order in which they are made."""
+        """All changes to the settings of the file, in the order in which they apply."""
         return [*(overrides_of(self.method) if self.method else []), *self.overrides]
 
     @property
     def command(self) -> str:
-        """The command that goes on: as typed, without `--fresh` and `--trust-checkpoint`."""
+        """Command that resumes the run: as typed, without `--fresh` and `--trust-checkpoint`."""
         flags = [text for override in self.overrides for text in ("--set", override)]
         flags += ["--method", self.method] if self.method else []
         flags += ["--plain"] if self.plain else []
@@ -153,9 +153,9 @@ def start(launch: Launch, console: Console) -> int:
             print_result(console, folder)
             return 0
         redis_url = given_redis(settings.buffer, folder)
-        # It imports while we check.
+        # The server imports libraries while this process checks.
         forks = None if launch.dry_run else stack.enter_context(fork_server_of(settings))
-        if launch.card_gib is not None:  # of another machine: what this one lacks comes second
+        if launch.card_gib is not None:  # of another machine: checked before this machine is
             say_card_memory(console, settings, launch.card_gib)
         _warn(
             console,
@@ -186,7 +186,7 @@ def start(launch: Launch, console: Console) -> int:
 
 
 def say_weight_path(console: Console, settings: Settings) -> None:
-    """Tell how weights leave this machine, since process groups are open to who reaches them."""
+    """Print how weights leave this machine: process groups are open to all who can reach them."""
     path = describe_weight_path(settings.run, settings.learner)
     console.print(f"weights to other machines: {path}", highlight=False, soft_wrap=True)
 
@@ -198,28 +198,28 @@ def _warn(console: Console, doubts: Sequence[str]) -> None:
 
 
 def _check_room(console: Console, settings: Settings, *, is_said: bool) -> None:
-    """Refuse what does not fit this machine; say what is taken if that is asked."""
+    """Refuse a run that does not fit this machine; print what it takes if `is_said`."""
     _warn(console, check_room(settings))
     if is_said:
         say_card_memory(console, settings, None)
 
 
 def say_card_memory(console: Console, settings: Settings, card_gib: float | None) -> None:
-    """Print what the learner takes, and what the whole run takes of this machine.
+    """Print the memory of the learner, and the memory of the whole run on this machine.
 
     Args:
-        console: To print on.
-        settings: Of the run.
+        console: Console to print on.
+        settings: Settings of the run.
         card_gib: Size of a card of another machine, which is refused if it is too small; None = the
-            smallest of this one.
+            smallest card of this one.
     """
     card_bytes = smallest_card() if card_gib is None else int(card_gib * GIB)
-    found = learner_memory(settings, card_bytes)
-    if isinstance(found, str):
+    result = learner_memory(settings, card_bytes)
+    if isinstance(result, str):
         if settings.run.model != "init":
-            console.print(f"memory of the learner: {found}", highlight=False)
+            console.print(f"memory of the learner: {result}", highlight=False)
         return
-    memory, on_gpu = found
+    memory, on_gpu = result
     lines = memory.lines()
     if card_gib is None:
         lines.append("memory of this machine for the whole run, computed:")
@@ -242,7 +242,7 @@ def _trust(console: Console, settings: Settings, name: str) -> None:
 def _begin_anew(
     console: Console, settings: Settings, folder: RunFolder, redis_url: str | None
 ) -> None:
-    """Move an earlier run out of the way, here and on a server that is not ours."""
+    """Archive an earlier run, and remove it from a Redis server of the user."""
     if folder.path.exists():
         archived = folder.archive()
         console.print(f"the earlier run is now in {archived}", highlight=False, soft_wrap=True)
@@ -252,7 +252,7 @@ def _begin_anew(
 
 
 def _print_plan(console: Console, settings: Settings, folder: RunFolder) -> None:
-    """Show what would be started, and which settings are not the defaults."""
+    """Print what would be started, and which settings differ from their defaults."""
     if settings.buffer.url is not None:
         settings = with_value(settings, "buffer", "url", without_password(settings.buffer.url))
     console.print(f"would start in {folder.path} ({folder.state}):", soft_wrap=True)
