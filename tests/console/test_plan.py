@@ -134,7 +134,9 @@ def test_compiled_code_of_the_learner_is_kept_among_the_users_caches(tmp_path: P
     assert place() == str(Path.home() / ".cache/nyala/torchinductor")
     assert place(XDG_CACHE_HOME="/kept") == "/kept/nyala/torchinductor"
     assert place(TORCHINDUCTOR_CACHE_DIR="/own") == "/own"
-    assert "TORCHINDUCTOR_CACHE_DIR" not in environment_of("actor", settings(tmp_path))
+    assert "TORCHINDUCTOR_CACHE_DIR" not in environment_of(
+        "actor", settings(tmp_path), inherited={}
+    )
 
 
 def test_files_of_each_environment_become_absolute(tmp_path: Path, monkeypatch) -> None:
