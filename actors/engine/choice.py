@@ -1,4 +1,4 @@
-"""Engines by name; the one of an actor, set or with `auto` what runs here, and its device.
+"""Engines by name, and the choice of an actor's engine and device.
 
 vLLM needs more of a machine than torch does. What is missing is found before anything starts,
 because vLLM itself only warns of a library that it could not load, and fails later at a call of it.
@@ -48,7 +48,7 @@ def choose_engine(settings: Settings, *, on_gpu: bool) -> Choice:
     """Choose the engine of an actor of this machine.
 
     Args:
-        settings: Of the run.
+        settings: The run's settings.
         on_gpu: The actor has a GPU.
     """
     actors = settings.actors
@@ -98,9 +98,9 @@ def usable_engine(settings: Settings, *, on_gpu: bool) -> Choice:
     lack = entry.lack(on_gpu)
     if lack is None:
         return choice
-    own = next((key for key, is_set in entry.own_settings(settings.actors).items() if is_set), None)
+    key = next((key for key, is_set in entry.own_settings(settings.actors).items() if is_set), None)
     other = next(name for name in ENGINES if ENGINES[name].lack(on_gpu) is None)
-    instead = f"{other}, and leave out actors.{own}" if own else "auto"
+    instead = f"{other}, and leave out actors.{key}" if key else "auto"
     raise SettingsError(
         f"actors.engine must be an engine that can start on this machine, got {choice.engine} "
         f"({choice.reason}), and {lack}; or set actors.engine: {instead}"
@@ -110,11 +110,11 @@ def usable_engine(settings: Settings, *, on_gpu: bool) -> Choice:
 def episodes_at_a_time(settings: Settings, *, on_gpu: bool) -> int:
     """Return how many episodes an actor of this machine generates at a time, at most.
 
-    A CPU is filled by few: with all that may be begun at once the oldest would end with the newest,
-    and the first batch come after the time of three.
+    A few episodes keep a CPU busy. If all permitted episodes began at once, the oldest would end
+    with the newest, and the first batch would take as long as three.
 
     Args:
-        settings: Of the run.
+        settings: The run's settings.
         on_gpu: The actor has a GPU.
     """
     run, actors = settings.run, settings.actors
@@ -124,9 +124,9 @@ def episodes_at_a_time(settings: Settings, *, on_gpu: bool) -> int:
 
 
 def import_libraries(engine: str) -> None:
-    """Import what an actor with this engine does until it samples, ahead of it.
+    """Import ahead of time what an actor with this engine imports before it samples.
 
-    For a process that forks actors: to import them meets no device.
+    For a process that forks actors: these imports initialise no device.
     """
     entry = ENGINES[engine]
     if entry.prepare is not None:
@@ -198,19 +198,19 @@ class RegisteredEngine:
     libraries: tuple[str, ...]
     """Modules that an actor imports until it samples, its own first."""
     libraries_on_cpu: tuple[str, ...] = ()
-    """Those of an engine in the actor's own process, as it is by default on a CPU."""
+    """Further modules of an engine in the actor's own process, its default place on a CPU."""
     prepare: str | None = None
     """Called before the libraries are imported ahead of an actor."""
     lack: Callable[[bool], str | None] = lambda _on_gpu: None
     """Says what this machine, where the actor has a GPU or none, lacks, with what brings it."""
     own_settings: Callable[[ActorSettings], Mapping[str, bool]] = lambda _actors: {}
-    """Settings of `actors` that it alone has -> whether they are set: then `auto` means it."""
+    """Settings of `actors` for this engine alone -> whether each is set; `auto` then chooses it."""
     has_processes: bool = False
-    """It may run in processes of its own; then `actors.in_process` decides."""
+    """The engine may run in processes of its own; `actors.in_process` decides."""
     takes_free_memory: bool = False
-    """It measures what its card has free when it starts, and takes a share of it."""
+    """The engine measures its card's free memory when it starts, and takes a share of it."""
     is_forked_apart: bool = False
-    """Its libraries take long to import, and no learner is forked from a process that has them."""
+    """Its libraries take long to import; a process that has them forks no learner."""
 
 
 ENGINES = {

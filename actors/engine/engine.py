@@ -28,7 +28,7 @@ INITIAL_VERSION = PolicyVersion(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Tokens wanted after `token_ids`: prompt, earlier turns, what an earlier lease made."""
+    """Tokens wanted after `token_ids`: prompt, earlier turns, what an earlier lease sampled."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -38,14 +38,14 @@ class Request:
     stop_token_ids: tuple[int, ...]
     """Generation ends after one of these; it is part of the output."""
     stop_strings: StopStrings | None = None
-    """So it does after the token that completes one of these."""
+    """Generation also ends after the token that completes one of these."""
     turn: tuple[int, ...] = ()
     """The last of `token_ids`: what an earlier lease sampled of the turn."""
     stream: tuple[int, int] = (0, 0)
     """Seed and task: the random numbers of an engine that is to repeat itself depend on them."""
 
     def check(self, *, vocabulary: int, room: int) -> None:
-        """Refuse what would end more than this request.
+        """Refuse a request that would end the whole engine.
 
         Args:
             vocabulary: Token ids that the model has.
@@ -93,13 +93,13 @@ class StagedWeights:
     """File (in shared memory) that holds the canonical wire bytes."""
     manifest: WeightManifest
     is_whole: Callable[[], bool] = lambda: True
-    """False from the moment that others may lie there: the learner's own slot is not locked."""
+    """False once newer weights may be in the file: the learner's own slot is not locked."""
 
     def check(self) -> None:
-        """Show that all that was read until now was this version.
+        """Check that everything read until now was this version.
 
         Raises:
-            WeightsOverwritten: It may have been a mixture.
+            WeightsOverwritten: It may have been a mixture of two versions.
         """
         if not self.is_whole():
             raise WeightsOverwritten(
@@ -125,11 +125,11 @@ class Engine(Protocol):
         ...
 
     def abort(self, request_ids: list[str]) -> None:
-        """Stop these requests; unknown ids are ignored, and no further delta of theirs arrives."""
+        """Stop these requests without a further delta; unknown ids are ignored."""
         ...
 
     async def halt(self) -> list[Delta]:
-        """Stop all requests, and return the tokens of theirs that `deltas` has not returned yet.
+        """Stop all requests, and return their tokens that `deltas` has not returned yet.
 
         A delta has no finish reason where its request was still running.
 
@@ -154,7 +154,7 @@ class Engine(Protocol):
         Raises:
             MixedWeights: they were overwritten while they were loaded; generation stands until the
                 next call.
-            WeightsOverwritten: so they were before that; the old weights go on.
+            WeightsOverwritten: they were overwritten before loading; the old weights go on.
         """
         ...
 
@@ -176,7 +176,7 @@ class Engine(Protocol):
 
 
 class Sampled(NamedTuple):
-    """Tokens that one step made for one request, or the answer of a probe."""
+    """Tokens that one step made for one request, or the answer to a probe."""
 
     key: int
     token_ids: list[int]
@@ -233,7 +233,7 @@ class Stepper(Protocol):
         """Do all of a swap that steps need not wait for, in another thread. `load` follows, or not.
 
         Returns:
-            False where `is_prepared` is still to be asked.
+            False where `is_prepared` has to be called until it returns True.
 
         Raises:
             WeightsError: the file is not a version of this model, or was overwritten; nothing
@@ -242,10 +242,10 @@ class Stepper(Protocol):
         ...
 
     def is_prepared(self, staged: StagedWeights) -> bool:
-        """Whether other processes have done their part of it, beside the steps.
+        """Whether other processes have prepared their part of the swap, beside the steps.
 
         Raises:
-            WeightsError: as of `prepare`.
+            WeightsError: as in `prepare`.
         """
         ...
 
@@ -264,7 +264,7 @@ class Stepper(Protocol):
 
         Args:
             staged: The version.
-            moved: Called again and again while parameters are read, where that is seen here.
+            moved: Called repeatedly while parameters are read, where this process reads them.
 
         Raises:
             WeightsError: the file is gone.
@@ -280,7 +280,7 @@ class Stepper(Protocol):
         ...
 
     def rest(self) -> Iterable[Sampled]:
-        """Return what was made and not yet returned, of a model that may be dead."""
+        """Return tokens that were made and not yet returned, of a model that may be dead."""
         ...
 
     def kill(self) -> None:
@@ -288,5 +288,5 @@ class Stepper(Protocol):
         ...
 
     def close(self) -> None:
-        """Free the model."""
+        """Free the model and its memory."""
         ...

@@ -1,4 +1,4 @@
-"""`actors.engine_args`: which further arguments vLLM's engine may be given, and why others may not.
+"""`actors.engine_args`: further arguments of vLLM's engine, and the reasons why some are refused.
 
 Every token must have the log-prob of the whole distribution that it was sampled from, and the
 version of the weights that made it; and the weights must be exactly the learner's. An argument that
@@ -74,13 +74,13 @@ def check_engine_args(arguments: Mapping[str, object]) -> None:
     """Refuse arguments that break what Nyala promises, and those that vLLM does not have.
 
     Args:
-        arguments: `actors.engine_args`. Names are also held to vLLM's source, where it is
-            installed: that is read, not imported, which would take seconds.
+        arguments: `actors.engine_args`. Where vLLM is installed, their names are looked up in its
+            source: to import it would take seconds.
 
     Raises:
-        SettingsError: One may not be set; names it, with the reason and what to do instead.
+        SettingsError: An argument may not be set; the text names it and says what to do instead.
     """
-    known = known_arguments()
+    names = known_arguments()
     for name in arguments:
         if name in OWN_SETTINGS:
             raise SettingsError(
@@ -91,8 +91,8 @@ def check_engine_args(arguments: Mapping[str, object]) -> None:
         )
         if reason is not None:
             raise SettingsError(f"actors.engine_args must not have {name}: {reason}")
-        if known and name not in known:
-            raise SettingsError(_unknown(name, known))
+        if names and name not in names:
+            raise SettingsError(_unknown(name, names))
 
 
 def known_arguments() -> frozenset[str]:
@@ -111,7 +111,7 @@ def known_arguments() -> frozenset[str]:
     )
 
 
-def _unknown(name: str, known: frozenset[str]) -> str:
-    close = get_close_matches(name.replace("-", "_"), known, n=1)
+def _unknown(name: str, names: frozenset[str]) -> str:
+    close = get_close_matches(name.replace("-", "_"), names, n=1)
     advice = f"did you mean {close[0]}?" if close else "`vllm serve --help=all` lists them"
     return f"actors.engine_args must have arguments of vLLM's engine, got {name}; {advice}"

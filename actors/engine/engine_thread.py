@@ -1,7 +1,7 @@
 """Thread of an engine: owns the stepper, executes commands between steps, collects tokens.
 
 Commands come through one queue, in order; without work the thread sleeps on it, and looks now and
-then whether the model is alive. What ends it hands over all tokens that were made, and then the
+then whether the model is alive. At its end, all tokens that were made are handed over, and then the
 error.
 """
 
@@ -38,13 +38,13 @@ from .waits import StallWatch, settle, settle_with_error
 # --------------------------------------------------------------------------------------------------
 # Tokens of running requests, each with the policy version that sampled it; for all engines.
 #
-# `RequestTable` belongs to the thread that makes tokens: it adds the version of the weights to
-# each, and decides which tokens are due. `DeltaInbox` belongs to the event loop: it drops deltas
-# of aborted requests and joins those of several hand-overs, so however slow its reader is, it
-# holds at most one delta per request. Neither has a thread or a clock.
+# `RequestTable` belongs to the thread that makes tokens: it labels each token with the version of
+# the weights, and decides which tokens are due. `DeltaInbox` belongs to the event loop: it drops
+# deltas of aborted requests and joins those of several hand-overs, so it holds at most one delta
+# per request, however slow its reader is. Neither has a thread or a clock.
 #
 # A request is identified by its `key`, a number that is never used twice: an id may be submitted
-# again while tokens of its first life are still on their way.
+# again while tokens of the first request are still on their way.
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class RequestTable:
         return key in self._pending
 
     def begin(self, key: int, request_id: str, watch: TurnWatch | None = None) -> None:
-        """Begin to collect the tokens of a request, up to where its turn ends by a string."""
+        """Begin to collect the tokens of a request, until `watch` finds the end of its turn."""
         self._pending[key] = _Pending(request_id, watch)
 
     def forget(self, key: int) -> None:
@@ -93,7 +93,7 @@ class RequestTable:
         self._pending.pop(key, None)
 
     def refuse(self, key: int, why: str) -> None:
-        """End a request that cannot be served; nothing of it was sampled."""
+        """End a request that cannot be served; no token was sampled for it."""
         pending = self._pending.pop(key)
         self._finished.append((key, Delta(pending.request_id, (), (), (), "refused", why)))
 
@@ -132,7 +132,7 @@ class RequestTable:
         return due
 
     def keys(self) -> list[int]:
-        """The keys of running requests."""
+        """Return the keys of running requests."""
         return list(self._pending)
 
     def close(self) -> list[tuple[int, Delta]]:
@@ -162,11 +162,11 @@ class DeltaInbox:
 
     @property
     def has_begun(self) -> bool:
-        """Whether one of them has had a token."""
+        """Whether a wanted request has had a token."""
         return bool(self._begun)
 
     def expect(self, key: int, request_id: str) -> None:
-        """Accept deltas of this request from now on, and no longer those of its earlier life."""
+        """Accept deltas of this request from now on, and drop those of an earlier one of its id."""
         self.drop(request_id)
         self._keys[request_id] = key
 
@@ -185,7 +185,7 @@ class DeltaInbox:
         self._waiting.clear()
 
     def put(self, deltas: list[tuple[int, Delta]]) -> None:
-        """Take a hand-over."""
+        """Add deltas that the engine's thread hands over; unwanted requests are left out."""
         for key, delta in deltas:
             if self._keys.get(delta.request_id) != key:
                 continue
@@ -222,19 +222,19 @@ def _join(first: Delta, second: Delta) -> Delta:
 # Thread of an engine: owns the stepper, executes commands between steps, collects tokens.
 
 IDLE_LOOK_S = 1.0
-"""Pause between two looks at a model without requests: its process may die meanwhile."""
+"""Pause between two checks of a model without requests: its process may die meanwhile."""
 
 LASTING = (ImportError, AttributeError, NotImplementedError, TypeError, ValueError)
-"""Kinds of errors of a start that the next one meets again."""
+"""Kinds of errors of a start that another start would meet again."""
 LASTING_TEXT = re.compile(
     r"cannot open shared object file|NVIDIA driver|CUDA driver|no kernel image"
     r"|No working C\+\+ compiler|C\+\+ compile error|Failed to find C compiler"
 )
-"""What libraries say of such a fault in errors of other kinds."""
+"""Texts of lasting faults that libraries raise as errors of other kinds."""
 BROKEN_FILE = (json.JSONDecodeError, UnicodeDecodeError)
-"""Kinds of `ValueError` that a file has which somebody is still writing."""
+"""Kinds of `ValueError` that a half-written file causes."""
 PASSING_TEXT = re.compile(r"[Ff]ree memory|[Cc]onnect|[Tt]imed? ?out|HTTPError|temporarily")
-"""What is said where a card is still held by the process before, or a hub is away."""
+"""Texts of errors while the process before still holds the card, or a hub cannot be reached."""
 SHOWN = 700
 """Characters of an error that are shown."""
 
@@ -247,7 +247,7 @@ class EngineThread:
     Args:
         stepper: Used from this thread only.
         max_model_len: Longest prompt and completion together, tokens.
-        stall: Is told of every sign of life.
+        stall: Notes every sign of life.
     """
 
     def __init__(self, stepper: Stepper, *, max_model_len: int, stall: StallWatch) -> None:
@@ -258,14 +258,14 @@ class EngineThread:
         self._probes: dict[int, Future[tuple[float, ...]]] = {}
         self._closing = False
         self._stood_since: float | None = None
-        """Since when it has stood with weights that are a mixture; None = it does not."""
+        """Since when generation stands because the weights are a mixture; None = it goes on."""
         self.version = INITIAL_VERSION
-        """Of the weights that the next token will be sampled from."""
+        """Version of the weights that the next token will be sampled from."""
         self.commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     @property
     def stands(self) -> bool:
-        """Whether it makes no token until it is given whole weights."""
+        """Whether no token is made until whole weights are loaded."""
         return self._stood_since is not None
 
     def start(
@@ -290,13 +290,13 @@ class EngineThread:
             request.check(vocabulary=self._stepper.vocabulary, room=room)
             self._stepper.admit(key, request, min(request.max_tokens, room))
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-            # What a request can be at fault for; of a model that is broken, the thread dies.
+            # Errors that a request can cause. A broken model raises others, and ends the thread.
             structlog.get_logger().warning("request refused", request=request.request_id)
             self._stepper.cancel([key])
             self._table.refuse(key, str(error))
 
     def cancel(self, keys: list[int]) -> None:
-        """Drop requests."""
+        """Drop requests; unknown keys are ignored."""
         running = [key for key in keys if key in self._table]
         for key in running:
             self._table.forget(key)
@@ -311,7 +311,7 @@ class EngineThread:
         settle(last, self._table.close())
 
     def prepare(self, staged: StagedWeights, answer: Future[bool]) -> None:
-        """Ask whether a swap is prepared."""
+        """Answer whether a swap is prepared."""
         try:
             settle(answer, self._stepper.is_prepared(staged))
         except WeightsError as error:
@@ -388,10 +388,10 @@ class EngineThread:
     def _death(self, error: BaseException, *, is_start: bool) -> EngineError:
         try:
             self._stepper.check()
-        except EngineDied as known:  # as of a process: what the step raised says less
+        except EngineDied as death_of_process:  # says more than what the step raised
             if not is_start:
-                return known
-            error = known
+                return death_of_process
+            error = death_of_process
         if is_start:
             death = not_started(error)
         else:
@@ -416,11 +416,11 @@ class EngineThread:
             if due:
                 hand_over(due)
 
-    def _record(self, made: Iterable[Sampled]) -> None:
+    def _record(self, outputs: Iterable[Sampled]) -> None:
         ended: list[int] = []
         has_moved = False
         table, probes, version = self._table, self._probes, self.version
-        for sampled in made:
+        for sampled in outputs:
             has_moved = True
             if sampled.key in probes:
                 settle(probes.pop(sampled.key), tuple(sampled.logprobs))

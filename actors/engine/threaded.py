@@ -28,11 +28,11 @@ from .waits import LOOK_S, Answers, StallWatch
 T = TypeVar("T")
 
 LEAST_BYTES_PER_S = 50e6
-"""Of weights that workers load or compare unseen: a tenth of what one busy core does."""
+"""Least speed of loads and comparisons in other processes: a tenth of what one busy core does."""
 PREPARING_S = 0.02
-"""Between two looks at workers that open a file."""
+"""Pause between two questions to workers that open a file."""
 KILLED_S = 5.0
-"""From the kill of an engine that hangs to the end of its thread, which hands its tokens over."""
+"""Longest wait for the thread of a killed engine, which first hands its tokens over."""
 
 
 class ThreadedEngine:
@@ -63,8 +63,8 @@ class ThreadedEngine:
             stepper: Used from the engine's thread only.
             max_model_len: Longest prompt and completion together, tokens.
             start_timeout_s: Deadline of `start`; a first start may compile kernels.
-            command_timeout_s: Deadline of `probe` and `close`; of `apply` and `read_back`, which
-                may take minutes, without a sign of progress and beside the time for their bytes.
+            command_timeout_s: Deadline of `probe` and `close`. `apply` and `read_back` may take
+                minutes: they get this long after each sign of progress, and time for their bytes.
             stall: Decides when an engine with requests has been silent for too long.
         """
         self._stepper = stepper
@@ -81,7 +81,7 @@ class ThreadedEngine:
         self._next_key = 0
         self._error: EngineError | None = None
         self._silence: EngineError | None = None
-        """Why an engine that hangs was given up."""
+        """Error of an engine that hung and was given up."""
         self._is_swapping = self._hangs = False
 
     @property
@@ -118,7 +118,7 @@ class ThreadedEngine:
             self._commands.put(partial(self._inside.admit, key, request))
 
     def abort(self, request_ids: list[str]) -> None:
-        """Stop these requests; not one of their tokens arrives any more."""
+        """Stop these requests; none of their tokens arrives any more."""
         keys = [key for id_ in request_ids if (key := self._inbox.drop(id_)) is not None]
         if keys:
             self._commands.put(partial(self._inside.cancel, keys))
@@ -213,7 +213,7 @@ class ThreadedEngine:
             )
 
     async def _prepared(self, staged: StagedWeights) -> None:
-        """Ask between steps, until it is or the time is over: a load does what is left."""
+        """Ask between steps until the swap is prepared or time is up; `load` does what is left."""
         end = time.monotonic() + self._limit_s(staged)
         while time.monotonic() < end:
             self._check_alive()
@@ -224,7 +224,7 @@ class ThreadedEngine:
             await asyncio.sleep(PREPARING_S)
 
     async def _without_tokens(self, answer: Future[T], command: str, staged: StagedWeights) -> T:
-        """Wait for a command that tokens wait for too: that is no silence."""
+        """Wait for a command during which no token is made; the engine is not taken for dead."""
         self._is_swapping = True
         try:
             return await self._answers.within(
@@ -254,7 +254,7 @@ class ThreadedEngine:
                 await self._end_silent()
 
     async def _end_silent(self) -> None:
-        """End an engine that makes nothing; where its process can be killed, its tokens come."""
+        """End an engine that makes nothing; tokens of a killed process are still handed over."""
         self._silence = EngineDied(
             f"the engine must make a token within {self._stall.limit_s:g} s while it has requests, "
             "got none; look for a lost GPU or a full memory in the machine's log"

@@ -2,9 +2,10 @@
 
 A chat model gets a text as its template's first user turn, messages as they are, and observations
 as further user turns; another model gets the bare text, behind a begin-of-sequence token if its
-tokenizer puts one there. Control tokens are the template's alone: in what messages say they are
+tokenizer puts one there. Only the template writes control tokens: their names in messages are plain
 text, and begin or end no turn.
-Loads transformers only when a tokenizer is made.
+
+transformers is imported only when a tokenizer is made.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ OBSERVATION = "ObservationOfTheEnvironment"
 """Stands for what follows a turn, to see what a chat template puts before it."""
 
 MARK = "\U0010fffd"
-"""A character of private use, around the number of what stands for itself in a template."""
+"""A character of private use, around the number of a literal text that a template must keep."""
 MARKED = re.compile(f"{MARK}([0-9]+){MARK}")
 
 TRIAL = ToolCall("name_of_the_tool", {"argument": "a value", "number": 3})
@@ -81,7 +82,7 @@ class ModelTokenizer:
         system_prompt: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Load it.
+        """Load the tokenizer of a model.
 
         Args:
             model_path: Directory or hub name.
@@ -101,8 +102,8 @@ class ModelTokenizer:
             )
         self._tokenizer = tokenizer
         self._template_kwargs = dict(template_kwargs or {})
-        added = [each for each in tokenizer.added_tokens_decoder.values() if each.special]
-        control = sorted((each.content for each in added if len(each.content) > 1), key=len)
+        added = [token for token in tokenizer.added_tokens_decoder.values() if token.special]
+        control = sorted((token.content for token in added if len(token.content) > 1), key=len)
         self._literals = (MARK, ANSWER, *reversed(control))  # the longest is looked for first
         first = [] if system_prompt is None else [("system", system_prompt)]
         self._first = [Message(role, self._marked(text)) for role, text in first]
@@ -127,7 +128,7 @@ class ModelTokenizer:
 
     @classmethod
     def of(cls, run: RunSettings) -> ModelTokenizer:
-        """Load that of a run.
+        """Load the tokenizer of a run's model.
 
         Raises:
             SettingsError: It cannot be loaded, or a model that `init` stands for is not there.
@@ -153,8 +154,8 @@ class ModelTokenizer:
         if self._chat:
             turns = self._marked_messages(prompt)
             first = [] if turns[0].role == "system" else self._first
-            given: dict[str, Any] = {"tools": self._read_tools(tools)} if tools else {}
-            return self._encode(self._render(as_given([*first, *turns]), **given))
+            variables: dict[str, Any] = {"tools": self._read_tools(tools)} if tools else {}
+            return self._encode(self._render(as_given([*first, *turns]), **variables))
         bare = self._encode_piece(_bare(prompt, "tools" if tools else "messages"))
         return self._begin + tuple(bare)
 
@@ -187,7 +188,7 @@ class ModelTokenizer:
         return text
 
     def turn_frame(self) -> TurnFrame | None:
-        """Return what the template puts around the policy's turn; None without a template."""
+        """Return the texts that the template puts around the policy's turn; None without one."""
         if not self._chat:
             return None
         asked = as_given([Message("user", "question")])
@@ -218,13 +219,13 @@ class ModelTokenizer:
         # Without the system prompt: some templates put it before the last of the user's turns.
         start = [Message("user", "question"), Message("assistant", ANSWER)]
         rendered = self._render(as_given([*start, *turns]), go_on=bool(turns))
-        before, found, after = rendered.rpartition(ANSWER)
-        if not found:
+        before, answer, after = rendered.rpartition(ANSWER)
+        if not answer:
             raise SettingsError(
                 "run.model must have a chat template that keeps the assistant's turns, got one "
                 "that drops them; choose another model, or give it another chat_template"
             )
-        return before + found, after
+        return before + answer, after
 
     def _num_stops(self, token_ids: Sequence[int]) -> int:
         return sum(token in self._stop_token_ids for token in token_ids)
@@ -238,7 +239,7 @@ class ModelTokenizer:
         return token_ids[ends[count - 1] + (not with_last) :]
 
     def _end_of_turn(self, text: str) -> int:
-        """Find where the first token in a text that ends a turn is over; 0 = there is none."""
+        """Find where the first token that ends a turn is over in a text; 0 = there is none."""
         texts = [self._tokenizer.convert_ids_to_tokens(token) for token in self._stop_token_ids]
         ends = [(text.index(stop), len(stop)) for stop in texts if stop and stop in text]
         return sum(min(ends, default=(0, 0)))
@@ -247,7 +248,7 @@ class ModelTokenizer:
         return [Message(*map(self._marked, message)) for message in as_messages(said)]
 
     def _marked(self, text: str) -> str:
-        """Put marks in place of control tokens, and of what is looked for in rendered text."""
+        """Put marks in place of control tokens and of texts that `_around_answer` searches for."""
         for number, literal in enumerate(self._literals):
             if literal in text:
                 text = text.replace(literal, f"{MARK}{number}{MARK}")
@@ -262,7 +263,7 @@ class ModelTokenizer:
         return tuple(token_ids)
 
     def _literal_tokens(self, number: int) -> list[int]:
-        """Encode it cut behind its first character, so that the tokenizer does not know it."""
+        """Encode a literal in two parts, so that the tokenizer makes no control token of it."""
         literal = self._literals[number]
         return self._encode_behind(literal[:1]) + self._encode_behind(literal[1:])
 
@@ -275,7 +276,7 @@ class ModelTokenizer:
         return token_ids
 
     def _checked_tools(self, tools: str) -> list[Any]:
-        """Read the functions, once they, a call and its result are known to suit the template."""
+        """Return the functions; refuse a template that cannot write them, a call and its result."""
         functions: list[Any] = json.loads(self._marked(tools))
         try:
             written = self._written_call(functions)
@@ -324,14 +325,14 @@ class ModelTokenizer:
         return text
 
 
-def _bare(given: Prompt, kind: str) -> str:
-    """Return what a model without a chat template can be given: a text, and no tools beside it."""
-    if not isinstance(given, str) or kind == "tools":
+def _bare(prompt: Prompt, kind: str) -> str:
+    """Return the prompt of a model without a chat template, which takes text and no tools."""
+    if not isinstance(prompt, str) or kind == "tools":
         raise SettingsError(
             f"run.model must have a chat template for {kind}, got one without; "
             f"choose a chat model, or give prompts as text"
         )
-    return given
+    return prompt
 
 
 def _load(model_path: str) -> Any:
@@ -352,13 +353,13 @@ def _load(model_path: str) -> Any:
 
 
 def _generation_stops(model_path: str) -> list[int]:
-    """Read what ends a text by the model's `generation_config.json`, where it has one."""
+    """Read the end tokens in the model's `generation_config.json`, where it has one."""
     from transformers import GenerationConfig  # noqa: PLC0415 - transformers
 
     try:
-        found = GenerationConfig.from_pretrained(model_path).eos_token_id
+        eos_token_id = GenerationConfig.from_pretrained(model_path).eos_token_id
     except (OSError, ValueError):  # no such file, or one that cannot be read
         return []
-    if found is None:
+    if eos_token_id is None:
         return []
-    return [found] if isinstance(found, int) else list(found)
+    return [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)

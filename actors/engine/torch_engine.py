@@ -82,7 +82,7 @@ def _exponentials(place: TokenPlace, count: int) -> np.ndarray[tuple[int], np.dt
 
 
 class RowCache:
-    """Keys and values [N, H, S, K] of every layer, and how many slots of each row are filled."""
+    """Keys and values [N, H, S, K] of every layer, and the count of filled slots of each row."""
 
     def __init__(self, *, num_rows: int, num_slots: int, device: torch.device) -> None:
         self._num_rows = num_rows
@@ -91,11 +91,11 @@ class RowCache:
         self._lengths_N = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._rows = slice(0, 0)
         self._prefill: slice | None = None
-        """Slots that are filled; None = one of each row."""
+        """Slots that the next pass fills; None = one of each row."""
         self._longest = 0
 
     def begin_prefill(self, rows: slice, first: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Prepare rows that have `first` tokens for those up to `stop`.
+        """Prepare rows that have `first` tokens for their next ones, up to `stop`.
 
         Returns:
             Positions [1, T], mask [1, 1, T, S'].
@@ -153,18 +153,18 @@ class RowCache:
 # Shapes: R rows in use, T new tokens, S' slots that may be looked at.
 
 LOWEST = torch.finfo(torch.bfloat16).min
-"""Added to an attention's logit, leaves nothing of it; finite in every data type of a model."""
+"""Logit of a slot that is masked; finite in every data type of a model."""
 
 
 class MaskForm:
-    """The form in which the attention of a model takes its mask; given one, it adds nothing."""
+    """The form in which the attention of a model takes its mask."""
 
     def __init__(self, config: PreTrainedConfig, *, added: bool) -> None:
         """Prepare.
 
         Args:
-            config: Of the model.
-            added: Its attention adds the mask to its logits, as the eager one does.
+            config: Configuration of the model.
+            added: The model's attention adds the mask to its logits, as the eager one does.
         """
         self._added = added
         self._window: int | None = getattr(config, "sliding_window", None)
@@ -175,7 +175,7 @@ class MaskForm:
 
         Args:
             mask: True where a query may look at a slot. Shape [R, 1, T, S'], bool.
-            positions: Of the queries. Shape [R, T].
+            positions: Positions of the queries. Shape [R, T].
         """
         if self._window is None:
             return self._form(mask)
@@ -203,18 +203,18 @@ class Row:
     key: int
     request: Request
     tokens_left: int
-    made: list[int] = field(default_factory=list)
+    sampled_ids: list[int] = field(default_factory=list)
     has_ended: bool = False
 
     @property
     def place(self) -> TokenPlace:
-        """That of its next token."""
-        position = len(self.request.token_ids) + len(self.made)
+        """Place of the row's next token."""
+        position = len(self.request.token_ids) + len(self.sampled_ids)
         return TokenPlace(self.request.stream, position)
 
     def take(self, token: int, logprob: float) -> Sampled:
         """Append a token, and see whether it is the last."""
-        self.made.append(token)
+        self.sampled_ids.append(token)
         self.tokens_left -= 1
         finish_reason = None
         if token in self.request.stop_token_ids:
@@ -240,7 +240,7 @@ class TorchOptions:
     max_model_len: int
     dtype: str = "float32"
     head_dtype: str | None = None
-    """Of the logits; None = `dtype`."""
+    """Data type of the logits; None = `dtype`."""
     max_concurrent: int = 64
     threads: int = 1
     device: str = "cpu"
@@ -253,7 +253,7 @@ class TorchOptions:
 
 
 def torch_engine(options: TorchOptions) -> ThreadedEngine:
-    """Make a torch engine of the run's first weights; `start` loads it."""
+    """Make a torch engine of the run's first weights; `start` loads them."""
     return ThreadedEngine(TorchStepper(options), max_model_len=options.max_model_len)
 
 
@@ -330,7 +330,7 @@ class TorchStepper:
         num_running = len(self._rows)
         if num_running:
             held = self._rows
-            ids_R1 = torch.tensor([[row.made[-1]] for row in held], device=self._device)
+            ids_R1 = torch.tensor([[row.sampled_ids[-1]] for row in held], device=self._device)
             logits_RV = self._forward(ids_R1, *self._cache.begin_decode(num_running))
             sampled += self._sample(held, logits_RV)
         while self._waiting and len(self._rows) < self._options.max_concurrent:
@@ -339,11 +339,11 @@ class TorchStepper:
         return sampled
 
     def pause(self) -> Iterable[Sampled]:
-        """Nothing is ever on its way: a step returns all it made."""
+        """Return nothing: every step has returned all its tokens."""
         return ()
 
     def resume(self) -> None:
-        """Nothing was stopped."""
+        """Do nothing: `pause` stops nothing here."""
 
     @torch.no_grad()
     def prepare(self, staged: StagedWeights) -> bool:
@@ -370,12 +370,12 @@ class TorchStepper:
         return True
 
     def is_prepared(self, staged: StagedWeights) -> bool:
-        """Nothing else has a part of it."""
+        """Return True: `prepare` does everything itself."""
         del staged
         return True
 
     def load(self, staged: StagedWeights) -> None:
-        """Exchange weights and shadow; nothing is copied, so no size of model makes it longer."""
+        """Exchange weights and shadow without a copy, in the same time for every size of model."""
         assert self._shadow, staged.manifest.version
         for name, parameter in self._parameters.items():
             parameter.data, self._shadow[name] = self._shadow[name], parameter.data
@@ -397,14 +397,14 @@ class TorchStepper:
         """Do nothing: the model lives in the thread that asks."""
 
     def rest(self) -> Iterable[Sampled]:
-        """Every step returns all that it made."""
+        """Return nothing: every step has returned all its tokens."""
         return ()
 
     def kill(self) -> None:
         """Do nothing: a thread cannot be ended from outside."""
 
     def close(self) -> None:
-        """Nothing outlives the object."""
+        """Do nothing: the memory is freed with the object."""
 
     def _prefill(self) -> list[Sampled]:
         """Take waiting requests as long as the first one, as many as there are rows."""
@@ -432,7 +432,7 @@ class TorchStepper:
         return logits_RV
 
     def _replay(self, request: Request) -> Tensor:
-        """Prefill the one row with what came before the turn, then decode what there is of it."""
+        """Prefill the one row with the tokens before the turn, then decode the turn's own."""
         ids_1T = torch.tensor([request.token_ids], device=self._device)
         first = len(request.token_ids) - len(request.turn)
         logits_1V = self._read(ids_1T[:, :first], slice(0, 1))
@@ -445,7 +445,7 @@ class TorchStepper:
     def _recompute(self) -> None:
         """Fill the cache of every row anew, up to the token that the next step begins with."""
         for number, row in enumerate(self._rows):
-            token_ids = [*row.request.token_ids, *row.made[:-1]]
+            token_ids = [*row.request.token_ids, *row.sampled_ids[:-1]]
             ids_1T = torch.tensor([token_ids], device=self._device)
             self._read(ids_1T, slice(number, number + 1))
 
@@ -503,7 +503,7 @@ def _widen(layer: nn.Linear, dtype: torch.dtype) -> None:
     """Make the output layer multiply its weights, whose dtype stays, in another dtype."""
 
     def forward(input: Tensor) -> Tensor:  # noqa: A002 - the layer's own name for it
-        parameters = {name: each.to(dtype) for name, each in layer.named_parameters()}
+        parameters = {name: weight.to(dtype) for name, weight in layer.named_parameters()}
         return functional.linear(input.to(dtype), **parameters)
 
     layer.forward = forward  # type: ignore[method-assign]

@@ -18,9 +18,9 @@ class TurnFrame(NamedTuple):
     """The texts around an answer. Producer: `ModelTokenizer`."""
 
     opening: str
-    """Behind the prompt, where the policy goes on; empty where prompts end as they are."""
+    """Text behind the prompt, where the policy goes on; may be empty."""
     unopened: str
-    """Before an answer of a conversation, and not behind the prompt."""
+    """Text before an answer of a conversation that is missing behind the prompt."""
     closing: str
     has_stop: bool
     """A stop token is in `closing`."""
@@ -31,7 +31,7 @@ class TurnFrame(NamedTuple):
         Some templates, such as Mistral's, open no turn: answers follow the prompt.
 
         Raises:
-            SettingsError: It is one.
+            SettingsError: The template is such a one.
         """
         if self.unopened:
             raise SettingsError(
@@ -44,16 +44,16 @@ class TurnFrame(NamedTuple):
         return f"opens the turn with {self.opening!r}" if self.opening else "answers follow prompts"
 
     def check_closing(self, strings: Sequence[str]) -> str:
-        """Refuse a template that ends turns with what stops no policy.
+        """Refuse a template that ends turns with a text at which no policy stops.
 
         Args:
             strings: `run.stop`.
 
         Raises:
-            SettingsError: It does.
+            SettingsError: No stop token or string is in the closing.
         """
         text = self.closing.strip()
-        if text and not self.has_stop and not any(each in self.closing for each in strings):
+        if text and not self.has_stop and not any(stop in self.closing for stop in strings):
             raise SettingsError(
                 f"a stop token of run.model must end its turns, got {quoted(text, 60)} from its "
                 f"chat template, in which there is none; set run.stop: [{text.split()[0]!r}], or "
@@ -73,7 +73,7 @@ SPARE_TOKENS = 8  # of no text of their own, or parts of a character
 
 
 class StopStrings:
-    """The strings of a run.
+    """The strings of a run that end a turn.
 
     Example:
         >>> stops = StopStrings(["ab"], "".join)
@@ -82,7 +82,7 @@ class StopStrings:
     """
 
     def __init__(self, strings: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
-        """Keep them.
+        """Keep the strings and a function that decodes tokens.
 
         Args:
             strings: At least one.
@@ -90,11 +90,11 @@ class StopStrings:
         """
         self._strings = tuple(strings)
         self._decode = decode
-        # No token that counts has less than a byte.
+        # Every token that counts has at least one byte.
         self.window = max(len(text.encode()) for text in strings) + SPARE_TOKENS
 
     def end(self, token_ids: Sequence[int], start: int = 0) -> int | None:
-        """Return how many tokens it takes to have one of the strings, if more than `start` do."""
+        """Count the tokens up to the end of the first string; None if `start` tokens or none do."""
         if not self._has_one(token_ids[max(0, start + 1 - self.window) :]):
             return None
         ends = range(start + 1, len(token_ids) + 1)
@@ -108,17 +108,17 @@ class StopStrings:
 
     def _has_one(self, token_ids: Sequence[int]) -> bool:
         text = self._decode(token_ids)
-        return any(each in text for each in self._strings)
+        return any(stop in text for stop in self._strings)
 
 
 def before(strings: Sequence[str], text: str) -> str:
     """Return the text before the first of the strings in it."""
-    found = [text.index(each) for each in strings if each in text]
-    return text[: min(found, default=len(text))]
+    starts = [text.index(stop) for stop in strings if stop in text]
+    return text[: min(starts, default=len(text))]
 
 
 class TurnWatch:
-    """A turn in the making, looked at as its tokens come."""
+    """A turn that is searched for stop strings as its tokens come."""
 
     def __init__(self, stops: StopStrings, turn: Sequence[int]) -> None:
         self._stops = stops
@@ -126,8 +126,8 @@ class TurnWatch:
 
     def end(self, token_ids: Sequence[int]) -> int | None:
         """Take new tokens; return how many of them belong to the turn if it is over."""
-        known = len(self._tail)
+        num_before = len(self._tail)
         token_ids = [*self._tail, *token_ids]
-        end = self._stops.end(token_ids, known)
+        end = self._stops.end(token_ids, num_before)
         self._tail = token_ids[-self._stops.window :]
-        return None if end is None else end - known
+        return None if end is None else end - num_before

@@ -1,4 +1,4 @@
-"""vLLM engine: its core stepped by a thread, here or in a process of its own, and ended.
+"""vLLM engine: a thread steps its core, in this process or in one of its own, and ends it.
 
 On a CPU the core lives in the actor's process: it starts in a third of the time, and there is no
 device whose idling a second process would hide. On a GPU it runs in a process of its own and
@@ -72,14 +72,14 @@ log = structlog.get_logger()
 # --------------------------------------------------------------------------------------------------
 # End of vLLM's core in a process of its own, and what waits for that core.
 #
-# vLLM looks at the process and stops reading its socket once it is gone, but nobody ends a wait for
-# outputs or for the answer of a call: `LLMEngine.step` would never return. `CoreWatch` ends them.
+# vLLM watches the process and stops reading its socket once it is gone, but it ends no wait for
+# outputs or for the answer to a call: `LLMEngine.step` would never return. `CoreWatch` ends them.
 #
 #     core runs --SIGKILL, SIGABRT, out of memory--> all it sent is in the queue of outputs
 #               --> an error behind it, and in every call --> whoever waits raises it
 
 SETTLE_S = 2 * OUTPUTS_S
-"""More than `end_waits` takes."""
+"""Longest wait for `end_waits`, which takes less."""
 
 
 class CoreWatch:
@@ -158,25 +158,25 @@ class _Held:
 
 
 class CoreRequests:
-    """What one core works on."""
+    """The requests of one core."""
 
     def __init__(self, core: CoreClient) -> None:
         """Begin with no request."""
         self._core = core
         self._names = map(str, count(1))
-        """Each is used once: a core may still have tokens of a request that was dropped."""
+        """Names that are used once: a core may still have tokens of a request that was dropped."""
         self._held: dict[str, _Held] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
     def add(self, key: int, token_ids: tuple[int, ...], sampling: Sampling, *, salt: str) -> None:
-        """Add a request.
+        """Add a request to the core.
 
         Args:
-            key: Its tokens come out of `step` with this.
+            key: Number that `step` returns with the tokens of the request.
             token_ids: At least one, each below the model's vocabulary.
-            sampling: May be shared by requests: the core only reads it.
+            sampling: Parameters of sampling; requests may share them, as the core only reads.
             salt: Cached prefixes are shared by requests of one salt.
         """
         name = next(self._names)
@@ -192,14 +192,14 @@ class CoreRequests:
         self._core.abort_requests(names)
 
     def begin_again(self, *, salt: str) -> None:
-        """Add all requests anew that have no token yet."""
+        """Drop all requests that have no token yet, and add them anew."""
         waiting = [held for held in self._held.values() if not held.has_begun]
         self.drop(held.key for held in waiting)
         for held in waiting:
             self.add(held.key, held.token_ids, held.sampling, salt=salt)
 
     def step(self) -> Iterator[Sampled]:
-        """Run one step of the core in this process, or wait for one of that in another."""
+        """Run one step of a core in this process, or wait for a step of one in another."""
         requests = self._held
         for output in next_outputs(self._core):
             held = requests.get(output.request_id)
@@ -217,11 +217,11 @@ class CoreRequests:
 
 
 # --------------------------------------------------------------------------------------------------
-# vLLM engine: its core stepped by a thread, in this process or in one of its own.
+# vLLM engine: a thread steps its core, in this process or in one of its own, and ends it.
 
 
 def vllm_engine(options: VllmOptions, *, meter: CacheMeter | None = None) -> ThreadedEngine:
-    """Make a vLLM engine of the run's first weights; `start` loads it."""
+    """Make a vLLM engine of the run's first weights; `start` loads them."""
     return ThreadedEngine(VllmStepper(options, meter), max_model_len=options.max_model_len)
 
 
@@ -232,12 +232,12 @@ class VllmStepper:
         self._options, self._meter = options, meter
         self._num_swaps = 0
         self._way = ""
-        """How workers load in place, as it was logged."""
+        """The workers' way to load weights that was logged last."""
         self._engine: LLMEngine
         self._requests: CoreRequests
         self._shadow: ShadowModel | None = None
         self._watch: CoreWatch | None = None
-        """Of a core in another process."""
+        """Watch over a core in another process."""
 
     def start(self) -> None:
         """Import vLLM, load the model, and run one token through it."""
@@ -254,8 +254,8 @@ class VllmStepper:
             with without_preloads(), forks_let_go():
                 self._engine = LLMEngine.from_engine_args(
                     EngineArgs(**arguments),
-                    # Of a batch, as it is: any other has no default for the tokens of a step, and
-                    # prefills 2,048 at a time where a card takes 8,192 or 16,384.
+                    # A batch is what we run. Another context has no default for the tokens of a
+                    # step, and prefills 2,048 at a time where a card takes 8,192 or 16,384.
                     usage_context=UsageContext.LLM_CLASS,
                     enable_multiprocessing=not self._options.in_process,
                 )
@@ -282,7 +282,7 @@ class VllmStepper:
 
     @property
     def vocabulary(self) -> int:
-        """The model's; vLLM checks no ids where it has no tokenizer."""
+        """Token ids of the model; vLLM checks none where it has no tokenizer."""
         return int(self._engine.model_config.get_vocab_size())
 
     @property
@@ -296,7 +296,7 @@ class VllmStepper:
         self._requests.add(key, request.token_ids, sampling, salt=self._salt)
 
     def cancel(self, keys: list[int]) -> None:
-        """Drop requests."""
+        """Drop requests; unknown keys are ignored."""
         self._requests.drop(keys)
 
     def begin_probe(self, key: int, token_ids: tuple[int, ...]) -> None:
@@ -316,7 +316,7 @@ class VllmStepper:
                 yield from self.step()
 
     def prepare(self, staged: StagedWeights) -> bool:
-        """Fill the shadow copy; where there is none, refuse a bad file while all is whole."""
+        """Fill the shadow copy; without one, refuse a bad file while the old weights are whole."""
         if self._shadow is not None:
             self._shadow.fill(staged)
             return True
@@ -324,7 +324,7 @@ class VllmStepper:
         return False
 
     def is_prepared(self, staged: StagedWeights) -> bool:
-        """Ask the workers, who open the file when they are asked first."""
+        """Ask the workers; the first call makes them open the file."""
         answers = self._rpc("nyala_prepare", update=_update(staged))
         workers = [convert(answer, Prepared) for answer in answers]
         if faults := {worker.fault for worker in workers if worker.fault}:
@@ -344,14 +344,14 @@ class VllmStepper:
             staged.check()  # all workers have read their parts
         self._num_swaps += 1
         if self._options.recompute_kv:
-            # Puts running requests back into the queue, with all their tokens as their prompt.
+            # Running requests go back into the queue, with all their tokens as their prompt.
             self._engine.reset_prefix_cache(reset_running_requests=True)
         self._requests.begin_again(salt=self._salt)
 
     def read_back(
         self, staged: StagedWeights, moved: Callable[[], object] = lambda: None
     ) -> list[str] | None:
-        """Compare the model with the file: that of this process, or every worker's own part."""
+        """Compare the file with the model in this process, or with the part of every worker."""
         if self._shadow is None:
             return self._read_back_in_workers(staged)
         manifest = staged.manifest
@@ -388,7 +388,7 @@ class VllmStepper:
             self._watch.kill()
 
     def close(self) -> None:
-        """Stop vLLM's core."""
+        """Stop vLLM's core and its processes."""
         if self._watch is not None:
             self._watch.close()
         if hasattr(self, "_engine"):
@@ -398,10 +398,10 @@ class VllmStepper:
     def _read_back_in_workers(self, staged: StagedWeights) -> list[str] | None:
         _refuse_bad_file(staged)
         stale: set[str] = set()
-        for found in self._rpc("nyala_read_back", update=_update(staged)):
-            if found is None:
+        for names in self._rpc("nyala_read_back", update=_update(staged)):
+            if names is None:
                 return None
-            stale |= set(found)
+            stale |= set(names)
         return sorted(stale)
 
     @property
@@ -431,7 +431,7 @@ def _refuse_bad_file(staged: StagedWeights) -> None:
 def _sampling(
     temperature: float, max_tokens: int, stop_token_ids: tuple[int, ...]
 ) -> SamplingParams:
-    """Make what all requests share that are sampled alike; vLLM takes longer to make one."""
+    """Make the parameters that requests share; vLLM takes longer to make them than to read them."""
     from vllm import SamplingParams  # noqa: PLC0415 - vLLM
 
     return SamplingParams(

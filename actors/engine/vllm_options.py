@@ -29,7 +29,7 @@ class VllmOptions:
     max_model_len: int
     dtype: str = "float32"
     head_dtype: str | None = None
-    """Of the logits; None = `dtype`."""
+    """Data type of the logits; None = `dtype`."""
     max_concurrent: int = 256
     in_process: bool = True
     line: str = ""
@@ -54,8 +54,8 @@ DEFAULTS = {
     "DO_NOT_TRACK": "1",
     # Pinned workers of several actors would share one core and leave the other idle.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # Of weight groups that form in a worker (`actors/engine/weights`). torch reads it once, maybe
-    # for a group of vLLM's, which takes no notice of it.
+    # For weight groups that form in a worker (`actors/engine/weights`). torch reads it once, maybe
+    # for a group of vLLM's, which ignores it.
     "TORCH_NCCL_NONBLOCKING_TIMEOUT": str(NCCL_FORMS_S),
     # Its processes are all on this machine. Our weight groups name their own interface.
     "GLOO_SOCKET_IFNAME": "lo",
@@ -83,7 +83,7 @@ def prepare_environment(options: VllmOptions) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if options.in_process else "1"
     os.environ.setdefault(METHOD, _method(options))
     if options.in_process:
-        # Those of this thread: for it the environment comes too late.
+        # For this thread the environment comes too late.
         torch.set_num_threads(options.threads)
     if engine_device() == "cpu":
         _compile_nothing(options.in_process)
@@ -94,8 +94,8 @@ def _method(options: VllmOptions) -> str:
 
     A new program imports it again, for 13 s of the start of an actor on an H200. After the fork
     vLLM opens its own sockets, and the core lets go of ours (`forks_let_go`); vLLM forks by itself,
-    too, and spawns where torch has met CUDA. A core of several workers forks nothing: its threads
-    would be another matter.
+    too, and spawns where torch has started CUDA. A core of several workers is spawned because
+    of its threads.
     """
     return "spawn" if options.tensor_parallel_size > 1 or has_met_cuda() else "fork"
 
@@ -120,7 +120,8 @@ def _compile_nothing(in_process: bool) -> None:
 def without_preloads() -> Iterator[None]:
     """Take back what vLLM sets for its processes, once they run.
 
-    Every program that this process starts would load it, and complain in a path with a blank.
+    Every program that this process starts would load the library, and complain if its path has a
+    blank.
     """
     before = os.environ.get(PRELOADS)
     try:
@@ -169,7 +170,10 @@ def engine_arguments(options: VllmOptions) -> dict[str, Any]:
 
 
 GRAPH_STEPS = ((8, 64), (16, 128), (32, 256), (64, 512))
-"""Between sizes of CUDA graphs, and up to which: a step between two is computed as the larger."""
+"""Distance between sizes of CUDA graphs, and the size up to which it holds.
+
+A step between two sizes is computed as the larger.
+"""
 GRAPHS_CHOSEN = {"cudagraph_capture_sizes", "max_cudagraph_capture_size", "performance_mode"}
 
 
@@ -191,14 +195,14 @@ def graph_sizes(max_concurrent: int) -> list[int]:
 def chooses_graphs(engine_args: Mapping[str, Any]) -> bool:
     """Whether a person has chosen the sizes of graphs, or that there are none."""
     config = engine_args.get("compilation_config")
-    given = {*engine_args, *(config if isinstance(config, Mapping) else ())}
-    return bool(engine_args.get("enforce_eager") or given & GRAPHS_CHOSEN)
+    names = {*engine_args, *(config if isinstance(config, Mapping) else ())}
+    return bool(engine_args.get("enforce_eager") or names & GRAPHS_CHOSEN)
 
 
-def refused_arguments(given: Mapping[str, Any], error: Exception) -> str:
-    """Write the error of arguments that vLLM refuses."""
+def refused_arguments(arguments: Mapping[str, Any], error: Exception) -> str:
+    """Return the error text for arguments that vLLM refuses."""
     reason = " ".join(str(error).split())[:500]
     return (
-        f"actors.engine_args must be what vLLM's engine takes, got {dict(given)}; remove what it "
-        f"refuses: {reason}"
+        f"actors.engine_args must be what vLLM's engine takes, got {dict(arguments)}; remove what "
+        f"it refuses: {reason}"
     )

@@ -1,6 +1,6 @@
-"""Names of vLLM that it does not promise to keep: all that this folder uses of them.
+"""Private names of vLLM, which may change with any release: all that this folder uses.
 
-`tests/actors/engine/test_vllm_private.py` holds each against the installed vLLM.
+`tests/actors/engine/test_vllm_private.py` checks each of them with the installed vLLM.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OUTPUTS_S = 2.0
 def new_request(
     name: str, token_ids: list[int], sampling: SamplingParams, salt: str
 ) -> EngineCoreRequest:
-    """Make a request as the core takes it; `arrival_time` orders none that have no priority."""
+    """Make a request of the core; without priorities `arrival_time` has no effect."""
     from vllm.v1.engine import EngineCoreRequest  # noqa: PLC0415 - vLLM
 
     return EngineCoreRequest(
@@ -50,13 +50,13 @@ def new_request(
 
 
 def next_outputs(client: CoreClient) -> list[EngineCoreOutput]:
-    """Run one step of a core in this process, or wait for one of that in another."""
+    """Run one step of a core in this process, or wait for a step of one in another."""
     outputs: list[EngineCoreOutput] = client.get_output().outputs
     return outputs
 
 
 def sampled_logprobs(output: EngineCoreOutput) -> list[float]:
-    """Return log mu of the new tokens of a request, nats; theirs is the first column."""
+    """Return log mu of the new tokens of a request, nats, from the first column."""
     if output.new_logprobs is None:
         return []
     logprobs: list[float] = output.new_logprobs.logprobs[:, 0].tolist()
@@ -108,7 +108,7 @@ def core_processes(client: CoreClient) -> list[BaseProcess]:
 
 
 def end_waits(client: CoreClient, error: Exception) -> None:
-    """End what waits for a core that is gone: `step` behind all outputs that came, and calls."""
+    """End all waits for a core that is gone: calls, and `step` after the last outputs."""
     # vLLM ends this thread when it sees the core gone; until then it may still read outputs.
     client.output_queue_thread.join(OUTPUTS_S)
     client.resources.engine_dead = True  # from here on a new call raises

@@ -1,4 +1,4 @@
-"""Waits for an engine: answers with a deadline, and its silence."""
+"""Waits for an engine: answers with a deadline, and a limit on its silence."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ T = TypeVar("T")
 
 
 def settle(answer: Future[T], value: T) -> None:
-    """Give an answer; whoever asked may have left, or been told of the engine's death."""
+    """Set the result of an answer, unless its wait has ended already."""
     with suppress(InvalidStateError):
         answer.set_result(value)
 
 
 def settle_with_error(answer: Future[Any], error: Exception) -> None:
-    """As `settle`, with an error."""
+    """Set the error of an answer, unless its wait has ended already."""
     with suppress(InvalidStateError):
         answer.set_exception(error)
 
@@ -33,7 +33,7 @@ class Answers:
     """The answers that the loop waits for; the engine's death ends all of them.
 
     Args:
-        on_late: Called when one does not come in time: the engine hangs.
+        on_late: Called when an answer does not come in time: the engine hangs.
     """
 
     def __init__(self, on_late: Callable[[], None] = lambda: None) -> None:
@@ -54,7 +54,7 @@ class Answers:
             answer: What is waited for.
             seconds: Limit, from the last move on.
             what: What the engine does.
-            moves: Counts signs of progress; without one the limit is for all of it.
+            moves: Counts signs of progress; without this, the limit is for the whole wait.
 
         Raises:
             EngineError: the engine died.
@@ -78,26 +78,26 @@ class Answers:
             self._waited_for.discard(answer)
 
     def fail(self, error: EngineError) -> None:
-        """End every wait."""
+        """End every wait with this error."""
         for answer in self._waited_for:
             settle_with_error(answer, error)
 
 
 # --------------------------------------------------------------------------------------------------
-# Silence of an engine that has requests: how long it may last. Pure, with a given clock.
+# Silence of an engine that has requests: how long it may last. Pure, with an injected clock.
 #
 # An engine can hang without dying: a collective that waits for a lost GPU, a driver that never
-# answers. Time counts only as far as the caller lived through it: an actor that was stopped and
-# woken has not seen its engine hang.
+# answers. Only time in which the caller ran counts: an actor that was stopped and woken has not
+# seen its engine hang.
 
 LOOK_S = 1.0
-"""Pause between two looks at an engine that hands nothing over."""
+"""Pause between two checks of an engine that hands nothing over."""
 LONGEST_LOOK_S = 2 * LOOK_S
 SILENT_S = 60.0
 FIRST_S = 600.0
-"""Until the first token: kernels compile, and a long prompt is computed without one."""
+"""Longest silence before the first token: kernels compile, and a long prompt takes its time."""
 SLACK = 8.0
-"""Times the longest silence that ended by itself: steps of a large model on a CPU take minutes."""
+"""Factor on the longest silence so far: steps of a large model on a CPU take minutes."""
 
 
 class StallWatch:
@@ -117,7 +117,7 @@ class StallWatch:
 
     @property
     def moves(self) -> int:
-        """How often it did."""
+        """How often the engine made something."""
         return self._moves
 
     def look(self, *, num_wanted: int, has_begun: bool) -> bool:
@@ -125,7 +125,7 @@ class StallWatch:
 
         Args:
             num_wanted: Requests that it has not finished.
-            has_begun: One of them has had a token.
+            has_begun: One of these requests has had a token.
         """
         now, moves = self._clock(), self._moves
         passed_s = min(now - self._looked_at, LONGEST_LOOK_S)

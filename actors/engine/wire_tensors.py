@@ -20,7 +20,7 @@ from configs.errors import WeightsError
 
 
 class Place(Struct, frozen=True):
-    """A whole version in a file, as a worker of vLLM is told of it."""
+    """A whole version in a file, as it is described to a worker of vLLM."""
 
     path: str
     num_bytes: int
@@ -32,9 +32,9 @@ class Prepared(Struct, frozen=True):
 
     is_ready: bool
     way: str
-    """How it will load it."""
+    """How the worker will load the version."""
     fault: str = ""
-    """What is wrong with its file."""
+    """What is wrong with the version's file; empty = nothing."""
 
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -64,7 +64,7 @@ def tensors_in(
     """Yield (name, tensor) of mapped wire bytes, as `named_tensors` does.
 
     Raises:
-        WeightsError: they do not agree with the layout.
+        WeightsError: The bytes do not agree with the layout.
     """
     for spec in tensors:
         dtype = TORCH_DTYPES.get(spec.dtype)

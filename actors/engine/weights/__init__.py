@@ -5,8 +5,8 @@ group          The receiving end of a weight group: a torch process group of its
 live_model     The model that a worker of vLLM computes with, written over and read back between
                two steps
 loading        Loading of a version through vLLM's own loader: its layerwise reload
-member_thread  A member of a weight group in this process: joined, and its bytes received, in a
-               thread
+member_thread  Member of a weight group in this process: a thread joins the group and receives its
+               bytes
 pinned_files   Files of weights that a worker of vLLM keeps mapped, and registered with the CUDA
                driver
 shadow_model   Second copy of vLLM's model on a CPU: filled beside the running steps, exchanged

@@ -25,7 +25,7 @@ Load = Callable[[nn.Module, Iterable[tuple[str, Tensor]]], object]
 
 _COPY = torch.ops.aten.copy_.default
 _FILLS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
-"""With zeros, of the rows of padding."""
+"""Operations that set the rows of padding to zero."""
 
 
 class Part(NamedTuple):
@@ -55,11 +55,11 @@ class Piece:
 
 
 class FillPlan:
-    """Pieces of every parameter.
+    """The pieces that make up every parameter.
 
     Args:
-        pieces: By the name of the parameter.
-        shapes: Of the parameters.
+        pieces: Pieces of each parameter, by its name.
+        shapes: Shapes of the parameters.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class FillPlan:
         shape, parts = self.shapes[parameter], list(self.parts(parameter, tensors))
         if len(parts) == 1 and parts[0][1].shape == shape:
             return parts[0][1]
-        made = torch.zeros(shape, dtype=parts[0][1].dtype)
-        self.copy(parameter, tensors, made)
-        return made
+        value = torch.zeros(shape, dtype=parts[0][1].dtype)
+        self.copy(parameter, tensors, value)
+        return value
 
     def copy(self, parameter: str, tensors: Mapping[str, Tensor], into: Tensor) -> None:
         """Copy a parameter into its place."""
@@ -93,12 +93,12 @@ def make_plan(model: nn.Module, specs: Sequence[TensorSpec], load: Load) -> Fill
     """Record the places of a version's tensors.
 
     Args:
-        model: Not processed for its kernels; of its weights the padding may be set to zero.
+        model: A model not yet processed for its kernels; its padding may be set to zero.
         specs: Tensors of a version.
         load: vLLM's loader.
 
     Returns:
-        None where a tensor becomes something else than parts of parameters.
+        None where a tensor becomes anything but parts of parameters.
     """
     # Never written to, they take no memory; all live on, so that each has a storage of its own.
     tensors = [(spec.name, torch.empty(spec.shape, dtype=_dtype(spec))) for spec in specs]
@@ -113,13 +113,13 @@ def _dtype(spec: TensorSpec) -> torch.dtype:
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes copies from tensors into parameters in place of making them."""
+    """Notes copies from tensors into parameters instead of executing them."""
 
     def __init__(self, parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         self._parameters = parameters
-        self._parameter_at = {_storage(each): name for name, each in parameters.items()}
-        self._tensor_at = {_storage(each): name for name, each in tensors.items()}
+        self._parameter_at = {_storage(value): name for name, value in parameters.items()}
+        self._tensor_at = {_storage(value): name for name, value in tensors.items()}
         self._pieces: dict[str, dict[Part, Piece]] = {name: {} for name in parameters}
         self._is_exact = len(self._parameter_at) == len(parameters)
 
@@ -130,34 +130,36 @@ class _Recorder(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Note a copy; judge whatever else is done with a tensor or a parameter."""
+        """Note a copy; mark the plan as inexact after other changes to tensors or parameters."""
         del types
         values = tree_leaves((args, kwargs))
-        given = [_storage(each) for each in values if isinstance(each, Tensor)]
-        into = self._parameter_at.get(given[0]) if given else None
-        if func is _COPY and into is not None and given[1] in self._tensor_at:
+        storages = [_storage(value) for value in values if isinstance(value, Tensor)]
+        into = self._parameter_at.get(storages[0]) if storages else None
+        if func is _COPY and into is not None and storages[1] in self._tensor_at:
             place, value = args[0], args[1]
-            piece = Piece(Part.of(place), self._tensor_at[given[1]], Part.of(value))
+            piece = Piece(Part.of(place), self._tensor_at[storages[1]], Part.of(value))
             self._pieces[into][piece.place] = piece
             self._is_exact &= place.shape == value.shape
             return place
-        is_ours = any(each in self._tensor_at or each in self._parameter_at for each in given)
+        is_ours = any(at in self._tensor_at or at in self._parameter_at for at in storages)
         is_padding = func in _FILLS and not any(args[1:])
         self._is_exact &= func.is_view or is_padding or not is_ours
         return func(*args, **(kwargs or {}))
 
     def plan(self) -> FillPlan | None:
-        """Return what was recorded; None where that is not all, or parts overlap."""
+        """Return the recorded plan; None where copies are missing or parts overlap."""
         if not self._is_exact:
             return None
         for name, pieces in self._pieces.items():
             if not pieces or sum(map(_numel, pieces)) > self._parameters[name].numel():
                 return None
-        used = Counter(piece.tensor for each in self._pieces.values() for piece in each.values())
+        used = Counter(
+            piece.tensor for pieces in self._pieces.values() for piece in pieces.values()
+        )
         if len(used) < len(self._tensor_at):
             return None
-        found = {name: tuple(each.values()) for name, each in self._pieces.items()}
-        return FillPlan(found, {name: each.shape for name, each in self._parameters.items()})
+        recorded = {name: tuple(pieces.values()) for name, pieces in self._pieces.items()}
+        return FillPlan(recorded, {name: value.shape for name, value in self._parameters.items()})
 
 
 def _storage(tensor: Tensor) -> int:

@@ -29,7 +29,7 @@ from broker.protocol.weight_messages import BUCKETS_IN_FLIGHT, Epoch
 from broker.weights.group_thread import closed_to_strangers
 
 DEVICES = {"gloo": "cpu", "nccl": "cuda"}
-"""Where a backend receives."""
+"""Backend -> type of device that it receives on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class ReceivingGroup:
 
     Args:
         epoch: The group, and this member's rank.
-        device: Card of a group of NCCL; None = the first.
+        device: Card that a group of NCCL receives on; None = the first.
     """
 
     def __init__(self, epoch: Epoch, *, device: str | None = None) -> None:
@@ -98,7 +98,7 @@ class ReceivingGroup:
             group.abort()
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections of the group."""
         self.abort()
         self._group = self._store = None
 

@@ -1,9 +1,9 @@
 """The model that a worker of vLLM computes with, written over and read back between two steps.
 
-As on a card, whose CUDA graphs hold the addresses of parameters. Where every tensor of a version
-becomes parts of parameters (`fill_plan.py`), these are copied out of the mapped file straight into
-their storage, by the card itself and on a stream of its own. A model that keeps its weights in
-another layout is loaded anew, layer by layer (`loading.py`). Either way storage stays where it is.
+Storage stays where it is, since a card's CUDA graphs hold the addresses of parameters. Where every
+tensor of a version becomes parts of parameters (`fill_plan.py`), these are copied out of the mapped
+file straight into their storage, by the card itself and on a stream of its own. A model that keeps
+its weights in another layout is loaded anew, layer by layer (`loading.py`).
 
 The plan is made once. A file is opened, registered and viewed by a thread beside the steps, so that
 the pause has the bytes alone.
@@ -34,24 +34,24 @@ from .stored import stale_parameters
 from .worker_member import serve_actor
 
 SHORT_S = 0.002
-"""A file that was met before is open by then."""
+"""Wait for the opening thread; a file that was used before is open by then."""
 
 
 class _Opened(NamedTuple):
     view: object
-    """Of a registered file."""
+    """View of a registered file; None on a CPU."""
     tensors: dict[str, Tensor]
     parts: list[tuple[Tensor, Tensor]] | None
-    """Of parameters, with their values; None = no plan."""
+    """Parts of parameters, with their values; None = no plan."""
 
 
 class LiveModel:
-    """The weights of one worker.
+    """The weights of one worker's model.
 
     Args:
-        model: In use.
-        vllm_config: Of the worker.
-        device: Where the model is.
+        model: The model in use.
+        vllm_config: Configuration of the worker.
+        device: Device of the model.
     """
 
     def __init__(self, model: nn.Module, vllm_config: VllmConfig, device: torch.device) -> None:
@@ -77,7 +77,7 @@ class LiveModel:
         return "copied into place"
 
     def prepare(self, place: Place) -> bool:
-        """Begin to open a version beside the steps, or look how far that is; True = it is done.
+        """Begin to open a version beside the steps, or wait briefly for it; True = it is open.
 
         Raises:
             WeightsError: The file is not a whole version.
@@ -133,7 +133,7 @@ class LiveModel:
         return self._plan
 
     def _settle(self, timeout_s: float | None = None) -> bool:
-        """Wait for the thread that opens a file, which is as long as its bytes take; True = done.
+        """Wait for the thread that opens a file; True = the file is open.
 
         Raises:
             WeightsError: It is not a whole version.
@@ -163,7 +163,7 @@ class LiveModel:
         self._opened = _Opened(view, tensors, parts)
 
     def _has_moved(self, place: Place, opened: _Opened) -> bool:
-        """Whether a registered file was cut off since: a card would read its old pages."""
+        """Whether a registered file was truncated since: a card would read its old pages."""
         files = self._files
         return files is not None and (
             files.view(Path(place.path), place.num_bytes) is not opened.view
@@ -195,8 +195,8 @@ class LiveModel:
 def beside(value: Tensor, into: Tensor) -> Tensor:
     """Return a value that a card can copy to its place by itself.
 
-    What is neither of the same type nor in one piece, as the columns of one worker of several,
-    would be copied by a core first: the card takes all that it lies in, and sorts it out.
+    A core would first copy a value of another type or in several pieces, such as the columns of one
+    worker of several. So the card takes the whole range in which the value lies, and picks it out.
     """
     if value.dtype == into.dtype and value.is_contiguous():
         return value
@@ -232,13 +232,13 @@ class WorkerCalls:
     _live_model: LiveModel | None = None
 
     def nyala_serve(self, line: str) -> None:
-        """Let the first worker be a member of weight groups, for all: they load the same file."""
+        """Make the first worker a member of weight groups; all workers load the same file."""
         worker: Any = self
         if line and worker.vllm_config.parallel_config.rank == 0:
             serve_actor(line, str(worker.device))
 
     def nyala_prepare(self, update: dict[str, Any]) -> dict[str, Any]:
-        """Return how far this worker is with a version (`Prepared`), which it begins to open."""
+        """Begin to open a version; return how far this worker is with it (`Prepared`)."""
         model = self._nyala_model()
         try:
             is_ready = model.prepare(convert(update, Place))
@@ -249,7 +249,7 @@ class WorkerCalls:
         return values
 
     def nyala_load(self) -> None:
-        """Load what was prepared."""
+        """Load the version that was prepared."""
         self._nyala_model().load()
 
     def nyala_read_back(self, update: dict[str, Any]) -> list[str] | None:

@@ -1,8 +1,8 @@
 """Loading of a version through vLLM's own loader: its layerwise reload.
 
 Each layer takes its tensors into new storage, is processed as at the start, and is copied over what
-it had. So it knows any layout, and takes several times as long as the bytes: it loads what has no
-plan of a fill (`fill_plan.py`), and is what a plan is held against.
+it had. So it knows any layout, and takes several times as long as the bytes. It loads versions that
+have no plan (`fill_plan.py`); tests compare plans with it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def begin_loading(model: nn.Module) -> set[str]:
     """Make a model take checkpoint tensors; return the names of the parameters that take them."""
     in_use = {name for name, _ in model.named_parameters()}
     initialize_layerwise_reload(model)
-    # Of those in use some are made of others; of these, a tied output layer takes nothing.
+    # Some parameters in use are made of others; a tied output layer takes no tensor.
     return in_use & {name for name, _ in model.named_parameters()}
 
 
@@ -99,7 +99,7 @@ def missing_in(expected: set[str], loaded: Iterable[str]) -> str:
 
 
 def other_layout(model: nn.Module) -> str:
-    """Name a layer that computes with something else than its weights as they are; empty = none."""
+    """Name a layer that computes with anything but its plain weights; empty = none."""
     for name, layer in model.named_modules():
         method: Any = getattr(layer, "quant_method", None)
         if method is not None and type(method) not in KNOWN_METHODS:

@@ -1,4 +1,4 @@
-"""A member of a weight group in this process: joined, and its bytes received, in a thread.
+"""Member of a weight group in this process: a thread joins the group and receives its bytes.
 
 Used where the weights are: in the actor's process if the engine is in it, otherwise in the process
 of vLLM's first worker. Steps of the engine go on meanwhile. A group of NCCL is aborted from outside
@@ -27,7 +27,7 @@ class MemberThread:
     """A member of at most one group at a time; kept from version to version.
 
     Args:
-        device: Card of a group of NCCL; None = the process's only one.
+        device: Card that a group of NCCL receives on; None = the process's only one.
     """
 
     def __init__(self, device: str | None = None) -> None:
@@ -39,7 +39,7 @@ class MemberThread:
         """Prepare to be in this group; it is joined by the first `receive`.
 
         Raises:
-            WeightsError: It should be one of before, and is not.
+            WeightsError: It is not a new group, and is unknown here.
         """
         if not epoch.fresh and (self._epoch is None or self._epoch.number != epoch.number):
             raise WeightsError(f"weight group {epoch.number} must be one of ours, got no such")
@@ -51,7 +51,7 @@ class MemberThread:
     def receive(self, memory: mmap.mmap) -> Future[str]:
         """Fill `memory` with the next version; the result is its digest.
 
-        A RuntimeError, torch's only class for a collective that failed, is that of the future.
+        A collective that failed gives the future a RuntimeError, torch's only class for it.
 
         Raises:
             WeightsError: No group was entered.

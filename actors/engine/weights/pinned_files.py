@@ -1,14 +1,14 @@
 """Files of weights that a worker of vLLM keeps mapped, and registered with the CUDA driver.
 
-A worker meets the same three slots, or the same few staging files, over and over. Each is mapped
-for reading and registered when it is met first, and let go of when its name is gone.
+A worker uses the same three slots, or the same few staging files, over and over. Each is mapped for
+reading and registered at its first use, and released when its name is gone.
 
-A card reads the pages that were there when they were registered. A file that is cut off and written
-again has others, under the same inode, and a card would read the old ones. Neither slots nor
-staging files are ever cut off (`SharedFolder.create` makes them, mappings fill them). One that is
-all the same shows by the time of its last change, and is registered anew: a mapping in shared
-memory leaves that time alone once it has touched its pages. On a disk it passes with every version,
-so there each is registered again, which takes 0.04 s for a GiB.
+A card reads the pages that were there when a file was registered. A file that is truncated and
+written again has other pages under the same inode, and a card would read the old ones. Neither
+slots nor staging files are ever truncated (`SharedFolder.create` makes them, mappings fill them).
+Should one be, the time of its last change tells, and it is registered anew. In shared memory a
+mapping leaves that time alone once it has touched its pages. On a disk the time changes with every
+version, so each is registered again, which takes 0.04 s for a GiB.
 """
 
 from __future__ import annotations
@@ -48,38 +48,38 @@ class PinnedFiles:
     """Mapped files of this process.
 
     Args:
-        pins: Registers them.
+        pins: Registers memory with the CUDA driver.
     """
 
     def __init__(self, pins: HostPins) -> None:
         self._pins = pins
         self._mapped: dict[tuple[int, int], _Mapped] = {}
-        """By device and inode: a slot's path may name another learner's slot later."""
+        """Files by device and inode: a slot's path may name another learner's slot later."""
 
     def view(self, path: Path, num_bytes: int) -> ctypes.Array[ctypes.c_char]:
         """Return the bytes of a file.
 
         Raises:
-            WeightsError: It cannot be read, or has another length.
+            WeightsError: The file cannot be read, or has another length.
         """
         self._let_go(_is_another)
         try:
-            found = path.stat()
-            key = found.st_dev, found.st_ino
-            if key not in self._mapped and found.st_size == num_bytes:
+            status = path.stat()
+            key = status.st_dev, status.st_ino
+            if key not in self._mapped and status.st_size == num_bytes:
                 self._mapped[key] = self._map(path, num_bytes)
         except OSError as error:
             raise WeightsError(
                 f"staged weights must be a readable file, got {path}: {error}; pull them again"
             ) from error
-        if found.st_size != num_bytes:
+        if status.st_size != num_bytes:
             raise WeightsError(
-                f"{path} must hold {num_bytes} bytes, got {found.st_size}; pull the version again"
+                f"{path} must hold {num_bytes} bytes, got {status.st_size}; pull the version again"
             )
         return self._mapped[key].view
 
     def close(self) -> None:
-        """Let go of all."""
+        """Unmap and unregister all files."""
         self._let_go(lambda _: True)
 
     def _map(self, path: Path, num_bytes: int) -> _Mapped:
@@ -105,12 +105,12 @@ class PinnedFiles:
 
 def _is_another(mapped: _Mapped) -> bool:
     """Whether a file's name is gone, or its pages may no longer be those that were registered."""
-    found = os.fstat(mapped.file)
-    return found.st_nlink == 0 or found.st_ctime_ns != mapped.changed
+    status = os.fstat(mapped.file)
+    return status.st_nlink == 0 or status.st_ctime_ns != mapped.changed
 
 
 def pinned_files(device: torch.device) -> PinnedFiles:
-    """Make them for a card."""
+    """Make the pinned files of a card."""
 
     def forget_error() -> None:
         with suppress(RuntimeError):  # a kernel, after whose start torch takes the error

@@ -75,11 +75,11 @@ class ShadowModel:
         self._is_whole = True
 
     def plan_for(self, specs: Sequence[TensorSpec]) -> FillPlan | None:
-        """Find the places of a version's tensors; None where only the loader has them."""
+        """Find the places of a version's tensors; None where only the loader can place them."""
         return make_plan(self._new_model(), specs, load_into)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Fill through vLLM's loader.
+        """Fill the copy through vLLM's loader.
 
         Raises:
             WeightsError: a parameter got nothing.
@@ -90,7 +90,7 @@ class ShadowModel:
 
     @torch.no_grad()
     def copy(self, plan: FillPlan, tensors: Mapping[str, Tensor]) -> None:
-        """Fill by a plan: copy what is used as it is, and pack what is packed again."""
+        """Fill the copy by a plan, and pack the weights of packed layers again."""
         for name, parameter in list(self._shadow.named_parameters()):
             if parameter.numel():
                 plan.copy(name, tensors, parameter)
@@ -111,7 +111,7 @@ class ShadowModel:
         return stale_parameters(self._model, self._plan, tensors, moved)
 
     def exchange(self) -> None:
-        """Exchange the two; nothing is copied, so no size of model makes it longer."""
+        """Exchange model and copy by reference, in the same time for every size of model."""
         assert self._is_whole
         for ours, theirs in zip(self._model.parameters(), self._shadow.parameters(), strict=True):
             ours.data, theirs.data = theirs.data, ours.data
@@ -132,7 +132,7 @@ class ShadowModel:
 
 
 def _leave_out_shared(shadow: nn.Module, layers: set[nn.Module]) -> None:
-    """Take out what vLLM keeps once for all models, a rotary table: a reload would empty it."""
+    """Take out layers that models share, such as a rotary table: a reload would empty them."""
     for parent in list(shadow.modules()):
         for name, child in parent.named_children():
             if child in layers and parent not in layers:

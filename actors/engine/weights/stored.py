@@ -18,7 +18,7 @@ from actors.engine.vllm_private import PACKED
 from .fill_plan import FillPlan
 
 COLUMNS = 64
-"""Of a packed weight, read at a time: the product is no larger than these."""
+"""Columns of a packed weight that are read at a time, which bounds the product."""
 
 
 MOST_OPERATIONS = 4e12
@@ -35,15 +35,15 @@ def stale_parameters(
     """Name the parameters that differ from a version in any value; +0 and -0 are equal.
 
     Args:
-        model: In use; no step may run meanwhile, as kernels keep state beside their weights.
-        plan: Of its parameters.
-        tensors: Of the version.
+        model: The model in use; no step may run meanwhile, as kernels keep state of their own.
+        plan: Pieces of the model's parameters.
+        tensors: Tensors of the version.
         moved: Called after each product of a packed weight, all of which may take minutes.
 
     Returns:
         None where packed weights are so large that reading them would hold the engine up.
     """
-    names = {id(each): name for name, each in model.named_parameters()}
+    names = {id(value): name for name, value in model.named_parameters()}
     packed = [(names[id(layer.weight)], layer) for layer in _packed_layers(model)]
     shapes = [plan.shapes[name] for name, _ in packed]
     if sum(2.0 * rows * width * width for rows, width in shapes) > MOST_OPERATIONS:

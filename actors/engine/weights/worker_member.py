@@ -1,8 +1,8 @@
 """The worker's end of the line to its actor: a member of weight groups inside vLLM's worker.
 
 One thread reads orders and never waits for a group, so that an order to leave is followed at once;
-groups have threads of their own. Calls of vLLM's would wait for the engine's steps, and the steps
-for them. When the actor ends, the line does, and the group is left.
+groups have threads of their own. Orders by vLLM's calls would wait for the engine's steps, and the
+steps for the orders. When the actor ends, its line closes, and the group is left.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class WorkerMember:
     """Follows the orders that come through a socket.
 
     Args:
-        line: Connected to the actor.
-        device: Of the worker.
+        line: Socket that is connected to the actor.
+        device: Device of the worker.
     """
 
     def __init__(self, line: socket.socket, device: str) -> None:

@@ -22,12 +22,12 @@ class Enter(Struct, frozen=True, tag=True):
     """Be a member of this group from now on."""
 
     number: int
-    """Of this order; its answer has the same."""
+    """Number of this order; its answer has the same."""
     epoch: Epoch
 
 
 class Receive(Struct, frozen=True, tag=True):
-    """Fill this file by the group."""
+    """Fill this file with the bytes that the group sends."""
 
     number: int
     path: str
@@ -43,9 +43,9 @@ class Answer(Struct, frozen=True):
 
     number: int
     digest: str = ""
-    """Of the bytes that a Receive has brought."""
+    """Digest of the bytes that a Receive has brought."""
     fault: str = ""
-    """Why it failed; empty = it did not."""
+    """Why the order failed; empty = it did not."""
 
 
 Order: TypeAlias = Enter | Receive | Leave
@@ -61,10 +61,10 @@ def line_of(message: Order | Answer) -> bytes:
 
 
 def order_of(line: bytes) -> Order:
-    """Read an order."""
+    """Read an order from a line."""
     return _ORDERS.decode(line)
 
 
 def answer_of(line: bytes) -> Answer:
-    """Read an answer."""
+    """Read an answer from a line."""
     return _ANSWERS.decode(line)
