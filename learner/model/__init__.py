@@ -2,17 +2,15 @@
 
 activations        Activations of layers: computed again in the backward pass, or kept in host
                    memory
-attention          Attention within each of several packed sequences: the one place where they could
-                   meet
+attention          Attention within each of several packed sequences, which must not see one another
 compilers          Compilers of this machine, for code that is made while a model runs
-cpu                Products and memory of a CPU, where torch or the C library leaves them slow
+cpu                Faster steps on a CPU: linear layers by oneDNN, and freed memory that is kept
 frozen             Frozen weights in fewer bits than passes compute with, widened for each product
 fused              Norms, rotary embeddings and gated activations of layers by one kernel each, on a
                    card
 kernels            Triton kernels of a layer: norm, rotary embedding and gated activation, forwards
                    and backwards
-logit_kernels      Kernels for the logits of a card, in Triton, which read them once and keep the
-                   rest in registers
+logit_kernels      Triton kernels for logits, which read them once and keep the rest in registers
 logits             Logits of tokens, a chunk at a time: log-probs, entropies and their gradients
 lora               Low-rank adapters: small trained matrices beside frozen ones
 memory_rules       Rules by which the learner trades memory for time

@@ -39,10 +39,10 @@ class InputOffload:
 
     def __init__(self) -> None:
         self._last: _Kept | None = None
-        """Of this forward pass."""
+        """The input that this forward pass has kept last."""
 
     def around(self, checkpointed: Callable[P, R]) -> Callable[P, R]:
-        """Keep elsewhere what a checkpointed forward method keeps for its backward pass."""
+        """Keep in host memory what a checkpointed forward method saves for its backward pass."""
 
         @wraps(checkpointed)
         def forward(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -56,7 +56,7 @@ class InputOffload:
         return self._last
 
     def _give_back(self, kept: _Kept) -> Tensor:
-        self._last = None  # what comes next is another microbatch's
+        self._last = None  # the next input belongs to another microbatch
         tensor = kept.take()
         if kept.before is not None:
             kept.before.fetch()
@@ -71,17 +71,17 @@ class _Kept:
     host: Tensor
     device: torch.device
     before: _Kept | None
-    """The one that the backward pass needs next."""
+    """The tensor that the backward pass needs next."""
     tensor: Tensor | None = None
-    """On its device, once it has been fetched."""
+    """The copy on its device, once it has been fetched."""
 
     def fetch(self) -> None:
-        """Begin to copy it back."""
+        """Begin to copy the tensor back."""
         if self.tensor is None:
             self.tensor = to_device(self.host, self.device)
 
     def take(self) -> Tensor:
-        """Return it, to be used by what is computed from now on."""
+        """Return the tensor, for use on the current stream."""
         self.fetch()
         tensor, self.tensor = self.tensor, None
         assert tensor is not None
@@ -104,7 +104,7 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:
-    """Copy it back, after all copies to the host."""
+    """Copy a tensor back to a card, after all copies to the host."""
     with _on_copies(device):
         return host.to(device, non_blocking=True)
 
@@ -150,9 +150,9 @@ def checkpoint_layers(layers: Iterable[nn.Module], kind: Kept, *, offload: bool 
     """Let each layer compute its activations again; before it is sharded.
 
     Args:
-        layers: Of one model.
-        kind: What they keep.
-        offload: Keep their inputs in host memory, with `full`.
+        layers: Layers of one model.
+        kind: What the layers keep.
+        offload: Keep inputs of layers in host memory, with `full`.
     """
     if kind == "none":
         return
@@ -178,7 +178,7 @@ def _selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextM
 
 
 def _keep(_context: object, operator: object, *_: object, **__: object) -> CheckpointPolicy:
-    """Keep what is dear to compute again."""
+    """Keep what takes long to compute again."""
     name = str(operator).split(".")[1]  # of "aten.mm.default"
     is_kept = name in PRODUCTS or any(word in name for word in ATTENTION)
     return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE

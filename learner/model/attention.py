@@ -1,10 +1,10 @@
-"""Attention within each of several packed sequences: the one place where they could meet.
+"""Attention within each of several packed sequences, which must not see one another.
 
-transformers calls this in every layer, with what the layer defines (scale, window, cap), and hands
-on `sequences` and `cut`, which the forward pass was given. Where ranks share a microbatch, each has
+transformers calls `attend_over_ranks` in every layer, with the layer's scale, window and cap, and
+passes on the `sequences` and `cut` of the forward pass. Where ranks share a microbatch, each has
 all its tokens here and a part of the heads (`sequence_parallel.py`). Where sequences continue
-others, keys and values are repeated for each of them, so that each attends to one stretch. What
-computes it:
+others, keys and values are repeated for each of them, so that each attends to one stretch. One of
+these computes it:
 
     CUDA, 16 bits, no cap     torch's kernel for sequences of different lengths, unless all of a
                               microbatch are one run that the next line takes at once
@@ -12,8 +12,8 @@ computes it:
                               they continue nothing and no window ends within them
     a cap of the logits       written out, as SDPA has none (Gemma-2)
 
-A mask, or weights that are written out, take memory quadratic in a sequence. So those of a long one
-are made for a block of its tokens at a time, and again in the backward pass.
+A mask, or weights that are written out, take memory quadratic in a sequence. For a long sequence
+they are made for a block of its tokens at a time, and again in the backward pass.
 
 Shapes: T tokens of all sequences, H heads, G of them that share a head of keys and values, L tokens
 of one sequence, S that are seen, R sequences of that size, K width of a head, W of anything.
@@ -42,7 +42,7 @@ from .sequence_parallel import ALONE, Cut
 PACKED = "packed"
 """Name under which transformers finds `attend`. It builds no mask for a name of its own."""
 
-WIDEST_HEAD = 256  # of torch's kernel, as of flash attention's
+WIDEST_HEAD = 256  # that torch's kernel and flash attention take
 
 
 def attend(
@@ -59,7 +59,7 @@ def attend(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend to the token itself and those before it in its sequence and the one that continues.
+    """Attend to the token itself and those before it in its sequence and the one it continues.
 
     Args:
         _module: The layer's attention.
@@ -67,10 +67,10 @@ def attend(
         key: Shape [1, H / G, T, K].
         value: Shape [1, H / G, T, K].
         attention_mask: None: this function masks.
-        sequences: The packed ones.
-        scaling: Of the logits; None = 1 / sqrt(K).
+        sequences: The packed sequences.
+        scaling: Factor of the logits; None = 1 / sqrt(K).
         sliding_window: Most tokens that one attends to, itself included; None = all before it.
-        softcap: Logits become cap * tanh(logits / cap); None = they do not.
+        softcap: Logits become cap * tanh(logits / cap); None = they stay.
         dropout: 0: the sampler had none.
 
     Returns:
@@ -84,12 +84,12 @@ def attend(
         out_THK = _attend_at_once(query, key, value, sequences, scale=scale, window=sliding_window)
         return out_THK[None], None
     runs = list(sequences.equal_runs())
-    # Not by an index, whose gradient is a copy.
+    # `squeeze`, because the gradient of an index is a copy.
     tensors = query.squeeze(0), key.squeeze(0), value.squeeze(0)
     split = [tensors]
-    if len(runs) > 1:  # whose gradient is a copy
-        own, seen = [r.number * r.length for r in runs], [r.number * r.seen for r in runs]
-        sizes = own, seen, seen
+    if len(runs) > 1:  # the gradient of a split is a copy
+        queries, seen = [r.number * r.length for r in runs], [r.number * r.seen for r in runs]
+        sizes = queries, seen, seen
         parts = (x.split(size, 1) for x, size in zip(tensors, sizes, strict=True))
         split = [*zip(*parts, strict=True)]
     pieces = []
@@ -116,8 +116,8 @@ def _repeat(keys: Tensor, places: Tensor) -> Tensor:
 def take(states_TW: Tensor, places: Tensor) -> Tensor:
     """Take rows, some of them several times.
 
-    As an embedding, whose gradient adds up repeated rows in a fixed order and in float32 on a GPU
-    too; that of `index_select` does neither.
+    The gradient of an embedding adds up repeated rows in a fixed order and in float32, also on a
+    GPU; the gradient of `index_select` does neither.
     """
     return functional.embedding(places, states_TW)
 
@@ -190,7 +190,7 @@ def _attend_run(
 def _attend_block(
     q: Tensor, k: Tensor, v: Tensor, *, window: int | None, scale: float, cap: float | None
 ) -> Tensor:
-    """Attend from the last tokens of those that `k` has."""
+    """Attend from the last of the tokens that `k` has."""
     mask = _mask(q.shape[2], k.shape[2], window, q.device)
     if cap is None:
         return _attend_plainly(q, k, v, mask, scale=scale)
@@ -198,7 +198,7 @@ def _attend_block(
 
 
 def _mask_is_needed(length: int, seen: int, window: int | None) -> bool:
-    """Whether tokens do not each attend to all up to themselves."""
+    """Whether a causal mask does not fit: earlier tokens are seen, or a window ends."""
     return seen != length or (window is not None and seen > window)
 
 
@@ -260,7 +260,7 @@ def pack_attention(model: PreTrainedModel) -> None:
     """Make a model attend within packed sequences, in place.
 
     Raises:
-        SettingsError: It does not leave its attention to transformers' interface.
+        SettingsError: The model does not leave its attention to transformers' interface.
     """
     if model.config._attn_implementation != PACKED:
         model.set_attn_implementation(PACKED)
@@ -288,19 +288,19 @@ def run_trunk(trunk: nn.Module, sequences: Sequences, cut: Cut) -> Tensor:
 def check_packing(causal_lm: PreTrainedModel) -> None:
     """Refuse a model whose packed sequences would see one another; leave it packed.
 
-    Such as one with a state that passes from token to token.
+    Models with a state that passes from token to token are of this kind.
 
     Args:
-        causal_lm: With an attention of transformers.
+        causal_lm: A model with an attention of transformers.
 
     Raises:
-        SettingsError: They would, or it cannot be packed at all.
+        SettingsError: Sequences would see one another, or the model cannot be packed at all.
     """
     token_ids_BT = torch.tensor([[5, 6, 7, 8, 9], [5, 6, 4, 3, 2]]) % causal_lm.config.vocab_size
     alone_BTD = causal_lm.base_model(input_ids=token_ids_BT, use_cache=False).last_hidden_state
 
     def cut(rows: Tensor) -> list[Tensor]:
-        """The second row; then what both begin with, once, and the end of each."""
+        """Return the second row; then what both begin with, once, and the end of each."""
         return [rows[1], rows[0, :2], rows[0, 2:], rows[1, 2:]]
 
     pieces = [piece.numpy() for piece in cut(token_ids_BT)]

@@ -1,7 +1,7 @@
 """Compilers of this machine, for code that is made while a model runs.
 
-`torch.compile` calls them for `learner.compile`, and Triton for the kernels of this folder, which
-torch's own operators replace where it cannot.
+`torch.compile` calls them for `learner.compile`, and Triton for the kernels of this folder. Where
+Triton cannot build them, torch's own operators are used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def check_compiler(device_type: str) -> None:
     """Find what inductor calls: a C++ compiler on a CPU, and a C compiler for Triton on a GPU.
 
     Raises:
-        SettingsError: There is none.
+        SettingsError: No compiler is installed.
     """
     names = _names(device_type)
     if not _is_installed(names):

@@ -1,4 +1,4 @@
-"""Products and memory of a CPU, where torch or the C library leaves them slow."""
+"""Faster steps on a CPU: linear layers by oneDNN, and freed memory that is kept."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LARGEST = 2**25
 
 
 def keep_freed_memory() -> bool:
-    """Keep it in this process; False where the C library cannot, or somebody has set it."""
+    """Keep freed memory in this process; False where the C library cannot, or is configured."""
     library = ctypes.CDLL(None)
     if any(name.startswith("MALLOC_") for name in os.environ) or not hasattr(library, "mallopt"):
         return False

@@ -6,8 +6,8 @@ A weight in 4 bits ("nf4", NormalFloat: Dettmers et al. 2023, arXiv:2305.14314) 
 
 with 64 elements of a row in a block, and the largest of them as its scale. The 16 levels lie as the
 quantiles of a normal distribution do. Scales and levels are of bfloat16, so that each product is
-rounded once: CPU and card, one rank and several, learner and export get the same bits, and those
-are what actors are sent. Blocks lie within rows, so any number of ranks can share the rows.
+rounded once: CPU and card, one rank and several, learner and export get the same bits, and actors
+are sent these bits. Blocks lie within rows, so any number of ranks can share the rows.
 
 Shapes: N outputs, M inputs, K elements of a block, T tokens.
 """
@@ -60,14 +60,14 @@ def pack(weight_NM: Tensor) -> tuple[Tensor, Tensor]:
 
 def unpack(codes_NH: Tensor, scales_NB: Tensor) -> Tensor:
     """Return the matrix that codes and scales stand for. Shape [N, M], bfloat16."""
-    found = _pairs(codes_NH.device).index_select(0, codes_NH.int().flatten())
-    values_NM = found.view(codes_NH.shape).view(torch.bfloat16)
+    pairs = _pairs(codes_NH.device).index_select(0, codes_NH.int().flatten())
+    values_NM = pairs.view(codes_NH.shape).view(torch.bfloat16)
     values_NM.unflatten(1, (-1, BLOCK)).mul_(scales_NB[..., None])
     return values_NM
 
 
 def widen(weight_NM: Tensor, scales_NB: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return a weight as it is kept, in another dtype; packed ones have scales."""
+    """Return a stored weight in another dtype; packed weights have scales."""
     if scales_NB is not None:
         weight_NM = unpack(weight_NM, scales_NB.to(torch.bfloat16))
     return weight_NM.to(dtype)

@@ -2,7 +2,7 @@
 
 The modules of transformers stay, with their parameters and names; their forward methods call the
 kernels (`kernels.py`) instead of five to ten operations of torch, each of which reads and writes
-all of its tensors. Whichever is not known here keeps its own method.
+all of its tensors. A module that is not known here keeps its own method.
 
     norm        of the families below, by what they round and whether their weight is an offset;
                 in most of them with the sum before it, and the gradient of what goes on from there
@@ -32,10 +32,10 @@ log = structlog.get_logger()
 
 
 class Rounding(NamedTuple):
-    """How a family's norm comes from the normed states to its output."""
+    """How a family's norm gets from the normed states to its output."""
 
     offset: float
-    """What is added to the weight."""
+    """Number that is added to the weight."""
     rounds_first: bool
     """Normed states are rounded before they are multiplied with the weight."""
 
@@ -53,7 +53,7 @@ FAMILIES = {
     "Gemma3": AS_GEMMA,
     "Olmo2": AS_OLMO,
 }
-"""By the beginning of the names of transformers' classes."""
+"""Families by the beginning of the names of transformers' classes."""
 SILU, GELU = {"SiLU", "SiLUActivation"}, {"GELUTanh", "PytorchGELUTanh"}
 ORDINARY = {f"{family}DecoderLayer" for family in ("Llama", "Qwen2", "Qwen3", "Mistral", "Gemma")}
 """Layers that norm states, attend, add, norm, and add the activation's product."""
@@ -67,7 +67,7 @@ def _kernels() -> Any:
 
 
 def fuse_layers(modules: Iterable[nn.Module], device_type: str) -> None:
-    """Let modules compute by kernels where there are some; before they are sharded."""
+    """Make modules compute by kernels where there are some; call it before they are sharded."""
     if not has_kernels(device_type):
         return
     fused, plain = set[str](), set[str]()
@@ -104,7 +104,7 @@ def _layer(module: Any, _family: Rounding) -> Callable[..., Any] | None:
 
 
 def _in_order(module: Any, hidden_states: Tensor, *places: Any, **how: Any) -> Tensor:
-    """Add attention to what is normed next, and both gradients of what is kept, on the way."""
+    """Run a layer whose second norm adds the output of attention to the kept states."""
     normed, kept = module.input_layernorm(hidden_states, None)
     attended, _ = module.self_attn(normed, *places, **how)
     normed, kept = module.post_attention_layernorm(kept, attended)
@@ -135,16 +135,16 @@ def _joint(module: Any, is_silu: bool, hidden_states: Tensor) -> Any:
 
 
 def _attention(module: Any, _family: Rounding) -> Callable[..., Any] | None:
-    """Copy the method, with another function in the place of the one that it calls."""
-    own = type(module).forward
-    plain = own.__globals__.get(ROTARY)
-    if plain is None or ROTARY not in own.__code__.co_names:
+    """Copy the forward method, with `_rotate` in the place of the function that it calls."""
+    method = type(module).forward
+    plain = method.__globals__.get(ROTARY)
+    if plain is None or ROTARY not in method.__code__.co_names:
         return None
-    names = own.__globals__ | {ROTARY: partial(_rotate, plain)}
+    names = method.__globals__ | {ROTARY: partial(_rotate, plain)}
     copied = types.FunctionType(
-        own.__code__, names, own.__name__, own.__defaults__, own.__closure__
+        method.__code__, names, method.__name__, method.__defaults__, method.__closure__
     )
-    copied.__kwdefaults__ = own.__kwdefaults__
+    copied.__kwdefaults__ = method.__kwdefaults__
     return types.MethodType(copied, module)
 
 
@@ -164,8 +164,8 @@ Joined = list[nn.Linear]
 
 
 def join_products(modules: Iterable[nn.Module]) -> list[Joined]:
-    """Let linear layers of the same states be computed at once; list those of each product."""
-    found = []
+    """Join the products of linear layers with the same input; list the layers of each product."""
+    products = []
     for module in modules:
         for names in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
             layers: Any = [getattr(module, name, None) for name in names]
@@ -175,8 +175,8 @@ def join_products(modules: Iterable[nn.Module]) -> list[Joined]:
                 _split(layers, keeps=hasattr(module, "q_norm"))
             elif getattr(module.forward, "func", None) is not _gated:
                 continue
-            found.append(layers)
-    return found
+            products.append(layers)
+    return products
 
 
 def _split(layers: Joined, *, keeps: bool) -> None:
@@ -184,8 +184,8 @@ def _split(layers: Joined, *, keeps: bool) -> None:
 
     Args:
         layers: Queries, keys and values.
-        keeps: All of the product is kept for the backward pass, as it is for norms of queries and
-            keys; else values would be all that is kept, and keep the rest.
+        keeps: The whole product is kept for the backward pass anyway, as for norms of queries and
+            keys. Else the values are copied: a kept view of them would hold the whole product.
     """
     first, *others = layers
     parts: list[Tensor] = []
@@ -193,8 +193,9 @@ def _split(layers: Joined, *, keeps: bool) -> None:
     def begin(states: Tensor) -> Tensor:
         product = functional.linear(states, first.weight, first.bias)
         sizes = [layer.out_features for layer in layers]
-        own, *parts[:] = product.split(sizes, -1) if product.shape[-1] == sum(sizes) else [product]
-        return own
+        is_whole = product.shape[-1] == sum(sizes)
+        part, *parts[:] = product.split(sizes, -1) if is_whole else [product]
+        return part
 
     def go_on(layer: nn.Linear, states: Tensor) -> Tensor:
         if not parts:

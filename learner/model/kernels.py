@@ -29,13 +29,13 @@ TYPES = {
     torch.float64: tl.float64,
 }
 ELEMENTS = 4096
-"""Of a tile of several rows."""
+"""Elements of a tile of several rows."""
 PROGRAMS_PER_PROCESSOR = 8
-"""Of the norm's backward pass, each of which adds up its rows' part of the weight's gradient."""
+"""Programs of the norm's backward pass; each sums its rows' part of the weight's gradient."""
 
 
 def _wide(dtype: torch.dtype) -> Any:
-    """Return what is computed in."""
+    """Return the data type that a kernel computes in."""
     return TYPES[torch.promote_types(dtype, torch.float32)]
 
 
@@ -135,7 +135,7 @@ def _add_up(
 
 
 def _rows_of(x: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
-    """Return what rows are read from; how many make a group; steps to the next group, and row."""
+    """Return the tensor to read; rows of a group; steps to the next group, and to the next row."""
     if len(x) == x.stride(-1) == 1 and x.dim() in {3, 4}:
         return x, (1, x.stride(1), 0) if x.dim() == 3 else (x.shape[2], x.stride(1), x.stride(2))
     return x.contiguous(), (1, x.shape[-1], 0)
@@ -144,7 +144,7 @@ def _rows_of(x: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
 class Norm(Function):
     """The norm of each row of `x`, times a weight.
 
-    With `keeps`, the norm of the sum of `x` and `added`, where something is, and that sum too.
+    With `keeps`, the norm of the sum of `x` and `added`, if there is one, and that sum too.
     """
 
     @staticmethod
@@ -182,7 +182,7 @@ class Norm(Function):
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
         x, weight_M, roots_N = ctx.saved_tensors
-        slope, *of_total = (each.contiguous() for each in grad_outputs)
+        slope, *of_total = (gradient.contiguous() for gradient in grad_outputs)
         columns = x.shape[-1]
         most = PROGRAMS_PER_PROCESSOR * _processors(x.device)
         programs = max(1, min(most, triton.cdiv(len(roots_N), ctx.how["ROWS"])))
@@ -391,7 +391,7 @@ class Gate(Function):
 
 
 class JoinedGate(Function):
-    """The same of both in one tensor, gates first."""
+    """The activation of a gate times what passes it, both in one tensor, gates first."""
 
     @staticmethod
     def forward(ctx: Any, both: Tensor, is_silu: bool) -> Tensor:

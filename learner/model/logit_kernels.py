@@ -1,4 +1,4 @@
-"""Kernels for the logits of a card, in Triton, which read them once and keep the rest in registers.
+"""Triton kernels for logits, which read them once and keep the rest in registers.
 
 `Chunk` (`logits.py`) does the same by torch's operators, where a machine cannot run these. They
 compute in float32, whatever the logits are in.
@@ -21,7 +21,7 @@ BLOCK = 4096
 """Logits that a program has in registers at a time."""
 PER_WARP = 512
 LOWEST = tl.constexpr(-1e30)
-"""Below all logits; finite, since the difference of two infinite numbers is none."""
+"""Below all logits; finite, since the difference of two infinities is not a number."""
 
 
 @triton.jit
@@ -39,7 +39,7 @@ def _prepare(logits, inner, outer, HAS_CAP: tl.constexpr):
 def _measure(
     logits,
     places,
-    found,
+    measures,
     inner,
     outer,
     tokens,
@@ -71,32 +71,32 @@ def _measure(
     lower = tops - top
     factors = tl.exp(lower)
     chosen = _prepare(tl.load(row + tl.load(places + token)), inner, outer, HAS_CAP)
-    tl.store(found + token, top)
-    tl.store(found + tokens + token, chosen - top)
-    tl.store(found + 2 * tokens + token, tl.sum(factors * sums, 0))
-    tl.store(found + 3 * tokens + token, tl.sum(factors * (products + sums * lower), 0))
+    tl.store(measures + token, top)
+    tl.store(measures + tokens + token, chosen - top)
+    tl.store(measures + 2 * tokens + token, tl.sum(factors * sums, 0))
+    tl.store(measures + 3 * tokens + token, tl.sum(factors * (products + sums * lower), 0))
 
 
 def measure(logits_CV: Tensor, places_C: Tensor, *, inner: float, outer: float | None) -> Tensor:
-    """Find what log-probs and entropies are made of.
+    """Compute the numbers that log-probs and entropies are made of.
 
     Args:
-        logits_CV: As the output layer gives them.
+        logits_CV: Logits of the output layer.
         places_C: The chosen tokens.
-        inner: Factor of the logits; of what is within the cap, where there is one.
-        outer: Factor of the hyperbolic tangent of that; None = there is no cap.
+        inner: Factor of the logits, within the cap where there is one.
+        outer: Factor of the hyperbolic tangent of the product; None = there is no cap.
 
     Returns:
         Largest logit; less it, the chosen one, the sum of the powers and that of their products
         with the logits. Shape [4, C], float32.
     """
     tokens, vocabulary = logits_CV.shape
-    found_4C = torch.empty(4, tokens, dtype=torch.float32, device=logits_CV.device)
+    measures_4C = torch.empty(4, tokens, dtype=torch.float32, device=logits_CV.device)
     sizes = _sizes(vocabulary)
     _measure[tokens,](
         logits_CV,
         places_C,
-        found_4C,
+        measures_4C,
         inner,
         outer or 0.0,
         tokens,
@@ -104,7 +104,7 @@ def measure(logits_CV: Tensor, places_C: Tensor, *, inner: float, outer: float |
         outer is not None,
         **sizes,
     )
-    return found_4C
+    return measures_4C
 
 
 # --------------------------------------------------------------------------------------------------
@@ -162,14 +162,14 @@ def differentiate(
     """Put the gradient of a loss in the place of the logits.
 
     Args:
-        logits_CV: As the output layer gives them.
+        logits_CV: Logits of the output layer.
         places_C: The chosen tokens; -1 = none of these.
         log_sums_C: Log of the sum of the logits' powers.
-        entropies_C: Of the distributions.
+        entropies_C: Entropies of the distributions.
         of_logprobs_C: Derivatives of the loss by the chosen tokens' log-probs.
-        of_entropies_C: By the entropies; None = it does not depend on them.
-        inner: As above.
-        outer: As above.
+        of_entropies_C: Derivatives by the entropies; None = the loss does not depend on them.
+        inner: As in `measure`.
+        outer: As in `measure`.
     """
     tokens, vocabulary = logits_CV.shape
     sizes = _sizes(vocabulary)

@@ -26,11 +26,11 @@ class Softmax:
     """Changes of logits before a softmax, and the dtype that they are computed in."""
 
     change: LogitChange
-    """Of the logits, before anything else."""
+    """The model's own change of its logits, which comes first."""
     temperature: float
     """Divides the logits."""
     dtype: torch.dtype | None = None
-    """In which the layer multiplies and adds up; None = that of its weight."""
+    """Data type of the layer's products and sums; None = that of its weight."""
 
     def prepare(self, logits: Tensor) -> Tensor:
         """Change logits of any shape, in place."""
@@ -49,7 +49,7 @@ class Softmax:
         return tanh.square_().neg_().add_(1).mul_(slope)
 
     def factors(self) -> dict[str, float | None]:
-        """Say the same in two factors: within the hyperbolic tangent and of it, None = no cap."""
+        """Return `prepare` as factors within the hyperbolic tangent and of it; None = no cap."""
         factor, cap = self.change.factor, self.change.cap
         if cap is None:
             return {"inner": factor / self.temperature, "outer": None}
@@ -72,34 +72,34 @@ class VocabularyPart:
 
     first: int = 0
     group: dist.ProcessGroup | None = None
-    """The ranks that have the others; None = there are none."""
+    """The ranks that have the other parts; None = there are none."""
 
     def places(self, targets_C: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
-        """Find tokens among this rank's; whether they are there, None = all of them are."""
+        """Find tokens in this rank's part, and whether they are there; None = all of them are."""
         if self.group is None:
             return targets_C, None
         places_C = targets_C - self.first
         is_here_C = (places_C >= 0) & (places_C < size)
         return torch.where(is_here_C, places_C, 0), is_here_C
 
-    def merge(self, found_4C: Tensor, is_here_C: Tensor | None) -> Tensor:
+    def merge(self, measures_4C: Tensor, is_here_C: Tensor | None) -> Tensor:
         """Merge the parts of all ranks.
 
         Args:
-            found_4C: Largest logit; from it, the chosen logit, the sum of the powers, and that of
-                their products with the logits. Shape [4, C].
-            is_here_C: Whether the chosen one is of this rank's part. Shape [C].
+            measures_4C: Largest logit; from it, the chosen logit, the sum of the powers, and the
+                sum of their products with the logits. Shape [4, C].
+            is_here_C: Whether the chosen token is in this rank's part. Shape [C].
 
         Returns:
-            The same of the whole vocabulary. Shape [4, C].
+            The same numbers of the whole vocabulary. Shape [4, C].
         """
         if self.group is None:
-            return found_4C
+            return measures_4C
         assert is_here_C is not None
-        own_C, chosen_C, sums_C, products_C = found_4C
-        tops_C = own_C.clone()
+        local_tops_C, chosen_C, sums_C, products_C = measures_4C
+        tops_C = local_tops_C.clone()
         dist.all_reduce(tops_C, op=dist.ReduceOp.MAX, group=self.group)
-        lower_C = own_C - tops_C
+        lower_C = local_tops_C - tops_C
         factors_C = lower_C.exp()
         chosen_C = torch.where(is_here_C, chosen_C + lower_C, 0)
         products_C = factors_C * (products_C + sums_C * lower_C)
@@ -149,19 +149,19 @@ BLOCKS_PER_CHUNK = 16  # fewer, and their temporaries outweigh the chunk
 
 @cache
 def kernels_for(device_type: str) -> Any | None:
-    """The module of kernels; None where torch's operators serve."""
-    found = has_kernels(device_type)
-    return import_module(".logit_kernels", __package__) if found else None
+    """Import the module of kernels; None where torch's operators are used."""
+    is_built = has_kernels(device_type)
+    return import_module(".logit_kernels", __package__) if is_built else None
 
 
 class Inputs(NamedTuple):
-    """From which logits are computed."""
+    """Tensors from which logits are computed."""
 
     states_ND: Tensor
     weight_VD: Tensor
     bias_V: Tensor | None
     part: VocabularyPart = ALL_OF_IT
-    """What V counts."""
+    """The part of the vocabulary that V counts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,7 +180,7 @@ class Slopes:
 
     logprobs_C: Tensor
     entropies_C: Tensor | None
-    """None = it does not depend on them."""
+    """None = the loss does not depend on entropies."""
 
 
 class Chunk:
@@ -197,7 +197,7 @@ class Chunk:
         part: VocabularyPart,
     ) -> None:
         self.rows = rows
-        """Its tokens, of all N."""
+        """Tokens of the chunk, among all N."""
         self.logits_CV = logits_CV
         self._places_C, self._is_here_C = part.places(targets_C, logits_CV.shape[1])
         self._part = part
@@ -211,29 +211,29 @@ class Chunk:
 
     def statistics(self) -> Statistics:
         """Compute log-probs and entropies."""
-        found = self._measure()
-        tops_C, chosen_C, sums_C, products_C = self._part.merge(found, self._is_here_C)
+        measures_4C = self._measure()
+        tops_C, chosen_C, sums_C, products_C = self._part.merge(measures_4C, self._is_here_C)
         logs_C = sums_C.log()
         return Statistics(tops_C + logs_C, chosen_C - logs_C, logs_C - products_C / sums_C)
 
     def _measure(self) -> Tensor:
-        """Find a maximum or a sum over the vocabulary, or one element of it. Shape [4, C]."""
+        """Compute the numbers of `VocabularyPart.merge` over this rank's part. Shape [4, C]."""
         if self._kernels is not None:
             factors = self._softmax.factors()
             measured: Tensor = self._kernels.measure(self.logits_CV, self._places_C, **factors)
             return measured
-        found = self.logits_CV.new_empty(4, len(self.logits_CV), dtype=self._wide)
+        measures_4C = self.logits_CV.new_empty(4, len(self.logits_CV), dtype=self._wide)
         scratch_SRV = self._scratch()
         for rows, logits_RV in self._blocks():
             tops_R = logits_RV.amax(-1)
             shifted_RV, powers_RV = scratch_SRV[:2, : len(tops_R)]
             torch.sub(logits_RV, tops_R[:, None], out=shifted_RV)
-            found[0, rows] = tops_R
-            found[1, rows] = shifted_RV.gather(1, self._places_C[rows, None])[:, 0]
+            measures_4C[0, rows] = tops_R
+            measures_4C[1, rows] = shifted_RV.gather(1, self._places_C[rows, None])[:, 0]
             torch.exp(shifted_RV, out=powers_RV)
-            found[2, rows] = powers_RV.sum(-1)
-            found[3, rows] = powers_RV.mul_(shifted_RV).sum(-1)
-        return found
+            measures_4C[2, rows] = powers_RV.sum(-1)
+            measures_4C[3, rows] = powers_RV.mul_(shifted_RV).sum(-1)
+        return measures_4C
 
     def draw(self, numbers_C: Tensor) -> Tensor:
         """Draw a token from each distribution, by numbers between 0 and 1. Shape [C], int64."""
@@ -253,9 +253,9 @@ class Chunk:
         """Put the gradient of a loss in the place of the logits.
 
         Args:
-            log_sums_C: Of these logits. Shape [C].
-            entropies_C: Of these logits. Shape [C].
-            slopes: Of the loss.
+            log_sums_C: Logs of the sums of these logits' powers. Shape [C].
+            entropies_C: Entropies of these logits. Shape [C].
+            slopes: Derivatives of the loss.
         """
         if self._kernels is not None:
             places_C = self._places_C
@@ -295,7 +295,7 @@ class Chunk:
                 self._softmax.prepare(logits_RV)
             yield slice(first, first + len(logits_RV)), logits_RV
             first += len(logits_RV)
-        # Then they were changed in place.
+        # Logits that are not copied to scratch memory have been changed in place.
         self._is_prepared = self.logits_CV.dtype == self._wide
 
 
@@ -305,13 +305,13 @@ class Gradients:
     def __init__(self, inputs: Inputs, needed: tuple[bool, ...]) -> None:
         self._inputs = inputs
         self.of_inputs = tuple(
-            torch.zeros_like(each) if each is not None and is_needed else None
-            for each, is_needed in zip(inputs[:3], needed, strict=False)
+            torch.zeros_like(tensor) if tensor is not None and is_needed else None
+            for tensor, is_needed in zip(inputs[:3], needed, strict=False)
         )
-        """Of states, weight and bias; None where they are not needed."""
+        """Gradients of states, weight and bias; None where they are not needed."""
 
     def add(self, chunk: Chunk) -> None:
-        """Add those of a chunk whose logits have been replaced by their gradient."""
+        """Add the gradients of a chunk whose logits have been replaced by their gradient."""
         states_ND, weight_VD, *_ = self._inputs
         gradient_CV = chunk.logits_CV.to(weight_VD.dtype)
         of_states_ND, of_weight_VD, of_bias_V = self.of_inputs
@@ -323,7 +323,7 @@ class Gradients:
             of_bias_V.add_(gradient_CV.sum(0))
 
     def finish(self) -> tuple[Tensor | None, ...]:
-        """Return those of states, weight and bias once all chunks are in."""
+        """Return the gradients of states, weight and bias once all chunks are added."""
         if self.of_inputs[0] is not None:
             self._inputs.part.add(self.of_inputs[0])
         return self.of_inputs

@@ -32,21 +32,21 @@ from .saved_model import box_of, layers_of, local_of
 # Formula: `y = W x + b + scale * B (A x)`; only A and B are trained. B is 0 at first, so the layer
 # computes what it did before.
 #
-# The frozen weight may be kept in fewer bits (`frozen.py`); `y` is of the values that those mean.
+# The frozen weight may be kept in fewer bits (`frozen.py`); `y` is computed with these.
 #
 # Source: Hu et al. 2021, arXiv:2106.09685.
 #
 # Shapes: N outputs, M inputs, R rank.
 
 BLOCK_ON_CARD = 2**26
-"""Of the merge on a GPU, where each operation has to be large."""
+"""Elements of a block of the merge on a GPU, where each operation has to be large."""
 
 
 class AdaptedLinear(nn.Module):
     """A linear layer with an adapter; its own tensors keep their names."""
 
     is_on = True
-    """Its adapter counts."""
+    """Whether the adapter takes part in `forward`."""
 
     def __init__(self, linear: nn.Linear, *, rank: int, scale: float) -> None:
         super().__init__()
@@ -54,13 +54,13 @@ class AdaptedLinear(nn.Module):
         self.scale = scale
         self.weight = linear.weight
         self.weight_scales: nn.Parameter | None = None
-        """Of a weight in 4 bits."""
+        """Scales of a weight in 4 bits."""
         self.bias = linear.bias
         self.lora_a = nn.Parameter(linear.weight.new_empty(rank, linear.in_features))
         self.lora_b = nn.Parameter(linear.weight.new_empty(linear.out_features, rank))
 
     def pack(self) -> None:
-        """Keep the weight in 4 bits from now on; before it is sharded."""
+        """Keep the weight in 4 bits from now on; call it before the weight is sharded."""
         parts = pack(self.weight.detach())
         self.weight, self.weight_scales = (nn.Parameter(p, requires_grad=False) for p in parts)
 
@@ -81,7 +81,7 @@ class AdaptedLinear(nn.Module):
     def merged(self, dtype: torch.dtype) -> Tensor:
         """Return the weight with the adapter in a dtype; sharded as the weight is. Collective.
 
-        Each rank merges its own rows: these of B are on the rank that has these of the weight.
+        Each rank merges its own rows: the same rows of B and of the weight are on one rank.
         """
         a_RM = whole_of(self.lora_a.detach(), self.lora_a.dtype)
         merged_NM, b_NR = self._rows().to(a_RM.dtype, copy=True), _on_card(self.lora_b)
@@ -129,13 +129,13 @@ def _on_card(tensor: Tensor) -> Tensor:
 
 
 # --------------------------------------------------------------------------------------------------
-# The adapters of a model: made, begun, and what identifies them.
+# The adapters of a model: how they are added, their first values, and their identity.
 #
 #     adapt             linear layers of the transformer layers get adapters; all else is frozen
-#     begin_adapters    their first values, once the base has its weights
-#     Adapter           rank, alpha and the digest of the base: what a checkpoint of them fits
+#     begin_adapters    first values of adapters, once the base has its weights
+#     Adapter           rank, alpha and the digest of the base that a checkpoint of adapters fits
 #
-# Owns the choice of what is trained. Bytes on the wire lie in `learner/weights`.
+# This module chooses what is trained; `learner/weights` has the bytes on the wire.
 
 
 NARROWER = ("bfloat16", "float32")
@@ -144,7 +144,7 @@ NARROWER = ("bfloat16", "float32")
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Identity of a model's adapters: values for another one mean something else."""
+    """Identity of a model's adapters: their values fit no other base, rank or alpha."""
 
     rank: int
     alpha: float
@@ -163,17 +163,17 @@ def adapt(causal_lm: PreTrainedModel, settings: LearnerSettings, base: str | Non
     """Give each linear module of the layers an adapter and freeze the rest, in place.
 
     Args:
-        causal_lm: Before it is sharded, with memory or without.
-        settings: Rank and scale; of rank 0 nothing is adapted.
-        base: What the rest is kept in, as `learner.base_dtype` says; None = as it is.
+        causal_lm: A model that is not yet sharded, with memory or without.
+        settings: Rank and scale; with rank 0 nothing is adapted.
+        base: Data type of the rest, as `learner.base_dtype` says; None = as it is.
 
     Raises:
-        SettingsError: There is nothing to adapt, or a matrix that has no whole blocks of 4 bits.
+        SettingsError: There is nothing to adapt, or a matrix has no whole number of blocks.
     """
     if not settings.lora_rank:
         return
     causal_lm.requires_grad_(requires_grad=False)
-    found = [
+    linears = [
         (parent, name, child)
         for layer in layers_of(causal_lm.base_model)
         for parent in layer.modules()
@@ -181,9 +181,9 @@ def adapt(causal_lm: PreTrainedModel, settings: LearnerSettings, base: str | Non
         if type(child) is nn.Linear
     ]
     scale = alpha_of(settings) / settings.lora_rank
-    for parent, name, linear in found:
+    for parent, name, linear in linears:
         setattr(parent, name, AdaptedLinear(linear, rank=settings.lora_rank, scale=scale))
-    if not found:
+    if not linears:
         raise SettingsError(
             f"learner.lora_rank must be 0 for a model whose layers have no linear modules, got "
             f"{settings.lora_rank} for {type(causal_lm).__name__}; train its weights"
@@ -194,7 +194,7 @@ def adapt(causal_lm: PreTrainedModel, settings: LearnerSettings, base: str | Non
 
 @torch.no_grad()
 def _narrow_base(causal_lm: PreTrainedModel, *, is_packed: bool) -> None:
-    """Keep what is frozen in bfloat16, and adapted matrices in 4 bits if they are to be packed."""
+    """Keep frozen weights in bfloat16; with `is_packed`, adapted matrices in 4 bits."""
     for name, module in causal_lm.named_modules():
         if not is_packed or not isinstance(module, AdaptedLinear):
             continue
@@ -212,7 +212,7 @@ def _narrow_base(causal_lm: PreTrainedModel, *, is_packed: bool) -> None:
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Let a model compute with what is frozen alone; one without adapters does so anyway."""
+    """Switch the adapters of a model off; a model without adapters computes as before."""
     adapted = [module for module in model.modules() if isinstance(module, AdaptedLinear)]
     for module in adapted:
         module.is_on = False
@@ -232,7 +232,7 @@ def alpha_of(settings: LearnerSettings) -> float:
 def reset_adapters(model: nn.Module) -> None:
     """Give adapters their first values, each rank its part: B = 0, and A drawn from its name.
 
-    So every rank, and every life of a run, begins with the same ones, as many ranks as there are.
+    So every rank, and every restart of a run, begins with the same values, on any number of ranks.
     """
     for name, module in model.named_modules():
         if isinstance(module, AdaptedLinear):
@@ -251,14 +251,14 @@ def begin_adapters(
 ) -> Adapter | None:
     """Begin the adapters of a model whose weights have been read; None = it has none. Collective.
 
-    Frozen weights are rounded to the publish dtype: actors merge what was published, and a digest
-    shows that they got the same.
+    Frozen weights are rounded to the publish dtype: actors merge the published weights, and a
+    digest shows that they have the same ones.
 
     Args:
-        causal_lm: As `adapt` left it.
-        settings: The same.
-        dtype: In which weights are published.
-        ranks: All of them call it.
+        causal_lm: The model that `adapt` has changed.
+        settings: The settings that `adapt` was called with.
+        dtype: Data type in which weights are published.
+        ranks: All ranks of the learner; each calls this.
     """
     if not settings.lora_rank:
         return None

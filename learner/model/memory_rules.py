@@ -38,9 +38,9 @@ def default_checkpointing(
     """Choose `learner.activation_checkpointing` where it is not set.
 
     Args:
-        parameters: Of the model.
-        on_gpu: Where memory is dear.
-        is_offloaded: What layers keep goes to host memory, which only their inputs can in time.
+        parameters: Parameters of the model.
+        on_gpu: Passes run on a GPU, where memory is scarce.
+        is_offloaded: Activations go to host memory; only the inputs of layers are copied in time.
     """
     return "full" if is_offloaded or (on_gpu and parameters > LARGE) else "none"
 
@@ -49,7 +49,7 @@ def base_dtype(setting: str | None, *, is_narrow: bool) -> str:
     """Fill in the default of `learner.base_dtype`: that of forward passes, which rounds nothing.
 
     Args:
-        setting: Its value.
+        setting: Value of `learner.base_dtype`.
         is_narrow: Forward and backward passes compute in bfloat16.
     """
     return setting or ("bfloat16" if is_narrow else "float32")
@@ -64,15 +64,16 @@ def reduces_once(
     must be a small part of its memory.
 
     Args:
-        parameters: Of the models that are trained.
-        trained: Those of them that have gradients.
-        ranks: Of the learner; one alone has nothing to reduce.
+        parameters: Parameters of the models that are trained.
+        trained: Parameters that have gradients.
+        ranks: Number of the learner's ranks; one alone has nothing to reduce.
         memory: Bytes of the smallest card, or of a rank's share of the machine.
-        is_offloaded: Both pass between card and host memory otherwise, of one rank too.
+        is_offloaded: Gradients and parameters would pass between card and host memory each time,
+            on one rank too.
     """
     return (ranks > 1 or is_offloaded) and 4 * (parameters + trained) <= SMALL_PART * memory
 
 
 def host_share(ranks: int) -> int:
-    """Bytes of this machine's memory for each of its ranks."""
+    """Return the bytes of this machine's memory for each of its ranks."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks

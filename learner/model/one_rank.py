@@ -1,13 +1,13 @@
 """The weights of one rank that computes in a narrower dtype than it trains in, without FSDP2.
 
-Float32 weights, gradients and moments stay plain tensors. A layer begins with narrow copies of its
-weights, made by one kernel for all of them, and again where its activations are computed again:
-outside of its passes none of them exists. Weights whose products are joined (`fused.py`) have one
-copy, behind each other. In the backward pass narrow gradients are added to the
-wide ones as they come. The numbers are those of FSDP2 on one rank, whose gathering and reducing
-would copy weights and gradients some times more, but for joined products, which add up gradients of
-their states before these are rounded; as there, a layer's inputs are narrowed too (the
-angles of rotary embeddings, which Olmo-2 has in float32).
+Float32 weights, gradients and moments stay plain tensors. One kernel makes narrow copies of a
+layer's weights when its pass begins, and again where its activations are computed again; the copies
+end with the pass. Weights whose products are joined (`fused.py`) have one copy, behind each other.
+In the backward pass narrow gradients are added to the wide ones as they come.
+
+The numbers are those of FSDP2 on one rank, which would copy weights and gradients more often. Only
+joined products differ: they add up gradients of their states before these are rounded. As in FSDP2,
+a layer's inputs are narrowed too (the angles of rotary embeddings, which Olmo-2 has in float32).
 
 What lies outside of the layers (embeddings, last norm, output layer) has its copies from the
 beginning of the model's forward pass to the end of its backward pass.
@@ -42,22 +42,22 @@ class Narrowed(Function):
     def forward(
         ctx: Any, dtype: torch.dtype, joined: Sequence[Sequence[int]], *wide: Tensor
     ) -> tuple[Tensor | None, ...]:
-        made: list[Tensor | None] = [None] * len(wide)
+        narrow: list[Tensor | None] = [None] * len(wide)
         parts: dict[int, Tensor] = {}
         for places in joined:
             begin, rows = wide[places[0]], [len(wide[place]) for place in places]
-            made[places[0]] = whole = begin.new_empty(sum(rows), *begin.shape[1:], dtype=dtype)
+            narrow[places[0]] = whole = begin.new_empty(sum(rows), *begin.shape[1:], dtype=dtype)
             parts |= zip(places, whole.split(rows), strict=True)
-        for place, each in enumerate(wide):
+        for place, weight in enumerate(wide):
             if place not in parts:
-                made[place] = parts[place] = torch.empty_like(each, dtype=dtype)
+                narrow[place] = parts[place] = torch.empty_like(weight, dtype=dtype)
         _copy([parts[place] for place in range(len(wide))], wide)
         ctx.wide, ctx.joined = wide, joined
         ctx.set_materialize_grads(False)
-        pairs = zip(made, wide, strict=True)
-        frozen = [copy for copy, each in pairs if copy is not None and not each.requires_grad]
+        pairs = zip(narrow, wide, strict=True)
+        frozen = [copy for copy, weight in pairs if copy is not None and not weight.requires_grad]
         ctx.mark_non_differentiable(*frozen)
-        return tuple(made)
+        return tuple(narrow)
 
     @staticmethod
     @once_differentiable
@@ -85,18 +85,18 @@ class Narrowed(Function):
 
 
 def _copy(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-    """Copy all of them by one kernel, on a card."""
+    """Copy all tensors, on a card by one kernel."""
     if ours:
         torch._foreach_copy_([*ours], [*theirs])  # pyright: ignore[reportPrivateImportUsage]
 
 
 def narrow_layers(layers: Iterable[nn.Module], dtype: torch.dtype, *, joins: bool = False) -> None:
-    """Let each layer compute in `dtype`; before its forward pass is checkpointed.
+    """Make each layer compute in `dtype`; call it before forward passes are checkpointed.
 
     Args:
-        layers: Of one model.
-        dtype: Of their passes.
-        joins: Let products of the same states be one (`fused.py`).
+        layers: Layers of one model.
+        dtype: Data type of the layers' passes.
+        joins: Compute products of the same states as one (`fused.py`).
     """
     narrows_inputs = dtype != torch.float32  # else those of a pass under autocast would be widened
     for layer in layers:
@@ -106,9 +106,9 @@ def narrow_layers(layers: Iterable[nn.Module], dtype: torch.dtype, *, joins: boo
 
 
 def narrow_rest(module: nn.Module, layers: Iterable[nn.Module], dtype: torch.dtype) -> None:
-    """Let a module compute in `dtype` with what it has outside of `layers`."""
-    inner = {id(each) for layer in layers for each in layer.modules()}
-    owners = [each for each in module.modules() if id(each) not in inner]
+    """Make a module compute in `dtype` with its weights outside of `layers`."""
+    inner = {id(owner) for layer in layers for owner in layer.modules()}
+    owners = [owner for owner in module.modules() if id(owner) not in inner]
     module.forward = _with_narrow(owners, module.forward, dtype, [], inputs=False)
 
 
@@ -119,39 +119,42 @@ def _widens(owner: nn.Module, key: str) -> bool:
 
 def _places(wide: Mapping[int, Tensor], joined: Sequence[Joined]) -> list[list[int]]:
     """Find weights, and biases, that are joined among those that are copied."""
-    found = [[id(layer._parameters[key]) for layer in each] for each in joined for key in KEYS]
-    order = {each: place for place, each in enumerate(wide)}
+    products = [
+        [id(layer._parameters[key]) for layer in layers] for layers in joined for key in KEYS
+    ]
+    order = {key: place for place, key in enumerate(wide)}
     return [
-        [order[each] for each in ids]
-        for ids in found
-        if all(each in wide for each in ids)
-        and len({wide[each].requires_grad for each in ids}) == 1
+        [order[key] for key in keys]
+        for keys in products
+        if all(key in wide for key in keys) and len({wide[key].requires_grad for key in keys}) == 1
     ]
 
 
 def _with_narrow(
     owners: Sequence[nn.Module],
-    own: Callable[..., Any],
+    method: Callable[..., Any],
     dtype: torch.dtype,
     joined: Sequence[Joined],
     *,
     inputs: bool,
 ) -> Callable[..., Any]:
-    """Compute `own` with narrow weights of `owners`, and of narrow inputs."""
-    owners = [each for each in owners if next(each.parameters(recurse=False), None) is not None]
+    """Return `method` with narrow weights of `owners`, and with narrow inputs if `inputs`."""
+    owners = [owner for owner in owners if next(owner.parameters(recurse=False), None) is not None]
 
     def narrowed(x: Tensor) -> Tensor:
         return x.to(dtype) if x.is_floating_point() else x
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         whole = [dict(owner._parameters) for owner in owners]
-        found = (
-            each
+        weights = (
+            weight
             for owner, kept in zip(owners, whole, strict=True)
-            for key, each in kept.items()
-            if each is not None and not _widens(owner, key)
+            for key, weight in kept.items()
+            if weight is not None and not _widens(owner, key)
         )
-        wide = {id(each): each for each in found if each.dtype != dtype}  # tied ones stay tied
+        wide = {
+            id(weight): weight for weight in weights if weight.dtype != dtype
+        }  # tied ones stay tied
         places = _places(wide, joined)
         copies = Narrowed.apply(dtype, places, *wide.values()) if wide else ()
         narrow = dict(zip(wide, copies, strict=True))
@@ -161,7 +164,7 @@ def _with_narrow(
                 owner._parameters.update(changed)
             if inputs:
                 args, kwargs = tree_map_only(Tensor, narrowed, (args, kwargs))
-            return own(*args, **kwargs)
+            return method(*args, **kwargs)
         finally:
             for owner, kept in zip(owners, whole, strict=True):
                 owner._parameters.update(kept)

@@ -1,6 +1,6 @@
 """The output layer: log-probs and entropies of tokens from the hidden states before them.
 
-`logits/` computes them in chunks of tokens, and their gradient in one of two ways:
+`logits.py` computes them in chunks of tokens, and their gradient in one of two ways:
 
     two passes    for any loss: the backward pass computes the logits of each chunk again
     one pass      for a loss that is a sum over tokens: its gradient is computed while the logits of
@@ -41,8 +41,8 @@ from .logits import (
 # --------------------------------------------------------------------------------------------------
 # The gradient of a loss that is a sum over tokens, computed in the forward pass.
 #
-# A token's log-prob and entropy are all that its part of such a loss depends on. So its derivative
-# by the logits of a chunk is computed while they are there, and no logits are computed again.
+# A token's part of such a loss depends on its log-prob and entropy alone. So the derivative by the
+# logits of a chunk is computed while they are there, and no logits are computed again.
 #
 # Shapes: N scored tokens (flat), C tokens of a chunk, D model width, V vocabulary.
 
@@ -73,14 +73,14 @@ class ScoresWithLoss(Function):
         gradients = Gradients(inputs, ctx.needs_input_grad)
         losses = []
         for chunk in chunks(inputs, targets_N, softmax):
-            found = chunk.statistics()
-            logprobs_N[chunk.rows] = found.logprobs_C
-            entropies_N[chunk.rows] = found.entropies_C
+            statistics = chunk.statistics()
+            logprobs_N[chunk.rows] = statistics.logprobs_C
+            entropies_N[chunk.rows] = statistics.entropies_C
             loss, slopes = _differentiate(
-                loss_of, chunk.rows, found, entropy_gradient=entropy_gradient
+                loss_of, chunk.rows, statistics, entropy_gradient=entropy_gradient
             )
             losses.append(loss)
-            chunk.differentiate(found.log_sums_C, found.entropies_C, slopes)
+            chunk.differentiate(statistics.log_sums_C, statistics.entropies_C, slopes)
             gradients.add(chunk)
         ctx.gradients = gradients.finish()
         ctx.mark_non_differentiable(logprobs_N, entropies_N)
@@ -143,10 +143,10 @@ class Scores(Function):
             states_ND.new_empty(len(targets_N), dtype=wide) for _ in range(3)
         )
         for chunk in chunks(Inputs(states_ND, weight_VD, bias_V, part), targets_N, softmax):
-            found = chunk.statistics()
-            log_sums_N[chunk.rows] = found.log_sums_C
-            logprobs_N[chunk.rows] = found.logprobs_C
-            entropies_N[chunk.rows] = found.entropies_C
+            statistics = chunk.statistics()
+            log_sums_N[chunk.rows] = statistics.log_sums_C
+            logprobs_N[chunk.rows] = statistics.logprobs_C
+            entropies_N[chunk.rows] = statistics.entropies_C
         ctx.softmax, ctx.part, ctx.entropy_gradient = softmax, part, entropy_gradient
         ctx.save_for_backward(states_ND, weight_VD, bias_V, targets_N, log_sums_N, entropies_N)
         if not entropy_gradient:
@@ -176,14 +176,14 @@ class Scores(Function):
 
 
 class ScoredTokens(NamedTuple):
-    """Scores of tokens."""
+    """Log-probs and entropies of tokens, and their loss."""
 
     logprobs_N: Tensor
     """nats. Shape [N], float32."""
     entropies_N: Tensor
     """nats. Shape [N], float32."""
     loss: Tensor | None = None
-    """Of all tokens, where one was given."""
+    """Loss of all tokens; None where no loss was passed."""
 
 
 def score_tokens(
@@ -202,7 +202,7 @@ def score_tokens(
         layer: Hidden states to logits; its weight is whole, as FSDP2 has gathered it.
         states_ND: Shape [N, D].
         targets_N: Token ids. Shape [N], int64.
-        softmax: Of the logits.
+        softmax: Softmax of the logits.
         entropy_gradient: Let gradients flow through the entropies too.
         part: Tokens whose logits the layer gives.
         loss_of: A loss that is a sum over tokens. Gradients then flow through it alone.
@@ -229,8 +229,8 @@ def draw_tokens(
     Args:
         layer: Hidden states to logits.
         states_ND: Shape [N, D].
-        numbers_N: Between 0 and 1, for each token; the same one draws the same token again.
-        softmax: Of the logits.
+        numbers_N: A number between 0 and 1 for each token; the same one draws the same token.
+        softmax: Softmax of the logits.
         part: Tokens whose logits the layer gives.
 
     Returns:
@@ -259,7 +259,7 @@ def check_output_layer(causal_lm: PreTrainedModel) -> None:
     """Refuse models that get to their logits in an unsupported way: scores would be wrong.
 
     Raises:
-        SettingsError: The model does.
+        SettingsError: The model's logits differ from those computed here.
     """
     token_ids_BT = torch.arange(1, 5)[None] % causal_lm.config.vocab_size
     layer = output_layer(causal_lm)

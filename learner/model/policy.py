@@ -48,13 +48,13 @@ from .tensor_parallel import UNDIVIDED, TensorGroup, divide_tensors, local_param
 # --------------------------------------------------------------------------------------------------
 # Layers compiled by `torch.compile`, for any number of tokens at once.
 #
-# Attention stays as it is, between two compiled halves of a layer: it cuts its tokens by the
-# lengths of the sequences, and each combination of lengths would be compiled anew. Layers alike
-# share what is compiled. Gathering by FSDP2 and activation checkpointing lie outside.
+# Attention is not compiled: it cuts its tokens by the lengths of the sequences, and each
+# combination of lengths would be compiled anew. Equal layers share compiled code. Gathering by
+# FSDP2 and activation checkpointing lie outside.
 
 
 def compile_layers(layers: Iterable[nn.Module], device_type: str) -> None:
-    """Let each layer be compiled when it is first run; before it is checkpointed and sharded.
+    """Compile each layer at its first run; call this before layers are checkpointed and sharded.
 
     Raises:
         SettingsError: There is nothing to compile with.
@@ -74,10 +74,10 @@ def compile_layers(layers: Iterable[nn.Module], device_type: str) -> None:
 
 
 def hold_gradients(module: nn.Module, *, holds: bool) -> None:
-    """Decide whether the next backward pass only adds gradients up, or reduces what was added up.
+    """Choose whether the next backward pass adds gradients up only, or reduces the sums too.
 
     Args:
-        module: Sharded, or not: then there is nothing to reduce.
+        module: A sharded module; on any other this does nothing.
         holds: Keep gradients and parameters whole: a further backward pass follows.
     """
     if isinstance(module, FSDPModule):
@@ -91,8 +91,8 @@ def hold_gradients(module: nn.Module, *, holds: bool) -> None:
 
 def has_room(modules: Collection[nn.Module], ranks: Ranks) -> bool:
     """Whether every rank has room for whole gradients and parameters; every rank must call it."""
-    parameters = [parameter for each in modules for parameter in each.parameters()]
-    number = sum(count_weights(each) for each in modules)
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    number = sum(count_weights(module) for module in modules)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     is_offloaded = parameters[0].device.type != ranks.device.type
     here = (
@@ -100,7 +100,7 @@ def has_room(modules: Collection[nn.Module], ranks: Ranks) -> bool:
         if ranks.device.type == "cuda"
         else host_share(ranks.size)  # as if all were on this machine
     )
-    # Ranks that decided differently would wait for one another for ever.
+    # Ranks with different decisions would wait for one another for ever.
     least = -float(ranks.maximum(torch.tensor([-here], dtype=torch.float64)))
     return reduces_once(
         number // ranks.tensor.size,
@@ -128,8 +128,8 @@ class Scores(NamedTuple):
     states_MD: Tensor
     """Last hidden states from which this rank's M of the tokens are predicted. Shape [M, D]."""
     loss: Tensor | None = None
-    """This rank's part of the loss, where one of tokens was given; the rest is then without
-    gradient, but for the states."""
+    """This rank's part of the loss, where `loss_of` was passed. Then only the loss and the states
+    have gradients."""
     drawn_N: Tensor | None = None
     """Tokens drawn in place of the scored ones, where numbers were given. Shape [N], int64."""
 
@@ -147,21 +147,21 @@ class Policy(nn.Module):
         temperature: float,
         head_dtype: torch.dtype | None = None,
     ) -> None:
-        """Wrap a model.
+        """Wrap a causal language model.
 
         Args:
-            causal_lm: Scores tokens; packed from now on.
-            temperature: At which training episodes are sampled.
-            head_dtype: Of the output layer's products; None = that of its weight.
+            causal_lm: Model that scores tokens; its attention is packed from now on.
+            temperature: Temperature at which training episodes are sampled.
+            head_dtype: Data type of the output layer's products; None = that of its weight.
         """
         super().__init__()
         pack_attention(causal_lm)
         self.sequence_group = ALONE
         """Ranks that share the tokens of a microbatch."""
         self.adapter: Adapter | None = None
-        """Identity of what is trained beside a frozen model; None = all of it is trained."""
+        """Identity of adapters beside a frozen model; None = the whole model is trained."""
         self.device = torch.device("cpu")
-        """Where it computes; offloaded parameters lie elsewhere."""
+        """Device that computes; offloaded parameters lie elsewhere."""
         self.causal_lm = causal_lm
         self.softmax = softmax_of(causal_lm, temperature=temperature, dtype=head_dtype)
         self.vocabulary = int(causal_lm.config.vocab_size)
@@ -181,10 +181,10 @@ class Policy(nn.Module):
         """Score the tokens at `indices_N`, each of which has one before it.
 
         Args:
-            sequences: The packed ones.
+            sequences: The packed sequences.
             indices_N: Tokens to score, of all T. Shape [N], int64.
             entropy_gradient: Let gradients flow through the entropies too.
-            temperature: Of the softmax; None = the one that training episodes are sampled at.
+            temperature: Temperature of the softmax; None = that of training episodes.
             loss_of: A loss that is a sum over tokens, to be differentiated on the way.
             numbers_N: Draw a token in place of each scored one, by a number between 0 and 1.
 
@@ -199,7 +199,7 @@ class Policy(nn.Module):
         states_MD = states_before(self.causal_lm.base_model, sequences, cut)
         drawn_N = None
         with local_parameters(layer):
-            found = score_tokens(
+            scored = score_tokens(
                 layer,
                 states_MD,
                 cut.own_scores(sequences.token_ids_T.index_select(0, indices_N)),
@@ -212,8 +212,8 @@ class Policy(nn.Module):
                 own_M = cut.own_scores(numbers_N)
                 drawn_M = draw_tokens(layer, states_MD, own_M, softmax, part=self.vocabulary_part)
                 drawn_N = cut.gather(drawn_M)
-        scores = cut.gather(found.logprobs_N), cut.gather(found.entropies_N)
-        return Scores(*scores, states_MD, found.loss, drawn_N)
+        scores = cut.gather(scored.logprobs_N), cut.gather(scored.entropies_N)
+        return Scores(*scores, states_MD, scored.loss, drawn_N)
 
 
 def states_before(trunk: nn.Module, sequences: Sequences, cut: Cut) -> Tensor:
@@ -240,7 +240,7 @@ def shard(
         policy: The whole policy, equal on every rank; weights may still be without memory.
         mesh: All ranks; its device is where parameters move. Of two dimensions, the first has
             copies of what the second shards.
-        dtype: Of forward and backward passes. Gradients are reduced in float32 at least.
+        dtype: Data type of forward and backward passes. Gradients are reduced in float32 at least.
         activations: What each layer keeps for its backward pass.
         offload: What lies in host memory (`learner.offload`).
         compiled: Compile layers.
@@ -268,10 +268,10 @@ def shard(
 
 
 def _move(module: nn.Module, device: str) -> None:
-    """Move what has memory to a device, as FSDP2 does."""
-    for each in (*module.parameters(), *module.buffers()):
-        if not each.is_meta:
-            each.data = each.data.to(device)
+    """Move tensors that have memory to a device, as FSDP2 does."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if not tensor.is_meta:
+            tensor.data = tensor.data.to(device)
 
 
 def shard_units(
@@ -284,7 +284,7 @@ def shard_units(
 ) -> None:
     """Shard each of `layers` as a unit of its own, and the rest of `module` as one more.
 
-    What one rank computes with as it lies stays as it is.
+    A module that one rank can compute with as it is stays whole.
     """
     if not offload and stays_whole(module, mesh, dtype):
         return
@@ -328,7 +328,7 @@ def freeze(policy: Policy) -> Policy:
 def release(module: nn.Module) -> None:
     """Reshard gathered parameters after a forward pass that no backward pass follows.
 
-    Without it the root would stay gathered, and the next optimizer step would change its shards
+    Otherwise the root would stay gathered, and the next optimizer step would change its shards
     only. Does nothing to a module that is not sharded.
     """
     if isinstance(module, FSDPModule):
@@ -369,7 +369,7 @@ def probe_scores(
 def rounded_logprobs(
     policy: Policy, token_ids: tuple[int, ...], seed: int = 0, *, dtype: torch.dtype
 ) -> list[float]:
-    """Score as `probe_logprobs`, with all that modules return rounded once more, at random.
+    """Score as `probe_logprobs` does, with the output of each module rounded again, at random.
 
     Two right implementations differ as two such passes do: each rounds after every operation, and
     all later layers pass it on.
@@ -377,11 +377,11 @@ def rounded_logprobs(
     Args:
         policy: Sharded or whole.
         token_ids: At least 2.
-        seed: Of the rounding.
-        dtype: That engines compute in. A policy in a finer one, as every one is on a CPU, rounds to
-            it here; logits too, unless they have a dtype of their own.
+        seed: Seed of the random rounding.
+        dtype: Data type that engines compute in. A policy in a finer one, as every one is on a CPU,
+            rounds to it here; logits too, unless they have a dtype of their own.
 
-    What lies within a kernel is not rounded, as the activation of a fused inner layer.
+    Values within a kernel are not rounded, such as the activation of a fused inner layer.
     """
     random = torch.Generator(policy.device).manual_seed(seed)
 
@@ -390,7 +390,7 @@ def rounded_logprobs(
         if not (isinstance(states, Tensor) and states.is_floating_point()):
             return output
         noise = torch.rand(states.shape, generator=random, device=states.device)
-        unit = max(torch.finfo(each).eps for each in (states.dtype, dtype)) / 2
+        unit = max(torch.finfo(kind).eps for kind in (states.dtype, dtype)) / 2
         rounded = (states.float() * (1 + unit * (2 * noise - 1))).to(states.dtype)
         return (rounded, *others) if isinstance(output, tuple) else rounded
 

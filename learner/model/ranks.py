@@ -35,9 +35,9 @@ from .sequence_parallel import ALONE, SequenceGroup
 from .tensor_parallel import UNDIVIDED, TensorGroup
 
 BACKGROUND_TIMEOUT = timedelta(hours=1)
-"""Of the thread that saves checkpoints: the ranks' disks may differ, and nobody waits there."""
+"""Timeout of the thread that saves checkpoints: disks of ranks may differ in speed."""
 DEFAULT_TIMEOUT_S = 600.0
-"""That of `learner.collective_timeout_s`."""
+"""Default of `learner.collective_timeout_s`."""
 BACKEND_ALONE = "fake"
 """Torch's backend without a transport, and the only one that listens nowhere. Its collectives copy
 this rank's input to the output: with one rank that is what each of them means."""
@@ -51,11 +51,11 @@ class Ranks:
     size: int
     device: torch.device
     mesh: DeviceMesh
-    """Over which weights are sharded; of two dimensions, the first has copies of them."""
+    """Ranks over which weights are sharded; of two dimensions, the first has copies of them."""
     control: dist.ProcessGroup
-    """gloo, on the CPU; of one rank, without a transport."""
+    """Group of gloo on the CPU; with one rank it has no transport."""
     background: dist.ProcessGroup
-    """The same, for one other thread of each rank: collectives of two threads must not mix."""
+    """A second such group, for another thread: collectives of two threads must not mix."""
     sequence: SequenceGroup = ALONE
     """Ranks that share each microbatch with this one."""
     tensor: TensorGroup = UNDIVIDED
@@ -111,10 +111,10 @@ class Ranks:
         ]
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum a tensor over ranks; of those that share a microbatch, the first one's counts."""
+        """Sum a tensor over ranks; of ranks that share a microbatch, only the first counts."""
         is_first = self.sequence.rank == self.tensor.rank == 0
-        own = values if is_first else torch.zeros_like(values)
-        return self._reduce(own, dist.ReduceOp.SUM)
+        counted = values if is_first else torch.zeros_like(values)
+        return self._reduce(counted, dist.ReduceOp.SUM)
 
     def maximum(self, values: Tensor) -> Tensor:
         """Take the maximum over all ranks, element by element."""
@@ -146,7 +146,7 @@ def join(
 
     Args:
         device: `auto`, `cpu` or `cuda`.
-        threads: On a CPU.
+        threads: Threads of torch on a CPU.
         parallel: Groups of ranks; None = the default.
         timeout_s: Longest wait in a collective.
 
@@ -187,7 +187,7 @@ def join(
 
 
 def _kind(device: str) -> str:
-    """Return what to train on; a GPU that is there is never left out unasked."""
+    """Return the type of device to train on; only `cpu` leaves a GPU unused."""
     if device == "cpu" or torch.cuda.is_available():
         return "cpu" if device == "cpu" else "cuda"
     left_out = gpu_left_out(device, torch.version.cuda)

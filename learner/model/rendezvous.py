@@ -9,11 +9,11 @@ RENDEZVOUS_FILE = "NYALA_RENDEZVOUS_FILE"
 RENDEZVOUS_ADDRESS = "NYALA_RENDEZVOUS_ADDRESS"
 """`host:port` of the store through which the ranks of several machines meet."""
 RENDEZVOUS_SOCKET = "NYALA_RENDEZVOUS_SOCKET"
-"""Of rank 0 alone: the descriptor of that store's socket, which listens already."""
+"""Descriptor of that store's socket, which listens already; only rank 0 has it."""
 LAUNCHER_SET = "NYALA_LAUNCHER_SET"
 """Names of the variables that the launcher chose for its ranks, with commas between them."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Network interfaces of gloo and NCCL."""
+"""Variables for the network interfaces of gloo and NCCL."""
 
 
 def interfaces(ours: str, environment: Mapping[str, str]) -> dict[str, str]:
@@ -23,6 +23,6 @@ def interfaces(ours: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_launchers(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what a process inherits that talks to others than the ranks."""
+    """Return the environment of a process that has to reach more than the other ranks."""
     chosen = environment.get(LAUNCHER_SET, "").split(",")
     return {name: text for name, text in environment.items() if name not in (*chosen, LAUNCHER_SET)}

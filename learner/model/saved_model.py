@@ -1,12 +1,12 @@
 """A model in Hugging Face's format, read shard by shard.
 
-    empty_causal_lm      its modules on the meta device, and buffers that are computed, not saved
-    check_first_layers   those alone, whole: a model that could not be trained exactly is refused
+    empty_causal_lm      modules on the meta device, and buffers that are computed, not saved
+    check_first_layers   first layers, whole: a model that could not be trained exactly is refused
     allocate             memory for this rank's part of each weight, once the modules are sharded
-    read_weights         that part, read from the safetensors files
+    read_weights         this rank's part of each weight, from the safetensors files
 
 So the ranks of a host hold each weight once. Names in the files may differ from the module's as
-`transformers` allows; a weight that it would compute from several is refused.
+`transformers` allows; a weight that `transformers` would compute from several is refused.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .output_layer import check_output_layer, output_layer
 # --------------------------------------------------------------------------------------------------
 # Tensors in safetensors files, whole or cut into pieces, read box by box.
 #
-# Whoever holds a piece of a tensor asks for just that, wherever the files were cut.
+# A rank reads just its piece of a tensor, wherever the files were cut.
 
 
 class Box(NamedTuple):
@@ -73,14 +73,14 @@ class TensorFiles:
         self._pieces: dict[str, list[tuple[Any, tuple[int, ...]]]] = defaultdict(list)
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, str] = {}
-        """By their names in the format."""
+        """Name -> data type, as the format names it."""
 
     def add(self, file: Any, boxes: Mapping[str, Box]) -> None:
-        """Add what a file has.
+        """Add the tensors of a file.
 
         Args:
             file: As `safe_open` returns it.
-            boxes: Of its pieces; all others are whole tensors.
+            boxes: Boxes of the file's pieces; all other tensors are whole.
         """
         for name in file.keys():  # noqa: SIM118 - not a mapping
             piece = file.get_slice(name)
@@ -95,7 +95,7 @@ class TensorFiles:
         """Fill `local`, whose first element is at `offset`, from the pieces that overlap it.
 
         Returns:
-            The elements found; fewer than it has where pieces are missing.
+            The elements that were filled; fewer than all where pieces are missing.
         """
         filled = 0
         for file, at in self._pieces[name]:
@@ -166,7 +166,7 @@ def layers_of(trunk: nn.Module) -> Iterable[nn.Module]:
     """List the transformer layers of a model without its output layer.
 
     Raises:
-        SettingsError: They are not where they are expected.
+        SettingsError: The model has no list named `layers`.
     """
     layers = getattr(trunk, "layers", None)
     if not isinstance(layers, nn.ModuleList):
@@ -180,14 +180,14 @@ def layers_of(trunk: nn.Module) -> Iterable[nn.Module]:
 def check_first_layers(causal_lm: PreTrainedModel, path: str | Path) -> None:
     """Refuse a model that could not be trained exactly.
 
-    Its first layers are run with their weights, up to the last one that differs from all before.
+    The first layers run with their weights, up to the last one that differs from all before.
 
     Args:
-        causal_lm: As `empty_causal_lm` returned it.
-        path: The same.
+        causal_lm: Model that `empty_causal_lm` returned.
+        path: Path of the saved model.
 
     Raises:
-        SettingsError: It could not.
+        SettingsError: The model could not be trained exactly.
     """
     first = copy.deepcopy(causal_lm)
     layers = cast("nn.ModuleList", layers_of(first.base_model))
@@ -242,9 +242,9 @@ def allocate(module: nn.Module, device: torch.device, *, offload: bool = False) 
         for name, buffer in module.named_buffers():
             buffer.copy_(buffers[name])
     if not any(isinstance(parameter, DTensor) for parameter in module.parameters()):
-        for each in module.modules():
-            if isinstance(each, PreTrainedModel):
-                each.tie_weights()  # sharded ones stay tied
+        for owner in module.modules():
+            if isinstance(owner, PreTrainedModel):
+                owner.tie_weights()  # sharded ones stay tied
 
 
 @torch.no_grad()
@@ -253,11 +253,11 @@ def read_weights(model: PreTrainedModel, path: str | Path, *, first_rows: bool =
 
     Args:
         model: Sharded or not, with memory: a causal language model, or the base model of one.
-        path: Of the saved model.
+        path: Path of the saved model.
         first_rows: The files may have further rows of a tensor, which are not read.
 
     Raises:
-        SettingsError: The files do not hold all of it.
+        SettingsError: The files do not hold every weight.
     """
     files = _open(path)
     keys = _keys(model, files.shapes)
@@ -281,11 +281,11 @@ class SavedWeights:
     """The weights of a saved model, read whole, one at a time."""
 
     def __init__(self, model: PreTrainedModel, path: str | Path) -> None:
-        """Open the files.
+        """Open the files of a saved model.
 
         Args:
-            model: That was saved; its own weights need no memory.
-            path: Of the saved model.
+            model: Model of the same architecture; its own weights need no memory.
+            path: Path of the saved model.
 
         Raises:
             SettingsError: There is no such model.
@@ -308,10 +308,10 @@ class SavedWeights:
 
 def _tensors_of(model: nn.Module) -> Iterable[tuple[list[str], Tensor]]:
     """List the tensors of a model, each with its names: tied ones have several."""
-    found: dict[int, tuple[list[str], Tensor]] = {}
+    by_id: dict[int, tuple[list[str], Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        found.setdefault(id(tensor), ([], tensor))[0].append(name)
-    return found.values()
+        by_id.setdefault(id(tensor), ([], tensor))[0].append(name)
+    return by_id.values()
 
 
 def _read(
@@ -354,20 +354,19 @@ def _check_shape(key: str, shape: tuple[int, ...], tensor: Tensor, path: str | P
 
 
 def _keys(model: PreTrainedModel, keys: Iterable[str]) -> Mapping[str, str]:
-    """Name of each of the model's tensors -> its key in the files."""
-    renamings = [
-        each for each in get_model_conversion_mapping(model) if isinstance(each, WeightRenaming)
-    ]
-    own = dict.fromkeys(model.state_dict(), True)
+    """Map the name of each of the model's tensors to its key in the files."""
+    conversions = get_model_conversion_mapping(model)
+    renamings = [change for change in conversions if isinstance(change, WeightRenaming)]
+    names = dict.fromkeys(model.state_dict(), True)
     prefix = model.base_model_prefix
-    found: dict[str, str] = {}
+    keys_by_name: dict[str, str] = {}
     for key in keys:
-        name, _ = rename_source_key(key, renamings, [], prefix, own)
-        if name not in own:
-            name, _ = rename_source_key(key, [], [], prefix, own)
-        if name in own:
-            found[name] = key
-    return found
+        name, _ = rename_source_key(key, renamings, [], prefix, names)
+        if name not in names:
+            name, _ = rename_source_key(key, [], [], prefix, names)
+        if name in names:
+            keys_by_name[name] = key
+    return keys_by_name
 
 
 def _open(path: str | Path) -> TensorFiles:

@@ -22,17 +22,17 @@ class SequenceCost:
     """Cost of a sequence by its length; by default the length itself."""
 
     token: float = 1.0
-    """Of a token, in the matrices of all layers."""
+    """Cost of a token in the matrices of all layers."""
     scored: float = 0.0
-    """Of a scored token, in the output layer."""
+    """Cost of a scored token in the output layer."""
     pair: float = 0.0
-    """Of a token that attends to another, in one layer."""
+    """Cost of a token that attends to another, in one layer."""
     windows: tuple[tuple[int | None, int], ...] = ()
     """Most tokens that one attends to, None = all, and the number of such layers."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """Read it from a model's configuration."""
+        """Read the costs from a model's configuration."""
         width, heads = config["hidden_size"], config["num_attention_heads"]
         head = config.get("head_dim") or width // heads
         shared = config.get("num_key_value_heads") or heads
@@ -52,9 +52,9 @@ class SequenceCost:
         """Estimate the cost of a sequence.
 
         Args:
-            tokens: Its length.
-            scored: Tokens of it that are scored.
-            after: Tokens of the one that it continues, which it sees too.
+            tokens: Length of the sequence.
+            scored: Tokens of the sequence that are scored.
+            after: Tokens of the sequence that it continues, which it sees too.
         """
         pairs = self._pairs(after + tokens) - self._pairs(after)
         return self.token * tokens + self.scored * scored + self.pair * pairs
@@ -70,9 +70,9 @@ class SequenceCost:
         """Sum the costs of the sequences of a microbatch.
 
         Args:
-            lengths: Of the sequences.
-            seen: Tokens that each of them sees: its own, and those of the one that it continues.
-            scored: Scored tokens of all.
+            lengths: Lengths of the sequences.
+            seen: Tokens that each sequence sees: its own, and those of the one that it continues.
+            scored: Scored tokens of all sequences.
         """
         costs = (
             self(length, 0, after=sees - length) for length, sees in zip(lengths, seen, strict=True)

@@ -34,10 +34,10 @@ class SequenceGroup:
     """The ranks that share microbatches with this one."""
 
     rank: int = 0
-    """This one's place among them."""
+    """This rank's place in the group."""
     size: int = 1
     group: dist.ProcessGroup | None = None
-    """None where there is no other."""
+    """None where the group has one rank."""
 
 
 ALONE = SequenceGroup()
@@ -47,11 +47,11 @@ class Cut:
     """The tokens of one microbatch over the ranks of a group: consecutive parts, equally long."""
 
     def __init__(self, group: SequenceGroup, sequences: Sequences, indices_N: Tensor) -> None:
-        """Cut them.
+        """Cut the tokens of a microbatch.
 
         Args:
             group: Ranks that share the microbatch; with one rank nothing is cut.
-            sequences: The microbatch's.
+            sequences: Sequences of the microbatch.
             indices_N: Scored tokens, among the T. Shape [N], int64.
         """
         self._group = group
@@ -70,7 +70,7 @@ class Cut:
             owners_N = torch.bucketize(states_N, inner, right=True)
             # Tokens of the first rank, of the second one, ...
             self._order_N = owners_N.argsort(stable=True)
-            # On a GPU the one place of a forward pass that waits for it.
+            # On a GPU, the one place of a forward pass where the CPU waits for the card.
             self._counts: list[int] = owners_N.bincount(minlength=group.size).tolist()
             self.states_M = self.own_scores(states_N) - self._begin
 
@@ -105,7 +105,7 @@ class Cut:
     def by_heads(self, x_1HSK: Tensor) -> Tensor:
         """Exchange all heads of this rank's tokens for all tokens of its heads.
 
-        Where there are fewer heads than ranks, as of keys and values, several have the same one.
+        Where there are fewer heads than ranks, as of keys and values, several ranks have the same.
 
         Returns:
             Shape [1, H / P, T, K], or [1, 1, T, K].

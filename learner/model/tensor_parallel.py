@@ -29,19 +29,19 @@ class TensorGroup:
     """This rank among those that have a part of each matrix; all of them run the same tokens."""
 
     rank: int = 0
-    """This one's place among them."""
+    """This rank's place in the group."""
     size: int = 1
     mesh: DeviceMesh | None = None
-    """None where there is no other."""
+    """None where the group has one rank."""
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """For collectives."""
+        """The process group for collectives of these ranks."""
         assert self.mesh is not None
         return self.mesh.get_group()
 
     def part(self, length: int) -> slice:
-        """The part of a dimension that this rank has, as DTensor cuts it."""
+        """Return this rank's part of a dimension, as DTensor cuts it."""
         size = -(-length // self.size)
         return slice(min(self.rank * size, length), min((self.rank + 1) * size, length))
 
@@ -62,13 +62,13 @@ class TensorGroup:
         )
 
     def vocabulary_part(self, vocabulary: int) -> VocabularyPart:
-        """The tokens whose embeddings and logits this rank has."""
+        """Return the tokens whose embeddings and logits this rank has."""
         if self.mesh is None:
             return ALL_OF_IT
         return VocabularyPart(self.part(vocabulary).start, self.group)
 
     def enter(self, x: Tensor) -> Tensor:
-        """Let each rank compute something else from `x`: its gradients are added up."""
+        """Return `x` for different computations on each rank; their gradients are added up."""
         entered: Tensor = _Enter.apply(x, self.group)
         return entered
 
@@ -138,7 +138,7 @@ def divide_tensors(model: nn.Module, tensor: TensorGroup) -> None:
         tensor: The ranks.
 
     Raises:
-        SettingsError: Its plan has none for this, or another than for heads and inner width.
+        SettingsError: The model has no plan, or one that divides more than heads and inner width.
     """
     if tensor.mesh is None:
         return
@@ -161,10 +161,10 @@ def divide_tensors(model: nn.Module, tensor: TensorGroup) -> None:
 
 @contextmanager
 def local_parameters(module: nn.Module, style: str | None = TOKENWISE) -> Iterator[None]:
-    """Let a module have this rank's part of each of its parameters, as plain tensors."""
+    """Replace a module's parameters by this rank's part of each, as plain tensors."""
     whole: dict[str, Any] = dict(module._parameters)
     module._parameters.update(
-        {key: _local(each, style) for key, each in whole.items() if isinstance(each, DTensor)}
+        {key: _local(part, style) for key, part in whole.items() if isinstance(part, DTensor)}
     )
     try:
         yield
@@ -184,14 +184,14 @@ def _placement(style: str | None, key: str) -> Placement:
 
 
 def _styles(model: nn.Module) -> dict[str, str]:
-    """Name of a module -> how its parameters are divided; those of others are not."""
+    """Map names of modules to the way their parameters are divided; all others stay whole."""
     styles: dict[str, str] = {}
-    for prefix, each in model.named_modules():
-        if not isinstance(each, PreTrainedModel):
+    for prefix, part in model.named_modules():
+        if not isinstance(part, PreTrainedModel):
             continue
-        by_token = {each.get_input_embeddings(), each.get_output_embeddings()}
-        plan: Mapping[str, str] = (each.base_model is each and each.config.base_model_tp_plan) or {}
-        for name, module in each.named_modules(prefix=prefix):
+        by_token = {part.get_input_embeddings(), part.get_output_embeddings()}
+        plan: Mapping[str, str] = (part.base_model is part and part.config.base_model_tp_plan) or {}
+        for name, module in part.named_modules(prefix=prefix):
             key = re.sub(r"\.\d+\.", ".*.", name.removeprefix(f"{prefix}." if prefix else ""))
             if module in by_token:
                 styles[name] = TOKENWISE
@@ -208,7 +208,7 @@ def _check(model: nn.Module, styles: Mapping[str, str], tensor: TensorGroup) -> 
         has_parameters = next(module.parameters(recurse=False), None) is not None
         if has_parameters and name.rpartition(".")[0] in parents and name not in styles:
             reason = reason or f"{name} is not in it"
-    has_layers = any(isinstance(each, PreTrainedModel) for each in model.modules())
+    has_layers = any(isinstance(module, PreTrainedModel) for module in model.modules())
     if reason or (has_layers and not parents):
         raise SettingsError(
             f"parallel.tensor must be 1 for a model that transformers has no plan of heads and "
@@ -217,24 +217,24 @@ def _check(model: nn.Module, styles: Mapping[str, str], tensor: TensorGroup) -> 
 
 
 def _forward(module: nn.Module, style: str | None, tensor: TensorGroup) -> Callable[..., Any]:
-    own = module.forward
+    forward = module.forward
 
     def plain(*args: Any, **kwargs: Any) -> Any:
         with local_parameters(module, style):
-            return own(*args, **kwargs)
+            return forward(*args, **kwargs)
 
     def rowwise(x: Tensor) -> Tensor:
         with local_parameters(module, style):
             bias, module._parameters["bias"] = module._parameters["bias"], None
-            added = tensor.add(own(x))
+            added = tensor.add(forward(x))
             return added if bias is None else added + bias
 
     def embed(token_ids: Tensor) -> Tensor:
         places = token_ids - rows.start
         is_here = (places >= 0) & (places < rows.stop - rows.start)
         with local_parameters(module, style):
-            found = own(torch.where(is_here, places, 0))
-        return tensor.add(found.masked_fill(~is_here[..., None], 0))
+            embedded = forward(torch.where(is_here, places, 0))
+        return tensor.add(embedded.masked_fill(~is_here[..., None], 0))
 
     if style == ROWWISE:
         return rowwise
