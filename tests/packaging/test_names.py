@@ -118,9 +118,9 @@ Rule = Callable[[list[Tree]], Iterator[str]]
 LEFT: dict[Rule, int] = {
     bare_verbs: 233,
     shared_class_names: 66,
-    empty_nouns: 118,
-    texts_of_nothing: 77,
-    short_docstrings: 19,
+    empty_nouns: 0,
+    texts_of_nothing: 0,
+    short_docstrings: 0,
 }
 """Places that break a rule today."""
 BROKEN: dict[Rule, str] = {
