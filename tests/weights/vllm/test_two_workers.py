@@ -31,6 +31,7 @@ from tests.waiting import until
 from tests.weights.support.plane import JOIN_AND_SEND_S, SLACK_S
 from tests.weights.support.vllm_actor import TIMEOUT_S, QwenPlane, one_more, receiving
 
+TRIES = 3
 SEND_S = 20.0
 """Of a broadcast, so that one which stands still can be looked at."""
 
@@ -85,8 +86,11 @@ async def a_group_reaches_the_worker(plane: QwenPlane, receiver: WeightReceiver)
     await asyncio.to_thread(plane.wait_until_groups_are_possible)
     await one_more(plane, receiver)
     assert receiver.counters.broadcasts >= 1
-    before = receiver.counters
-    await one_more(plane, receiver)
+    for _ in range(TRIES):  # on busy cores a group may form too late for a version, which is pulled
+        before = receiver.counters
+        await one_more(plane, receiver)
+        if receiver.counters.pulls == before.pulls:
+            break
 
     assert receiver.counters.broadcasts == before.broadcasts + 1
     assert receiver.counters.pulls == before.pulls
