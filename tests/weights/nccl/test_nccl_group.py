@@ -17,7 +17,7 @@ from buffer.record.episode import PolicyVersion
 from learner.weights.group import GroupPlan, SendingGroup, listen
 from tests.weights.support.fake_nccl import FakeNccl, fake_nccl
 
-JOIN_S = 1.0
+JOIN_S, SHORT_JOIN_S = 10.0, 1.0
 BYTES = os.urandom(100_003)
 BUCKET = 20_000
 
@@ -34,8 +34,8 @@ def mapped(contents: bytes) -> mmap.mmap:
     return memory
 
 
-def plan(size: int, backend: str = "nccl") -> GroupPlan:
-    return GroupPlan(backend, "127.0.0.1", size, JOIN_S)
+def plan(size: int, backend: str = "nccl", *, join_s: float = JOIN_S) -> GroupPlan:
+    return GroupPlan(backend, "127.0.0.1", size, join_s)
 
 
 def epoch(port: int, size: int) -> Epoch:
@@ -86,7 +86,7 @@ def test_a_member_that_never_comes_costs_the_time_to_join_and_no_more(
     members: list[FakeNccl],
 ) -> None:
     listener = listen("127.0.0.1")
-    group = SendingGroup(plan(2), listener)
+    group = SendingGroup(plan(2, join_s=SHORT_JOIN_S), listener)
     began = time.monotonic()
 
     with pytest.raises(RuntimeError):
