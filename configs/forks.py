@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from stat import S_ISREG
+from typing import NamedTuple
 
 from .child import die_with_parent
 
@@ -41,23 +42,35 @@ def has_met_cuda() -> bool:
     return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != NOT_INITIALIZED
 
 
-def other_threads() -> dict[str, str]:
-    """Return the threads of this process beside its main one: number -> name and state.
+class Thread(NamedTuple):
+    """A thread of this process beside its main one."""
 
-    A thread of Python has the name that Python gave it. Any other thread has the name of its task
-    (`comm`, proc(5)): often that of the program, sometimes that of the library that started it.
-    """
-    named = {str(thread.native_id): thread.name for thread in threading.enumerate()}
-    states = {}
+    number: int
+    name: str
+    """Name that Python gave it; else that of its task (`comm`, proc(5)), often of the program."""
+    is_of_python: bool
+    """Whether Python code started it."""
+    state: str
+    """A letter of proc(5); S = asleep."""
+
+    def __str__(self) -> str:
+        name = f"Python's {self.name!r}" if self.is_of_python else self.name
+        return f"{name} ({self.state})"
+
+
+def other_threads() -> list[Thread]:
+    """List the threads of this process beside its main one."""
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    threads = []
     for task in TASKS.iterdir():
-        if task.name == str(os.getpid()):
+        number = int(task.name)
+        if number == os.getpid():
             continue
         with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             comm, _, rest = (task / "stat").read_text(encoding="utf-8").rpartition(")")
-            name = named.get(task.name)
-            name = f"Python's {name!r}" if name else comm.partition("(")[2]
-            states[task.name] = f"{name} ({rest.split()[0]})"
-    return states
+            name = names.get(number) or comm.partition("(")[2]
+            threads.append(Thread(number, name, number in names, rest.split()[0]))
+    return threads
 
 
 def fault_of_forks() -> str:
@@ -72,11 +85,11 @@ def fault_of_forks() -> str:
         return "CUDA is initialised"
     until = time.monotonic() + ASLEEP_S
     while True:
-        threads = sorted(other_threads().values())
-        if not any(text.startswith("Python's") or not text.endswith("(S)") for text in threads):
+        threads = other_threads()
+        if not any(thread.is_of_python or thread.state != "S" for thread in threads):
             return ""
         if time.monotonic() > until:
-            return f"there are other threads: {', '.join(threads)}"
+            return f"there are other threads: {', '.join(sorted(map(str, threads)))}"
         time.sleep(ASLEEP_S / 100)
 
 

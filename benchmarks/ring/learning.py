@@ -16,7 +16,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ring.trl.process import run_trl, trl_is_missing
+from benchmarks.ring.trl.process import flags_of, run_trl, trl_is_missing
 from benchmarks.ring.watched_run import Trace, watch
 from benchmarks.support.progress import Say
 from benchmarks.support.workload import Workload, make_model, write_held_out, write_prompts
@@ -82,7 +82,7 @@ def _trained_at(trace: Trace, step: int, first: float) -> float:
 
 def _trl(base: Workload, seed: int, threads: int) -> dict[str, Any]:
     settings = base.settings()
-    run, learner = settings.run, settings.learner
+    run = settings.run
     prompts = write_prompts(base, run.steps * run.groups_per_batch)
     held_out = write_held_out(base, run.eval_episodes)
     began = time.time()
@@ -91,14 +91,8 @@ def _trl(base: Workload, seed: int, threads: int) -> dict[str, Any]:
         model=base.model,
         prompts=prompts,
         held_out=held_out,
-        eval_every=run.eval_every,
         steps=run.steps,
-        batch=run.group_size * run.groups_per_batch,
-        group_size=run.group_size,
-        max_tokens=run.max_completion_tokens,
-        lr=learner.lr,
-        lr_warmup_steps=learner.lr_warmup_steps,
-        adam_beta2=learner.adam_beta2,
+        **flags_of(settings),
         seed=seed,
         threads=threads,
     )

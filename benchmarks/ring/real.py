@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ring.learning import difference
-from benchmarks.ring.trl.process import run_trl, trl_is_missing
+from benchmarks.ring.trl.process import flags_of, run_trl, trl_is_missing
 from benchmarks.ring.watched_run import Figures, Trace, watch
 from benchmarks.support.progress import Say
 from benchmarks.support.workload import Workload, write_held_out, write_prompts
@@ -100,7 +100,7 @@ def _ring(base: Workload, name: str, lag: int, seed: int) -> Figures:
 
 def _trl(base: Workload, engine: str, threads: int, seed: int) -> Figures:
     settings = base.settings()
-    run, learner = settings.run, settings.learner
+    run = settings.run
     seeded = replace(base, overrides=(*base.overrides, f"run.seed={seed}"))
     found = run_trl(
         base.folder / f"trl-{engine}-{threads}-{seed}.log",
@@ -109,15 +109,8 @@ def _trl(base: Workload, engine: str, threads: int, seed: int) -> Figures:
         held_out=write_held_out(seeded, run.eval_episodes),
         is_chat=1,
         scorer="numeric",
-        eval_every=run.eval_every,
         steps=run.steps - WARM_UP,  # it trains its first ones beside
-        batch=run.group_size * run.groups_per_batch,
-        group_size=run.group_size,
-        max_tokens=run.max_completion_tokens,
-        temperature=run.temperature,
-        lr=learner.lr,
-        lr_warmup_steps=learner.lr_warmup_steps,
-        adam_beta2=learner.adam_beta2,
+        **flags_of(settings),
         seed=seed,
         threads=threads,
         engine=engine,

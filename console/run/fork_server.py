@@ -88,13 +88,10 @@ class ForkServer:
         ]
         lines = [Line(ours) for ours, _ in pairs]
         self._lines = {"learner": lines[0], CHECKS: lines[0], "actors": lines[-1]}
-        learner, actor = str(pairs[0][1].fileno()), "-"
-        if len(pairs) > 1:
-            actor = str(pairs[1][1].fileno())
-        if len(pairs) > 1 and self.has_room:
+        learner, actor = ([str(theirs.fileno()) for _, theirs in pairs] + ["-"])[:2]
+        servers = [(engine, learner, actor)]
+        if actor != "-" and self.has_room:
             servers = [("", learner, "-"), (engine, "-", actor)]
-        else:
-            servers = [(engine, learner, actor)]
         self._servers = [self._begin(*arguments) for arguments in servers]
         for _, theirs in pairs:
             theirs.close()

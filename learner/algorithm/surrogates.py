@@ -61,16 +61,6 @@ class Objective:
     outside: Callable[[], tuple[Tensor, Tensor]]
     """Those of the lower and of the upper bound. Shapes [N], bool."""
 
-    @property
-    def low_N(self) -> Tensor:
-        """Those of the lower one. Shape [N], bool."""
-        return self.outside()[0]
-
-    @property
-    def high_N(self) -> Tensor:
-        """Those of the upper one. Shape [N], bool."""
-        return self.outside()[1]
-
 
 Surrogate = Callable[[Terms, AlgorithmSettings], Objective]
 

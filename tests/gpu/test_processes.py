@@ -41,8 +41,9 @@ for name in fork_process.BOTH:
     import_module(name)
 import_libraries(sys.argv[1])
 from configs import forks
-print("threads of libraries:", forks.other_threads(), "at", [
-    open(f"/proc/self/task/{task}/wchan").read() for task in forks.other_threads()
+print("threads of libraries:", [
+    (thread, open(f"/proc/self/task/{thread.number}/wchan").read())
+    for thread in forks.other_threads()
 ], file=sys.stderr)
 print(forks.fault_of_forks() or "may be forked", flush=True)
 import torch
