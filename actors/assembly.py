@@ -21,7 +21,7 @@ from actors.environments.registry import for_each, naming, try_environment
 from actors.episodes.held_leases import SwapGate
 from actors.episodes.maker import EpisodeMaker
 from actors.rewards.pool import RewardPool
-from actors.weights.links import Caller
+from actors.weights.links import ActorIdentity
 from broker.client import BrokerClient
 from broker.protocol.messages import Enrol, Hello, Receipt
 from broker.transport.enrolled import broker_public_keys
@@ -33,7 +33,7 @@ from configs.settings import BrokerSettings, Settings
 
 from .capacity import CacheMeter, leases_for
 from .engine_of_settings import line_to_worker, make_engine
-from .loop import GIVE_UP_S, ActorLoop, EpisodeTools, unless
+from .loop import GIVE_UP_S, ActorLoop, EpisodeTools, until_event
 from .metrics_page import ActorPage
 
 FULL_S = 120.0  # twice as long as a key is silent before another may take its place
@@ -65,7 +65,7 @@ async def run_actor(
     _check_endpoints(settings.broker)
     _say_engine(settings)
     log.info("starting", stage=f"looking for the broker at {settings.broker.endpoint}")
-    keys = await unless(_own_keys(settings, incarnation, key), stop.wait())
+    keys = await until_event(_own_keys(settings, incarnation, key), stop.wait())
     if keys is None:
         return
     client = _client(settings, keys, incarnation)
@@ -77,7 +77,7 @@ async def run_actor(
     receiver = WeightReceiver(
         engine,
         settings.actors,
-        caller=Caller(keys, settings.run.name, incarnation),
+        caller=ActorIdentity(keys, settings.run.name, incarnation),
         staging=settings.run.folder / "staging",
         keys_folder=_keys_folder(settings),
         device=device,

@@ -25,7 +25,7 @@ class CacheMeter:
     """Records the steps of an engine; `memory` is the newest state of its cache."""
 
     def __init__(self) -> None:
-        self.memory: Memory | None = None
+        self.memory: KvCacheState | None = None
         """None before the first step."""
         self._evicted = 0
 
@@ -37,7 +37,7 @@ class CacheMeter:
             evicted: Episodes that lost their cache in this step.
         """
         self._evicted += evicted
-        self.memory = Memory(used, self._evicted)
+        self.memory = KvCacheState(used, self._evicted)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ HELD_S = 300.0  # that a number which was left is compared with
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class KvCacheState:
     """An engine's KV cache. Producer: the engine's thread."""
 
     used: float
@@ -139,7 +139,7 @@ class BatchSize:
         ended: int,
         is_full: bool,
         is_over: bool,
-        memory: Memory,
+        memory: KvCacheState,
     ) -> bool:
         """Measure, and return whether `number` has changed.
 
@@ -221,7 +221,7 @@ def leases_for(slots: int, in_flight: int | None = None) -> int:
     return min(MAX_LINES, in_flight or slots + slots // 16)
 
 
-class Room:
+class ConcurrencyLimit:
     """A bound on episodes, generated or waiting for their environment; it may change.
 
     Args:
@@ -264,7 +264,7 @@ LOOK_S = 1.0
 log = structlog.get_logger()
 
 
-class Seen(NamedTuple):
+class ActorCounts(NamedTuple):
     """Counts of an actor at one moment."""
 
     tokens: int
@@ -284,7 +284,7 @@ class Tuner:
         meter: State of the engine's KV cache.
     """
 
-    def __init__(self, room: Room, actors: ActorSettings, meter: CacheMeter) -> None:
+    def __init__(self, room: ConcurrencyLimit, actors: ActorSettings, meter: CacheMeter) -> None:
         self._room, self._meter = room, meter
         self._size = BatchSize(actors.least_concurrent_episodes, actors.most_concurrent_episodes)
         room.resize(leases_for(self._size.number))
@@ -294,13 +294,13 @@ class Tuner:
         """Reason of the last change."""
         return self._size.reason
 
-    async def run(self, see: Callable[[], Seen]) -> None:
+    async def run(self, see: Callable[[], ActorCounts]) -> None:
         """Tune the room until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.look(time.monotonic(), see())
 
-    def look(self, now_s: float, seen: Seen) -> None:
+    def look(self, now_s: float, seen: ActorCounts) -> None:
         """Measure once, and resize the room."""
         size, memory = self._size, self._meter.memory
         if memory is None:
@@ -332,7 +332,7 @@ ENOUGH_S = 30.0
 HALF_LIFE_S = 600.0  # of measurements: answers grow longer in training, and engines slower
 
 
-class Work:
+class WorkEstimator:
     """Tells for each interval how much of it was work."""
 
     def __init__(self) -> None:

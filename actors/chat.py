@@ -14,17 +14,18 @@ from configs.errors import SettingsError, quoted
 # Prompts that are the messages of a chat, and the turns of an episode as messages.
 #
 # An environment's prompt is a text, or a list of messages as datasets have them: `[{"role": "user",
-# "content": "..."}]`. Inside, a message is a `Message`, so that prompts can be kept by their value.
+# "content": "..."}]`. Inside, a message is a `ChatMessage`, so that prompts can be kept by their
+# value.
 
 
-class Message(NamedTuple):
+class ChatMessage(NamedTuple):
     """One message of a chat."""
 
     role: str
     content: str
 
 
-Prompt = str | tuple[Message, ...]
+Prompt = str | tuple[ChatMessage, ...]
 GivenPrompt = str | Sequence[Mapping[str, Any]]
 """A prompt as environments give it."""
 
@@ -39,7 +40,7 @@ def read_prompt(prompt: GivenPrompt, what: str = "the prompt of an item") -> Pro
 
     Example:
         >>> read_prompt([{"role": "user", "content": "7+8="}])
-        (Message(role='user', content='7+8='),)
+        (ChatMessage(role='user', content='7+8='),)
     """
     if isinstance(prompt, str):
         return _whole(prompt)
@@ -62,17 +63,17 @@ def text_of(prompt: Prompt) -> str:
     return prompt if isinstance(prompt, str) else "\n".join(turn.content for turn in prompt)
 
 
-def as_messages(said: Prompt) -> tuple[Message, ...]:
+def as_messages(said: Prompt) -> tuple[ChatMessage, ...]:
     """Return an observation as messages; a text becomes a message of the user."""
-    return (Message("user", said),) if isinstance(said, str) else said
+    return (ChatMessage("user", said),) if isinstance(said, str) else said
 
 
-def as_given(messages: Iterable[Message]) -> list[dict[str, str]]:
+def as_given(messages: Iterable[ChatMessage]) -> list[dict[str, str]]:
     """Return messages in the form that chat templates and other projects' functions take."""
     return [message._asdict() for message in messages]
 
 
-def _message(message: Any, what: str) -> Message:
+def _message(message: Any, what: str) -> ChatMessage:
     # In a table, a key that a message lacks is null.
     filled = (
         {key: value for key, value in message.items() if value is not None}
@@ -84,7 +85,7 @@ def _message(message: Any, what: str) -> Message:
             f"{what} must be a text, or messages of role and content, both text, "
             f"got {quoted(message)}; tool calls and images are not supported"
         )
-    return Message(_whole(filled["role"]), _whole(filled["content"]))
+    return ChatMessage(_whole(filled["role"]), _whole(filled["content"]))
 
 
 def _whole(text: str) -> str:

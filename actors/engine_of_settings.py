@@ -25,7 +25,7 @@ from .capacity import CacheMeter
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EnginePlacement:
     """The device of an engine, its seed, and its connections to the actor."""
 
     device: str
@@ -63,7 +63,7 @@ def make_engine(
         meter: Records the state of the KV cache; None = the state is not needed.
     """
     run = settings.run
-    place = Place(
+    place = EnginePlacement(
         device="cpu" if run.deterministic else engine_device(),
         seed=secrets.randbits(31),  # with equal seeds actors would sample equal texts of a prompt
         max_model_len=(
@@ -72,12 +72,12 @@ def make_engine(
         line=line,
         meter=meter,
     )
-    make: Callable[[Settings, Place], Engine]
+    make: Callable[[Settings, EnginePlacement], Engine]
     make = import_function(ENGINES[engine_of_this_process(settings).engine].make)
     return make(settings, place), place.device
 
 
-def make_torch_engine(settings: Settings, place: Place) -> Engine:
+def make_torch_engine(settings: Settings, place: EnginePlacement) -> Engine:
     """Return the small engine in torch."""
     from actors.engine.torch_engine import TorchOptions, torch_engine  # noqa: PLC0415 - torch
 
@@ -97,7 +97,7 @@ def make_torch_engine(settings: Settings, place: Place) -> Engine:
     return torch_engine(options)
 
 
-def make_vllm_engine(settings: Settings, place: Place) -> Engine:
+def make_vllm_engine(settings: Settings, place: EnginePlacement) -> Engine:
     """Return vLLM as an engine."""
     from actors.engine.vllm_engine import vllm_engine  # noqa: PLC0415 - vLLM
     from actors.engine.vllm_options import VllmOptions  # noqa: PLC0415 - vLLM

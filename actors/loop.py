@@ -38,7 +38,7 @@ from actors.environments.calls import EnvironmentSource
 from actors.episodes.environment_workers import EnvironmentWorkers
 from actors.episodes.heartbeat import PUNCTUALITY, Heartbeat
 from actors.episodes.held_leases import HeldLeases, SwapGate
-from actors.episodes.interfaces import Broker, Weights
+from actors.episodes.interfaces import BrokerApi, Weights
 from actors.episodes.maker import EpisodeMaker
 from actors.episodes.outbox import Outbox
 from actors.episodes.sampling import Sampling
@@ -55,7 +55,7 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, NyalaError, first_error
 from configs.settings import ActorSettings, RunSettings
 
-from .capacity import CacheMeter, Room, Tuner
+from .capacity import CacheMeter, ConcurrencyLimit, Tuner
 
 # --------------------------------------------------------------------------------------------------
 # Work that an event may end.
@@ -63,7 +63,7 @@ from .capacity import CacheMeter, Room, Tuner
 T = TypeVar("T")
 
 
-async def unless(work: Coroutine[Any, Any, T], event: Coroutine[Any, Any, object]) -> T | None:
+async def until_event(work: Coroutine[Any, Any, T], event: Coroutine[Any, Any, object]) -> T | None:
     """Return the result of work; or None if an event comes first, and the work is cancelled."""
     task, other = asyncio.create_task(work), asyncio.create_task(event)
     try:
@@ -92,7 +92,7 @@ DIRTY_PAUSE_S = 0.02  # a swap and its probe take tens of milliseconds
 log = structlog.get_logger()
 
 
-class Phase(StrEnum):
+class ActorPhase(StrEnum):
     """Phases of one incarnation."""
 
     JOIN = "join"
@@ -146,7 +146,7 @@ class ActorLoop:
         run: RunSettings,
         actors: ActorSettings,
         max_message_bytes: int,
-        broker: Broker,
+        broker: BrokerApi,
         engine: Engine,
         weights: Weights,
         gate: SwapGate,
@@ -172,10 +172,10 @@ class ActorLoop:
             group_wait_s: Longest wait of an episode for its group, where a reward judges it whole.
             give_up_s: Longest silence of the broker.
         """
-        self.phase, self._hello, self._prepare = Phase.JOIN, hello, prepare
+        self.phase, self._hello, self._prepare = ActorPhase.JOIN, hello, prepare
         self._stop, self._published = asyncio.Event(), asyncio.Event()
         self._is_broker_gone = False
-        self.room = Room(hello.capacity, group_size=run.group_size)
+        self.room = ConcurrencyLimit(hello.capacity, group_size=run.group_size)
         self._tuner = None if meter is None else Tuner(self.room, actors, meter)
         self._drain_s, self._give_up_s, self._group_wait_s = actors.drain_s, give_up_s, group_wait_s
         self._broker, self._engine, self._weights = broker, engine, weights
@@ -213,10 +213,10 @@ class ActorLoop:
         try:
             async with asyncio.TaskGroup() as tasks:
                 services: list[asyncio.Task[None]] = []
-                tools = await unless(self._start_up(tasks, services), self._stop.wait())
+                tools = await until_event(self._start_up(tasks, services), self._stop.wait())
                 if tools is not None:
                     services += self._start_work(tools, tasks)
-                    await unless(self._lease(tools), self._stop.wait())
+                    await until_event(self._lease(tools), self._stop.wait())
                     await self._drain()
                 for service in services:
                     service.cancel()
@@ -246,7 +246,7 @@ class ActorLoop:
         log.info("starting", stage="loading the engine")
         await self._engine.start()
         await _joined(joining)
-        self.phase = Phase.SYNC
+        self.phase = ActorPhase.SYNC
         log.info("starting", stage="waiting for weights")
         services.append(tasks.create_task(self._weights.run()))
         version = await self._weights.first_sync(await self._first_publication())
@@ -274,7 +274,7 @@ class ActorLoop:
     def _start_work(
         self, tools: EpisodeTools, tasks: asyncio.TaskGroup
     ) -> list[asyncio.Task[None]]:
-        self.phase = Phase.SERVING
+        self.phase = ActorPhase.SERVING
         self._environment.open(tools.environments)
         scorers = [
             self._scoring.score_episodes(tools.maker, environment, rewards)
@@ -311,7 +311,7 @@ class ActorLoop:
             await self._outbox.until_below(UNACKED_PER_SLOT * room.most)
             most, full_from = room.most, room.full_from
             if leases.num_active >= full_from:
-                await unless(leases.until_active_below(full_from), room.other_than(most))
+                await until_event(leases.until_active_below(full_from), room.other_than(most))
                 continue
             if self._weights.is_dirty:
                 await asyncio.sleep(DIRTY_PAUSE_S)
@@ -319,7 +319,7 @@ class ActorLoop:
             free, version = most - leases.num_active, self._engine.version
             request = LeaseRequest(free, version, takes_over=not is_grouped)
             # The broker decides by the version of the request: newer weights may be let in at once.
-            reply = await unless(self._ask(request), self._outdated(request.version, most))
+            reply = await until_event(self._ask(request), self._outdated(request.version, most))
             if reply is None:
                 continue
             self._see(reply.publication)
@@ -332,7 +332,7 @@ class ActorLoop:
                 await asyncio.sleep(reply.retry_after_s)
 
     async def _outdated(self, version: PolicyVersion, most: int) -> None:
-        await unless(self._weights.newer_than(version), self.room.other_than(most))
+        await until_event(self._weights.newer_than(version), self.room.other_than(most))
 
     async def _ask(self, request: LeaseRequest) -> LeaseReply:
         """Request leases and hold them at once: a drain that comes now releases them."""
@@ -342,10 +342,10 @@ class ActorLoop:
 
     async def _drain(self) -> None:
         """Finish episodes that have all their tokens, release the others."""
-        self.phase = Phase.DRAINING
+        self.phase = ActorPhase.DRAINING
         log.info("draining", in_flight=self._leases.num_active, unacked=len(self._outbox))
         is_gone = self._broker.until_gone(GONE_SHARE * self._drain_s)
-        if not await unless(self._give_back(), is_gone):
+        if not await until_event(self._give_back(), is_gone):
             self._is_broker_gone = True
             log.info("the broker has gone first", leases_left_to_expire=len(self._leases))
 
@@ -376,7 +376,7 @@ class ActorLoop:
 
     async def _leave(self, tools: EpisodeTools | None, *, has_failed: bool) -> None:
         """Release what is left, send BYE, and end the engine and the rewards' processes."""
-        self.phase = Phase.BYE
+        self.phase = ActorPhase.BYE
         if not self._is_broker_gone:
             with suppress(TimeoutError, NyalaError):
                 async with asyncio.timeout(LEAVE_S):

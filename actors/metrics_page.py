@@ -11,7 +11,7 @@ from configs.metrics import CARD_METRICS, LOOP_STALLED_S, Cards, Health, Metric,
 from configs.metrics_serving import serving
 from configs.settings import Settings
 
-from .loop import ActorLoop, Phase
+from .loop import ActorLoop, ActorPhase
 
 TOKENS = Metric("nyala_actor_sampled_tokens_total", "counter", "tokens", "Sampled tokens.")
 FINISHED = Metric(
@@ -144,8 +144,8 @@ class ActorPage:
 
     def _waits_for(self) -> str | None:
         loop = self._loop
-        if loop.phase is not Phase.SERVING:
-            return {Phase.JOIN: "its start", Phase.SYNC: "its first weights"}.get(
+        if loop.phase is not ActorPhase.SERVING:
+            return {ActorPhase.JOIN: "its start", ActorPhase.SYNC: "its first weights"}.get(
                 loop.phase, "its end"
             )
         if self._receiver.is_dirty:

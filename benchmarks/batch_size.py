@@ -21,8 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from actors.capacity import LOOK_S, CacheMeter, Room, Seen, Tuner, leases_for
-from actors.engine.engine import Request
+from actors.capacity import LOOK_S, ActorCounts, CacheMeter, ConcurrencyLimit, Tuner, leases_for
+from actors.engine.engine import GenerationRequest
 from actors.engine.threaded import ThreadedEngine
 from actors.engine.vllm_engine import vllm_engine
 from actors.engine.vllm_options import VllmOptions
@@ -52,15 +52,15 @@ BRIEF, FULL = Extent(2.0, 20.0, 3), Extent(8.0, 150.0, 9)
 class Generator:
     """Keeps an engine's places busy, as an actor does."""
 
-    def __init__(self, engine: ThreadedEngine, room: Room) -> None:
+    def __init__(self, engine: ThreadedEngine, room: ConcurrencyLimit) -> None:
         self._engine, self.room = engine, room
         self._chance = random.Random(0)
         self._running: set[str] = set()
         self._begun = 0
         self.tokens = 0
 
-    def seen(self) -> Seen:
-        return Seen(self.tokens, len(self._running), self._begun - len(self._running))
+    def seen(self) -> ActorCounts:
+        return ActorCounts(self.tokens, len(self._running), self._begun - len(self._running))
 
     async def run(self) -> None:
         """Generate until cancelled."""
@@ -75,11 +75,11 @@ class Generator:
         missing = self.room.most - len(self._running)
         self._engine.submit([self._request() for _ in range(missing)])
 
-    def _request(self) -> Request:
+    def _request(self) -> GenerationRequest:
         self._begun += 1
         self._running.add(str(self._begun))
         prompt = tuple(self._chance.randrange(3, 20) for _ in range(PROMPT_TOKENS))
-        return Request(str(self._begun), prompt, self._chance.randint(*LENGTHS), 1.0, ())
+        return GenerationRequest(str(self._begun), prompt, self._chance.randint(*LENGTHS), 1.0, ())
 
 
 async def measure(
@@ -95,7 +95,7 @@ async def measure(
     )
     engine = vllm_engine(options, meter=meter)
     await engine.start()
-    generator = Generator(engine, Room(NUMBERS[0], group_size=1))
+    generator = Generator(engine, ConcurrencyLimit(NUMBERS[0], group_size=1))
     work = asyncio.create_task(generator.run())
     sweep: dict[int, list[float]] = {number: [] for number in NUMBERS}
     evicted = dict.fromkeys(NUMBERS, 0)

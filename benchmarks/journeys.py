@@ -70,7 +70,7 @@ buffer/lua/lib/keys.lua  has the names of all keys
 
 # An actor leases it
 actors.loop:ActorLoop._lease  asks for as many tasks as there is room for
-actors.capacity:Room  says how many episodes at a time
+actors.capacity:ConcurrencyLimit  says how many episodes at a time
 actors.loop:ActorLoop._ask  holds the leases as soon as they come
 broker.client:BrokerClient.lease  names the requests that it gave up
 broker.client:BrokerClient._call  numbers the request, and bounds its time
@@ -83,7 +83,7 @@ broker.protocol.codec:header_of  reads sender and kind, before anything is decod
 broker.transport.allow_list:AllowList.member  finds whose key it is
 broker.server.liveness:Liveness.observe  finds the actor
 broker.server.flow_control:RequestLimiter.admit  refuses it where its key has its share
-broker.server.lanes:Lane.offer  starts it, or lets it wait its turn
+broker.server.lanes:RequestLane.offer  starts it, or lets it wait its turn
 broker.server.dispatch:Dispatcher._request  decodes and answers it in a task of its own
 broker.protocol.codec:decode  reads and checks the frame
 broker.server.validation:check_permission  checks what the key may ask
@@ -136,7 +136,7 @@ actors.engine.torch_engine:RowCache  keys and values of the rows
 actors.engine.torch_engine:MaskForm  what each token sees
 actors.engine.torch_engine:TorchStepper._sample  draws the tokens, and keeps their log-probs
 actors.engine.torch_engine:own_draws  by numbers of its own
-actors.engine.torch_engine:Row.take  ends what is long enough
+actors.engine.torch_engine:CachedRequest.take  ends what is long enough
 actors.engine.vllm_engine:VllmStepper.admit  the same with vLLM
 actors.engine.vllm_engine:CoreRequests.add  hands the request to vLLM's core
 actors.engine.vllm_private:new_request  in the core's own form
@@ -163,7 +163,7 @@ actors.rewards.process:RewardProcess._call  asks the process of the function
 actors.rewards.channel:Channel.send  over a socket
 actors.rewards.frames:pack_frame  as one message
 configs.child:as_frame  with its length before it
-actors.rewards.worker:Caller.judge  calls the function in that process
+actors.rewards.worker:RewardCaller.judge  calls the function in that process
 actors.rewards.functions:call_batch  by the form that it has
 actors.episodes.scoring:Scoring._submit  makes the record
 actors.episodes.maker:EpisodeMaker.episode  all that is known of the episode
@@ -217,7 +217,7 @@ learner.training.step:train_batch  prepares the batch, and makes its optimizer s
 learner.training.preparation:prepare  passes without a gradient, where the settings need any
 learner.training.step:accumulate  one forward and backward pass
 learner.model.policy:Policy.forward  scores the tokens
-learner.model.sequence_parallel:Cut  this rank's part of them
+learner.model.sequence_parallel:SequenceSplit  this rank's part of them
 learner.model.attention:run_trunk  runs the model up to its last states
 learner.model.attention:attend  each sequence attends to itself and its prompt
 learner.model.tensor_parallel:local_parameters  the output layer as plain tensors
@@ -225,14 +225,14 @@ learner.model.output_layer:score_tokens  chooses a way by whether the loss is a 
 learner.model.output_layer:ScoresWithLoss.forward  computes loss and gradient while logits are there
 learner.model.logits:chunks  the logits of some tokens at a time
 learner.model.logits:Softmax.prepare  at the temperature of sampling
-learner.model.logits:Chunk.statistics  log-probs and entropies
+learner.model.logits:LogitChunk.statistics  log-probs and entropies
 learner.model.logits:VocabularyPart.merge  over the ranks that divide the vocabulary
 learner.algorithm.losses:policy_loss  advantage x correction x surrogate
 learner.algorithm.losses:behaviour  the policy that ratios are measured from
 learner.algorithm.microbatch:Segments  sums over the tokens of an episode
 learner.algorithm.corrections:tis  the correction of the default settings
 learner.algorithm.surrogates:clip  and their surrogate
-learner.model.logits:Chunk.differentiate  puts the gradient in the place of the logits
+learner.model.logits:LogitChunk.differentiate  puts the gradient in the place of the logits
 learner.model.logits:Gradients.add  adds it up for states and weights
 learner.model.output_layer:ScoresWithLoss.backward  gives it to autograd, which does the rest
 """
@@ -243,14 +243,14 @@ learner.training.optimizer:ScheduledOptimizer.step  changes the parameters
 learner.loop:Loop._publish  begins to publish them, beside training
 learner.weights.background_publish:BackgroundPublisher.start  in a thread
 learner.weights.publish:WeightPublisher.publish  gathers, seals and announces
-learner.weights.memory:Slots.acquire  takes a slot of shared memory
+learner.weights.memory:WeightSlots.acquire  takes a slot of shared memory
 learner.weights.gather:gather  writes the tensors there, whole
 learner.weights.layout:published  in their order
 learner.weights.probe:PolicyProbe.__call__  scores some tokens, to compare engines with
 learner.model.policy:probe_scores  by a forward pass
 broker.protocol.manifest:digest_of  the digest that every receiver checks
 learner.weights.publish:WeightPublisher._announce  from here on, others see it
-learner.weights.memory:Slots.seal  offers the slot
+learner.weights.memory:WeightSlots.seal  offers the slot
 broker.weights.seal:Seal  a number that tells whether a slot is being written
 learner.weights.sidecar:Sidecar.wake  a byte on the pipe of the publisher's process
 
@@ -384,7 +384,7 @@ learner.reporting.metrics_page:LearnerPage.values  read when somebody asks
 learner.reporting.metrics_page:LearnerPage.serving  while the learner runs
 configs.metrics_serving:serving  where the settings name an address
 configs.metrics_server:MetricsServer._answer  answers a GET of /metrics
-configs.metrics_server:_Page.collect  with all that the page has
+configs.metrics_server:_FiguresCollector.collect  with all that the page has
 configs.metrics_server:_family  in Prometheus' form
 """
 

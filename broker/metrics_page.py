@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from broker.server.dispatch import Components
+from broker.server.dispatch import BrokerComponents
 from buffer import operations
-from buffer.operations.values import Memory, Stats
+from buffer.operations.values import RedisMemory, Stats
 from buffer.store import AsyncStore
 from configs.errors import StoreError
 from configs.fleet import first_wanted
@@ -117,11 +117,11 @@ METRICS = (
 class BrokerPage:
     """Figures and health of one broker; read from the threads of the HTTP server."""
 
-    def __init__(self, parts: Components, store: AsyncStore, settings: Settings) -> None:
+    def __init__(self, parts: BrokerComponents, store: AsyncStore, settings: Settings) -> None:
         self._parts, self._store, self._settings = parts, store, settings
         self._admitted = max_units_in_flight(settings.run, settings.buffer)
         self._stats: Stats | None = None
-        self._memory = Memory(0, 0)
+        self._memory = RedisMemory(0, 0)
         self._wanted = first_wanted(settings).actors
         self._waits_for: str | None = "its start"
         self._pulse = Pulse(LOOP_STALLED_S)
@@ -171,7 +171,7 @@ class BrokerPage:
             try:
                 self._stats = await self._store.run(operations.stats())
                 self._memory = await self._store.run(operations.memory())
-                shown = await self._store.run(operations.shown())
+                shown = await self._store.run(operations.read_run_snapshot())
                 self._wanted = _wanted_in(shown) or self._wanted
                 is_recovering = self._stats.state == "RECOVERING"
                 self._waits_for = "the recovery of its store" if is_recovering else None
@@ -184,7 +184,7 @@ class _Batch(msgspec.Struct):
     actors_wanted: int | None = None
 
 
-class _Bulletin(msgspec.Struct):
+class _SnapshotBatches(msgspec.Struct):
     batches: list[_Batch]
 
 
@@ -193,7 +193,7 @@ def _wanted_in(bulletin: bytes | None) -> int | None:
     if bulletin is None:
         return None
     try:
-        batches = msgspec.json.decode(bulletin, type=_Bulletin).batches
+        batches = msgspec.json.decode(bulletin, type=_SnapshotBatches).batches
     except msgspec.DecodeError:  # of a learner of another version
         return None
     return batches[-1].actors_wanted if batches else None

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from configs.settings import BufferSettings, RunSettings
 
-from .operations.values import ActorSeen, Closed, Memory, Stats
+from .operations.values import ActorSeen, LeasingPauses, RedisMemory, Stats
 
 RUNNING = "RUNNING"
 NAMED = 3  # suspended keys in one text
@@ -18,8 +18,8 @@ NAMED = 3  # suspended keys in one text
 def why_nobody_samples(
     stats: Stats,
     actors: Iterable[ActorSeen],
-    memory: Memory,
-    closed: Closed,
+    memory: RedisMemory,
+    closed: LeasingPauses,
     *,
     folder: object,
     heartbeat_timeout_s: float,
@@ -106,7 +106,7 @@ def groups_in_flight(stats: Stats, run: RunSettings, buffer: BufferSettings) -> 
     }
 
 
-def closed_lines(closed: Closed, folder: object) -> list[str]:
+def closed_lines(closed: LeasingPauses, folder: object) -> list[str]:
     """Write a line with reason and remedy for a pause of the run and for each suspended key.
 
     Args:

@@ -24,7 +24,7 @@ from buffer.client.errors import asking, explain
 from buffer.client.scripts import LoadScript, load_script
 from buffer.client.server_identity import Admits, ServerIdentity
 from buffer.operations.keys import incoming_key, run_prefix
-from buffer.operations.operation import Call, Fetch, Operation, Reply
+from buffer.operations.operation import Fetch, Operation, Reply, ScriptCall
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class Store:
         except redis.RedisError as error:
             raise explain(error, operation.name, self._place) from error
 
-    def _ask(self, call: Call | Fetch) -> Reply:
+    def _ask(self, call: ScriptCall | Fetch) -> Reply:
         if isinstance(call, Fetch):
             return self._client.mget([self._prefix + key for key in call.keys])
         script = self._scripts(call.script)
@@ -92,7 +92,7 @@ class Store:
         except exceptions.NoScriptError:
             return self._evaluate(("EVAL", script.source), call)
 
-    def _evaluate(self, script: tuple[str, str], call: Call) -> Reply:
+    def _evaluate(self, script: tuple[str, str], call: ScriptCall) -> Reply:
         command = (*script, 1, self._prefix, *call.arguments)
         if not call.records:
             return self._client.execute_command(*command)  # type: ignore[no-untyped-call]
@@ -149,7 +149,7 @@ class AsyncStore:
             except redis.RedisError as error:
                 raise explain(error, operation.name, self._place) from error
 
-    async def _ask(self, call: Call | Fetch) -> Reply:
+    async def _ask(self, call: ScriptCall | Fetch) -> Reply:
         if isinstance(call, Fetch):
             keys = (self._prefix + key for key in call.keys)
             return _last(await self._connections.calls.ask(("MGET", *keys)))
@@ -159,7 +159,7 @@ class AsyncStore:
         except exceptions.NoScriptError:
             return await self._evaluate(("EVAL", script.source), call)
 
-    async def _evaluate(self, script: tuple[str, str], call: Call) -> Reply:
+    async def _evaluate(self, script: tuple[str, str], call: ScriptCall) -> Reply:
         command = (*script, 1, self._prefix, *call.arguments)
         if not call.records:
             return _last(await self._connections.calls.ask(command))

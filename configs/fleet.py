@@ -50,7 +50,7 @@ MOST_AT_ONCE = 16.0  # times as many: what a clock that jumped may cost for two 
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class FleetMeasurements:
     """Measurements over the last minutes of a run. Producer: the learner."""
 
     actors: float
@@ -66,7 +66,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedActors:
     """The number of actors that the run wants. Consumers: metrics, displays, what starts actors."""
 
     actors: int
@@ -75,14 +75,16 @@ class Wanted:
     """When the number changed last, by the caller's clock."""
 
 
-def first_wanted(settings: AllTables) -> Wanted:
+def first_wanted(settings: AllTables) -> WantedActors:
     """Return the number of actors before anything is measured."""
     least = settings.fleet.min_actors
     name = "fleet.min_actors" if settings.actors.count < least else "actors.count"
     return _bounded(max(least, settings.actors.count), f"nothing is measured yet: {name}", settings)
 
 
-def next_wanted(before: Wanted, measured: Measured, settings: AllTables, *, now_s: float) -> Wanted:
+def next_wanted(
+    before: WantedActors, measured: FleetMeasurements, settings: AllTables, *, now_s: float
+) -> WantedActors:
     """Return the number of actors wanted after a batch; mostly it stays as it was.
 
     Args:
@@ -106,9 +108,9 @@ def next_wanted(before: Wanted, measured: Measured, settings: AllTables, *, now_
     is_more = is_starved and held_s >= MORE_AFTER_S
     is_fewer = is_ample and held_s >= FEWER_AFTER_S
     if is_beyond or is_more or is_fewer:
-        return Wanted(goal.actors, goal.reason, now_s)
+        return WantedActors(goal.actors, goal.reason, now_s)
     kept = goal.reason if goal.actors == before.actors else why
-    return Wanted(before.actors, kept, before.since_s)
+    return WantedActors(before.actors, kept, before.since_s)
 
 
 def actors_to_feed(actors: float, *, span_s: float, least_s: float) -> int:
@@ -146,7 +148,7 @@ def bounds_on_actors(settings: AllTables) -> list[tuple[int, str]]:
     return bounds
 
 
-def _bounded(actors: int, why: str, settings: AllTables) -> Wanted:
+def _bounded(actors: int, why: str, settings: AllTables) -> WantedActors:
     """Keep a number within all bounds; the reason names the one that it met."""
     fleet = settings.fleet
     for bound, name in bounds_on_actors(settings):
@@ -154,7 +156,7 @@ def _bounded(actors: int, why: str, settings: AllTables) -> Wanted:
             actors, why = bound, f"{why}; {actors} but for {name}"
     if actors < fleet.min_actors:
         actors, why = fleet.min_actors, f"{why}; {actors} but for fleet.min_actors"
-    return Wanted(actors, why)
+    return WantedActors(actors, why)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -212,7 +214,7 @@ class Meter:
             )
         self._looked_at, self._busy, self._version_s = now_s, dict(busy), version_s
 
-    def batch(self, *, wait_s: float, span_s: float) -> Measured | None:
+    def batch(self, *, wait_s: float, span_s: float) -> FleetMeasurements | None:
         """Take a batch, and measure; None as long as too little is known.
 
         Args:
@@ -229,7 +231,7 @@ class Meter:
         if not span_s or not looked_s or not known_s:
             return None
         wait_s = self._total("wait_s")
-        return Measured(
+        return FleetMeasurements(
             actors=self._total("actor_s") / looked_s,
             busy=self._total("busy_s") / known_s,
             idle=wait_s / span_s,

@@ -14,7 +14,7 @@ MAX_READ_BYTES = 4 * 2**20  # of one look: bounds memory when a log has grown hu
 MAX_LINE_BYTES = MAX_READ_BYTES  # no line of ours is so long: what is longer comes in pieces
 
 
-class Follower:
+class LineFollower:
     """Reads whole lines in the order of the file, and goes on where it stopped.
 
     A line that is being written waits for its end. A file that was renamed is read to its end
@@ -104,11 +104,11 @@ class Follower:
         return True
 
 
-class JsonLines:
+class JsonLinesFollower:
     """Reads the objects that were added since the last look; other text is skipped."""
 
     def __init__(self, path: Path) -> None:
-        self._lines = Follower(path)
+        self._lines = LineFollower(path)
 
     @property
     def num_files(self) -> int:

@@ -69,7 +69,7 @@ class MetricsServer:
     ) -> None:
         self._health = health
         self._registry = CollectorRegistry()  # vLLM's own is the global one
-        self._registry.register(_Page(metrics, read, health))
+        self._registry.register(_FiguresCollector(metrics, read, health))
         ProcessCollector(registry=self._registry)
         self._labels = labels
         self._server = _listen(setting, endpoint, self._answer, or_any_port=or_any_port)
@@ -120,7 +120,7 @@ class MetricsServer:
                 return HTTPStatus.NOT_FOUND, "text/plain", b"/metrics, /livez, /readyz\n"
 
 
-class _Page(Collector):
+class _FiguresCollector(Collector):
     """The figures of a role as Prometheus' families."""
 
     def __init__(

@@ -81,7 +81,7 @@ def missing(path: Path | str) -> str:
     )
 
 
-def load_own(name: str, *, setting: str, kind: str) -> Any:
+def load_user_code(name: str, *, setting: str, kind: str) -> Any:
     """Import the object that `name` names; its module is run.
 
     Args:
@@ -113,17 +113,17 @@ def explain(error: BaseException) -> str:
     Example:
         ZeroDivisionError: division by zero, at rewards.py:7: `return 1 / n`
     """
-    place = own_place(traceback.extract_tb(error.__traceback__))
+    place = user_code_place(traceback.extract_tb(error.__traceback__))
     return f"{type(error).__name__}: {error}{', at ' if place else ''}{place}"
 
 
-def own_place(stack: Iterable[traceback.FrameSummary]) -> str:
+def user_code_place(stack: Iterable[traceback.FrameSummary]) -> str:
     """Name the innermost line of a stack in the user's code, or nothing."""
-    frames = [frame for frame in stack if _is_own(frame.filename)]
+    frames = [frame for frame in stack if _is_user_code(frame.filename)]
     return f"{frames[-1].filename}:{frames[-1].lineno}: `{frames[-1].line}`" if frames else ""
 
 
-def _is_own(file: str) -> bool:
+def _is_user_code(file: str) -> bool:
     return (
         Path(file).is_file()
         and not Path(file).is_relative_to(sys.base_prefix)

@@ -12,7 +12,7 @@ from pydantic import model_validator
 
 from configs.tables.actors import ActorSettings, FleetSettings
 from configs.tables.algorithm import AlgorithmSettings, CriticSettings, RewardSettings
-from configs.tables.base import Table
+from configs.tables.base import SettingsTable
 from configs.tables.broker import BrokerSettings
 from configs.tables.buffer import BufferSettings, ReplaySettings
 from configs.tables.learner import GuardSettings, LearnerSettings, ParallelSettings
@@ -37,7 +37,7 @@ __all__ = [
     "RewardSettings",
     "RunSettings",
     "Settings",
-    "Table",
+    "SettingsTable",
     "TrackerSettings",
 ]
 

@@ -214,7 +214,7 @@ class Granted(Leased, Protocol):
         ...
 
 
-class Phase(StrEnum):
+class EpisodePhase(StrEnum):
     """Work of an actor on an episode, in its order; `judge` may lead back to `sample`."""
 
     ENVIRONMENT = "environment"
@@ -231,14 +231,14 @@ class Phase(StrEnum):
     """As `submit`, of a report that the episode could not be made."""
 
 
-class Life:
+class LeaseTrace:
     """The phases of an episode under one lease, in an actor; one ends where the next begins.
 
     Example:
-        life = trace_life(lease.task_id, lease.fence)
-        life.enter(Phase.SAMPLE, turn=0)
+        life = begin_lease_trace(lease.task_id, lease.fence)
+        life.enter(EpisodePhase.SAMPLE, turn=0)
         life.note(tokens=17)
-        life.enter(Phase.JUDGE)
+        life.enter(EpisodePhase.JUDGE)
         life.end("lost")  # after which nothing more comes of this lease
     """
 
@@ -246,11 +246,11 @@ class Life:
 
     def __init__(self, lease: SpanAddress | None, of_all: Attributes) -> None:
         self._lease, self._of_all = lease, of_all
-        self._phase: Phase | None = None
+        self._phase: EpisodePhase | None = None
         self._began_ns = 0
         self._attributes: dict[str, str | int | float | bool] = {}
 
-    def enter(self, phase: Phase, **attributes: str | float) -> None:
+    def enter(self, phase: EpisodePhase, **attributes: str | float) -> None:
         """End the current phase and begin another."""
         if self._lease is None:
             return
@@ -279,21 +279,21 @@ class Life:
             self._began_ns,
             max(now_ns, self._began_ns),  # somebody may set the clock back
             {**self._of_all, **self._attributes},
-            is_error=self._phase is Phase.FAIL,
+            is_error=self._phase is EpisodePhase.FAIL,
         )
         TRACES.put(span)
 
 
-UNTRACED = Life(None, {})
+UNTRACED = LeaseTrace(None, {})
 """That of all episodes without a trace."""
 
 
-def trace_life(task_id: int, fence: int) -> Life:
+def begin_lease_trace(task_id: int, fence: int) -> LeaseTrace:
     """Begin the life of an episode in an actor."""
     trace_id = TRACES.of(task_id)
     if trace_id is None:
         return UNTRACED
-    return Life(lease_of(trace_id, fence), {"task": task_id, "fence": fence})
+    return LeaseTrace(lease_of(trace_id, fence), {"task": task_id, "fence": fence})
 
 
 def trace_created(task_ids: Iterable[int], *, began_ns: int) -> None:

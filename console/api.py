@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import DeadlineError, NyalaError, SettingsError
-from configs.json_lines import Follower, read_rows
+from configs.json_lines import LineFollower, read_rows
 from console.live.stop import stop_limit_s, stop_run
 from console.run.own_files import resolve
 from console.run.process_guard import ProcessGuard
@@ -274,7 +274,7 @@ class Run:
             NyalaError: The run has failed or was stopped; the text has the reason.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        log = None if self._process is None or quiet else Follower(self._process.log)
+        log = None if self._process is None or quiet else LineFollower(self._process.log)
         while self.is_running:
             if deadline is not None and time.monotonic() > deadline:
                 raise DeadlineError(
@@ -307,7 +307,7 @@ class Run:
             )
 
 
-def _print_new(log: Follower | None) -> None:
+def _print_new(log: LineFollower | None) -> None:
     """Print the whole lines that a log has got since the last call."""
     while log is not None and (lines := log.read()):
         print(b"".join(lines).decode(errors="replace"), end="")

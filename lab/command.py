@@ -39,7 +39,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class ChaosOptions:
     """The options of one `nyala chaos`."""
 
     config: Path | None
@@ -106,7 +106,7 @@ def chaos(  # noqa: PLR0917 - typer calls it by name
 
     Example: `nyala chaos --only actor-kill`
     """
-    choices = Choices(
+    choices = ChaosOptions(
         config,
         tuple(overrides or ()),
         tuple(only or ()),
@@ -146,7 +146,7 @@ def chosen(only: Sequence[str], faults: tuple[Fault, ...] = FAULTS) -> tuple[Fau
     return tuple(by_name[name] for name in only) if only else faults
 
 
-def run_chaos(choices: Choices) -> int:
+def run_chaos(choices: ChaosOptions) -> int:
     """Carry `nyala chaos` out and return the exit code: 0 if all invariants held, else 1.
 
     Raises:
@@ -166,7 +166,7 @@ def run_chaos(choices: Choices) -> int:
     return 0 if all(row.holds for row in _with_bar(plan, console)) else 1
 
 
-def _plan(choices: Choices) -> Plan:
+def _plan(choices: ChaosOptions) -> Plan:
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     folder = (choices.out or Path("runs") / f"chaos-{stamp}").expanduser().resolve()
     if folder.exists():
@@ -186,7 +186,7 @@ def _columns() -> tuple[ProgressColumn, ...]:
     )
 
 
-def _long(choices: Choices, plan: Plan, console: Console) -> bool:
+def _long(choices: ChaosOptions, plan: Plan, console: Console) -> bool:
     """Sweep the matrix with other seeds, then let actors die for whole runs."""
     holds = True
     for seed in range(SWEEPS):
@@ -209,7 +209,7 @@ def _endure(minutes: float, seed: int, plan: Plan, console: Console) -> bool:
     return result.holds
 
 
-def _kill_runs(choices: Choices, plan: Plan, console: Console) -> None:
+def _kill_runs(choices: ChaosOptions, plan: Plan, console: Console) -> None:
     """Let actors die for whole runs."""
     kills = KillPlan(
         plan.folder / "kill-run",

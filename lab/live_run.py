@@ -60,7 +60,7 @@ SMALL = (
 """The default run: tiny.yaml, long episodes, short leases."""
 
 
-class Stuck(NyalaError):
+class ExpectationFailed(NyalaError):
     """An expected consequence of a fault did not come."""
 
 
@@ -118,7 +118,7 @@ class LiveRun:
         """Start the run and wait until it trains.
 
         Raises:
-            Stuck: The run does not train.
+            ExpectationFailed: The run does not train.
         """
         self._up.start()
         self.until(lambda: self.pids("broker") and self.folder.redis_url.exists(), "start", START_S)
@@ -167,7 +167,7 @@ class LiveRun:
         """List the live processes of `redis`, `broker`, `learner` or `publisher`."""
         leader = self._up.pid
         if leader is None or self._up.poll() is not None:
-            raise Stuck(f"`nyala up` must run, got its end; its log is {self.log}")
+            raise ExpectationFailed(f"`nyala up` must run, got its end; its log is {self.log}")
         return sorted(pid for pid, words in descendants(leader).items() if plays(role, words))
 
     @property
@@ -198,7 +198,7 @@ class LiveRun:
         """Wait without pauses until the next checkpoint is on disk; its commit follows at once.
 
         Raises:
-            Stuck: No checkpoint comes.
+            ExpectationFailed: No checkpoint comes.
         """
         newest = self.folder.newest_checkpoint()
         self._catch(lambda: self.folder.newest_checkpoint() != newest, "a checkpoint")
@@ -207,7 +207,7 @@ class LiveRun:
         """Wait until the next checkpoint is being written, without pauses.
 
         Raises:
-            Stuck: No checkpoint is written.
+            ExpectationFailed: No checkpoint is written.
         """
         self._catch(lambda: not self.is_saving, "the end of a save")
         self._catch(lambda: self.is_saving, "a checkpoint that is being written")
@@ -222,7 +222,9 @@ class LiveRun:
         deadline = time.monotonic() + STALL_S
         while not condition():
             if time.monotonic() > deadline:
-                raise Stuck(f"{what} must come within {STALL_S:g} s; the log is {self.log}")
+                raise ExpectationFailed(
+                    f"{what} must come within {STALL_S:g} s; the log is {self.log}"
+                )
 
     def until(
         self,
@@ -240,7 +242,7 @@ class LiveRun:
             look: Called before each try.
 
         Raises:
-            Stuck: The condition did not come.
+            ExpectationFailed: The condition did not come.
         """
         deadline = time.monotonic() + limit_s
         while True:
@@ -248,7 +250,11 @@ class LiveRun:
             if condition():
                 return
             if self._up.poll() is not None:
-                raise Stuck(f"{what} must come, got the end of `nyala up`; its log is {self.log}")
+                raise ExpectationFailed(
+                    f"{what} must come, got the end of `nyala up`; its log is {self.log}"
+                )
             if time.monotonic() > deadline:
-                raise Stuck(f"{what} must come within {limit_s:g} s; the logs are in {self.log}")
+                raise ExpectationFailed(
+                    f"{what} must come within {limit_s:g} s; the logs are in {self.log}"
+                )
             self.sleep(POLL_S)

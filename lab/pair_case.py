@@ -24,14 +24,14 @@ from configs.worker import Worker
 
 from .fault_case import Fault, FaultCase
 from .faults import clock_jumps, network, processes, stores
-from .live_run import STALL_S, LiveRun, Stuck
+from .live_run import STALL_S, ExpectationFailed, LiveRun
 from .task_trace import TaskTrace
 
 END_S = 10.0  # until the thread of a fault that was given up has ended
 LONGEST_S = 3 * STALL_S  # of one fault, with its preparation and recovery
 
 
-class Turns:
+class TurnLock:
     """Lets one of several threads run at a time; the turn passes while it sleeps."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Turns:
         """Sleep, and let the other threads run meanwhile.
 
         Raises:
-            Stuck: The faults were given up.
+            ExpectationFailed: The faults were given up.
         """
         self._turn.release()
         try:
@@ -56,7 +56,7 @@ class Turns:
         finally:
             self._turn.acquire()
         if self._is_over:
-            raise Stuck("a pair must be waited for, got its end from outside")
+            raise ExpectationFailed("a pair must be waited for, got its end from outside")
 
     def end(self) -> None:
         """Let no thread go on, because its changes of the run would not be undone."""
@@ -64,7 +64,7 @@ class Turns:
 
 
 @dataclass(slots=True)
-class Meeting:
+class PairProgress:
     """Progress of the two faults of a pair."""
 
     prepared: int = 0
@@ -75,16 +75,18 @@ class Meeting:
         """Raise in one thread when the other has failed.
 
         Raises:
-            Stuck: The other fault has failed.
+            ExpectationFailed: The other fault has failed.
         """
         if self.failure is not None:
-            raise Stuck(f"the other fault of the pair must end well, got: {self.failure}")
+            raise ExpectationFailed(
+                f"the other fault of the pair must end well, got: {self.failure}"
+            )
 
 
 class PairCase(FaultCase):
     """One fault of a pair: begins and recovers together with the other."""
 
-    def __init__(self, run: LiveRun, meeting: Meeting, *, delay_s: float) -> None:
+    def __init__(self, run: LiveRun, meeting: PairProgress, *, delay_s: float) -> None:
         """Prepare.
 
         Args:
@@ -129,9 +131,9 @@ def inject_both(case: FaultCase, first: Fault, second: Fault, *, delay_s: float)
         delay_s: Time from the first to the second; negative if the second comes first.
 
     Raises:
-        Stuck: The run did not come back.
+        ExpectationFailed: The run did not come back.
     """
-    run, turns, meeting = case.run, Turns(), Meeting()
+    run, turns, meeting = case.run, TurnLock(), PairProgress()
     cases = (
         PairCase(run, meeting, delay_s=max(0.0, -delay_s)),
         PairCase(run, meeting, delay_s=max(0.0, delay_s)),
@@ -158,7 +160,9 @@ def inject_both(case: FaultCase, first: Fault, second: Fault, *, delay_s: float)
         for worker in workers:
             worker.join(LONGEST_S)
             if worker.is_alive:
-                raise Stuck(f"a pair must end within {LONGEST_S:g} s; the log is {run.log}")
+                raise ExpectationFailed(
+                    f"a pair must end within {LONGEST_S:g} s; the log is {run.log}"
+                )
     finally:
         turns.end()
         for worker in workers:

@@ -15,7 +15,7 @@ from buffer.operations.values import TaskSeen
 
 
 @dataclass(slots=True)
-class Growth:
+class TokenGrowth:
     """Growth of a task's stored tokens before the fault."""
 
     first_at: float
@@ -40,13 +40,15 @@ class Observer:
             snapshot_s: Pause between an actor's snapshots, after which tokens are sent.
         """
         self._snapshot_s = snapshot_s
-        self._growth: dict[int, Growth] = {}
+        self._growth: dict[int, TokenGrowth] = {}
 
     def note(self, seen: Iterable[TaskSeen], now: float) -> None:
         """Note the stored tokens of all leased tasks."""
-        kept: dict[int, Growth] = {}
+        kept: dict[int, TokenGrowth] = {}
         for task in seen:
-            growth = self._growth.get(task.task_id) or Growth(now, task.length, now, task.length)
+            growth = self._growth.get(task.task_id) or TokenGrowth(
+                now, task.length, now, task.length
+            )
             if task.length > growth.last:
                 growth.last, growth.grew_at = task.length, now
             kept[task.task_id] = growth

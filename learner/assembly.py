@@ -50,11 +50,11 @@ from learner.training.critic import Critic, make_critic
 from learner.training.guards import Guard
 from learner.training.optimizer import Schedule, ScheduledOptimizer
 from learner.weights.layout import DTYPES
-from learner.weights.log import Sent
+from learner.weights.log import VersionDelivery
 from learner.weights.probe import NUM_TOKENS, PolicyProbe
 from learner.weights.publish import FollowerPublisher, WeightPublisher
 
-from .coordinator import Components, Coordinator, Follower
+from .coordinator import Coordinator, FollowerRank, RankComponents
 from .loop import Loop
 from .rank_zero import RankZero
 from .stopping import SHARE_TO_END, Leave
@@ -102,7 +102,7 @@ def run_learner(settings: Settings, stopping: threading.Event, leave: Leave | No
         )
         try:
             log.info("starting", stage="waiting for episodes")
-            components = Components(
+            components = RankComponents(
                 run=settings.run,
                 learner=settings.learner,
                 algorithm=settings.algorithm,
@@ -242,7 +242,7 @@ def _follow(
     run = settings.run
     records = Records(store, run, settings.buffer, settings.rewards)
     publisher = FollowerPublisher(policy.causal_lm, run, probe=_probe(run, policy))
-    return Follower(ranks, records, start, under_way), publisher
+    return FollowerRank(ranks, records, start, under_way), publisher
 
 
 def load_policy(
@@ -348,7 +348,7 @@ def make_publisher(
     policy: Policy,
     ledger: Ledger,
     *,
-    on_delivered: Callable[[Sent], None] = lambda _: None,
+    on_delivered: Callable[[VersionDelivery], None] = lambda _: None,
 ) -> WeightPublisher:
     """Start the weight publisher; its pointer goes into the store under this learner's lineage."""
 

@@ -1,7 +1,8 @@
 """Coordination of ranks: which batch comes next, and when to checkpoint.
 
 Rank 0 (`rank_zero.py`) talks to the store, decides, and broadcasts; every other rank is a
-`Follower`. The loop is the same on all ranks: it calls these methods in the same order everywhere.
+`FollowerRank`. The loop is the same on all ranks: it calls these methods in the same order
+everywhere.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Coordinator(Protocol):
         ...
 
 
-class Follower:
+class FollowerRank:
     """Any rank but rank 0: receives plans, and reads its own episodes."""
 
     def __init__(
@@ -186,7 +187,7 @@ class Publisher(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Components:
+class RankComponents:
     """The components of one rank."""
 
     run: RunSettings

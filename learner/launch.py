@@ -33,7 +33,7 @@ TICK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class MachineRanks:
     """The ranks of one machine among all."""
 
     first: int
@@ -49,7 +49,7 @@ class RankProcesses:
     def __init__(
         self,
         command: Sequence[str],
-        share: Share,
+        share: MachineRanks,
         environment: Mapping[str, str],
         *,
         inherited: int | None = None,
@@ -115,10 +115,10 @@ REJOIN_S = 30.0
 """Wait for nodes that can be done without."""
 
 
-class Meeting(NamedTuple):
+class Rendezvous(NamedTuple):
     """Where the ranks of one start meet, from the view of one machine."""
 
-    share: Share
+    share: MachineRanks
     host: str
     port: int
     own_address: str
@@ -127,7 +127,7 @@ class Meeting(NamedTuple):
     """On the machine of rank 0: the socket on which its store listens."""
 
 
-StartRanks = Callable[[Meeting], RankProcesses]
+StartRanks = Callable[[Rendezvous], RankProcesses]
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,7 @@ def launch(arguments: list[str], *, ranks: int, stopping: threading.Event) -> in
         RENDEZVOUS_FILE: str(folder / "ranks"),
         **interfaces("lo", os.environ),
     }
-    processes = RankProcesses(rank_command(arguments), Share(0, ranks, ranks), environment)
+    processes = RankProcesses(rank_command(arguments), MachineRanks(0, ranks, ranks), environment)
     try:
         while (code := processes.code()) is None:
             if stopping.wait(TICK_S):

@@ -35,7 +35,7 @@ from learner.training.guards import Alert
 from learner.training.step import TrainedBatch, train_batch
 from learner.weights.background_publish import BackgroundPublisher
 
-from .coordinator import Components
+from .coordinator import RankComponents
 from .profiling import RECORDER, phase, stated_peak, take, traced, utilization
 from .stopping import BatchHold, LeftBatch, write_left_batch
 
@@ -124,7 +124,7 @@ two busy cores; the last is the least, the others are medians)."""
 class Loop:
     """One learner, from its start state to the end of the run or a request to stop."""
 
-    def __init__(self, components: Components) -> None:
+    def __init__(self, components: RankComponents) -> None:
         self._components = components
         self._coordinator = components.coordinator
         self._guard = components.guard

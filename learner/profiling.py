@@ -38,7 +38,7 @@ Mark: TypeAlias = float | torch.cuda.Event
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class PhaseMeasurements:
     """Times and memory of the phases of a batch on this rank."""
 
     seconds: dict[str, float]
@@ -79,7 +79,7 @@ class Recorder:
             self._mark()
             self._open.pop()
 
-    def take(self) -> Measured:
+    def take(self) -> PhaseMeasurements:
         """Return the measurements since `begin` or the last call."""
         self._mark()
         seconds = dict.fromkeys(PHASES, 0.0)
@@ -91,7 +91,7 @@ class Recorder:
         peaks = {name: round(peak / GIB, 3) for name, peak in self._peaks.items()}
         del self._marks[:-1]
         self._peaks.clear()
-        return Measured(seconds, peaks if self.is_cuda else None)
+        return PhaseMeasurements(seconds, peaks if self.is_cuda else None)
 
     def _mark(self) -> None:
         """End the innermost phase here, or continue it."""

@@ -25,7 +25,7 @@ from learner.data.alarms import CommitPressure, SamplingAlarm
 from learner.data.batch import BatchPlan, plan_batch
 from learner.data.claims import ClaimedBatch, Claims
 from learner.data.curriculum import Feeder, environment_by_group
-from learner.data.evaluation import Evaluation, Evaluations, is_due, log_result
+from learner.data.evaluation import EvaluationResult, Evaluations, is_due, log_result
 from learner.data.ledger import Ledger, as_ranges
 from learner.data.records import Records
 from learner.data.retrying_store import RetryingStore
@@ -274,7 +274,7 @@ class RankZero:
         """Show observers how the run goes; a bulletin that is too large is left out."""
         bulletin = self._journal.bulletin.encode()
         if bulletin is not None:
-            self._store.run(operations.show(self._ledger.lineage, bulletin))
+            self._store.run(operations.write_run_snapshot(self._ledger.lineage, bulletin))
 
     def _log(self, settings: Settings) -> BatchLog:
         return BatchLog(
@@ -327,7 +327,7 @@ class RankZero:
             line["step"] == step for line in self._journal.lines("eval")
         )
 
-    def _report(self, evaluation: Evaluation) -> None:
+    def _report(self, evaluation: EvaluationResult) -> None:
         log_result(evaluation)
         self._journal.append("eval", asdict(evaluation))
         self._page.evaluated(evaluation)

@@ -34,7 +34,16 @@ import structlog
 from configs.errors import DeadlineError, NyalaError, SettingsError, exit_code
 from learner.model.rendezvous import RENDEZVOUS_ADDRESS, RENDEZVOUS_SOCKET, interfaces
 
-from .launch import JOIN_S, TICK_S, Meeting, Nodes, RankProcesses, Share, StartRanks, rank_command
+from .launch import (
+    JOIN_S,
+    TICK_S,
+    MachineRanks,
+    Nodes,
+    RankProcesses,
+    Rendezvous,
+    StartRanks,
+    rank_command,
+)
 
 # --------------------------------------------------------------------------------------------------
 # A connection between the launchers of two machines: JSON objects, one a line, and signs of life.
@@ -49,11 +58,11 @@ END_S = 10.0  # the other side may wait for its ranks to end
 LONGEST_LINE = 4096
 
 
-class Lost(Exception):
+class ConnectionLost(Exception):
     """The other side is gone, silent, or no launcher of Nyala."""
 
 
-class Lines:
+class NodeConnection:
     """One end of a connection; `receive` is called several times a second."""
 
     def __init__(self, connected: socket.socket) -> None:
@@ -72,20 +81,21 @@ class Lines:
         """Send a message as one line of JSON.
 
         Raises:
-            Lost: The other side is gone.
+            ConnectionLost: The other side is gone.
         """
         self._sent_at = time.monotonic()
         try:
             self._socket.settimeout(SEND_S)
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError as error:
-            raise Lost(str(error)) from error
+            raise ConnectionLost(str(error)) from error
 
     def receive(self) -> list[dict[str, Any]]:
         """Take the messages that have arrived, without waiting, and give a sign of life.
 
         Raises:
-            Lost: The other side is gone, has been silent for long, or sends something else.
+            ConnectionLost: The other side is gone, has been silent for long, or sends something
+                else.
         """
         if time.monotonic() - self._sent_at > ALIVE_S and not self._is_closed:
             self.send()
@@ -101,12 +111,12 @@ class Lines:
         except BlockingIOError:
             pass
         except OSError as error:
-            raise Lost(str(error)) from error
+            raise ConnectionLost(str(error)) from error
         if time.monotonic() - self._heard_at > SILENT_S:
-            raise Lost(f"it has been silent for {SILENT_S:.0f} s")
+            raise ConnectionLost(f"it has been silent for {SILENT_S:.0f} s")
         messages = self._messages()
         if self._is_closed and not messages:
-            raise Lost("it has closed the connection")
+            raise ConnectionLost("it has closed the connection")
         return messages
 
     def end(self) -> None:
@@ -129,9 +139,9 @@ class Lines:
         try:
             messages = [json.loads(line) for line in lines]
         except ValueError as error:
-            raise Lost("it is no launcher of a learner") from error
+            raise ConnectionLost("it is no launcher of a learner") from error
         if len(self._received) > LONGEST_LINE or not all(isinstance(m, dict) for m in messages):
-            raise Lost("it is no launcher of a learner")
+            raise ConnectionLost("it is no launcher of a learner")
         return [message for message in messages if message]
 
 
@@ -156,10 +166,10 @@ the run."""
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class RemoteNode:
     """Another node, as node 0 sees it."""
 
-    lines: Lines
+    lines: NodeConnection
     node: int = -1
     """-1 until it has joined."""
     ranks: int = 0
@@ -177,7 +187,7 @@ class NodeZero:
     start: StartRanks
     stopping: threading.Event
     listener: socket.socket
-    members: list[Member] = field(default_factory=list)
+    members: list[RemoteNode] = field(default_factory=list)
 
     def run(self) -> int:
         """Start all ranks, again and again, until they end for good; return the exit code."""
@@ -206,7 +216,7 @@ class NodeZero:
                 member.lines.end()
         return code
 
-    def _gather(self, local_ranks: int) -> list[Member] | None:
+    def _gather(self, local_ranks: int) -> list[RemoteNode] | None:
         """Wait for the other nodes, in their order; None if asked to stop meanwhile.
 
         Raises:
@@ -235,18 +245,18 @@ class NodeZero:
             time.sleep(TICK_S)
         return None
 
-    def _run_once(self, local_ranks: int, ready: list[Member]) -> int:
+    def _run_once(self, local_ranks: int, ready: list[RemoteNode]) -> int:
         """Start all ranks, wait until they have ended, and return their exit code."""
         size = local_ranks + sum(member.ranks for member in ready)
         host = self.nodes.host
         with socket.create_server((host, 0)) as store:
             port = store.getsockname()[1]
-            share = Share(0, local_ranks, size)
-            processes = self.start(Meeting(share, host, port, socket.gethostbyname(host), store))
+            share = MachineRanks(0, local_ranks, size)
+            processes = self.start(Rendezvous(share, host, port, socket.gethostbyname(host), store))
         first = local_ranks
         for member in ready:
             member.code = None
-            with contextlib.suppress(Lost):  # noticed when it is read from
+            with contextlib.suppress(ConnectionLost):  # noticed when it is read from
                 member.lines.send(start=(first, member.ranks, size), port=port)
             first += member.ranks
         try:
@@ -257,7 +267,7 @@ class NodeZero:
             for member in self.members:
                 member.is_ready = False
 
-    def _watch(self, processes: RankProcesses, ready: list[Member]) -> int:
+    def _watch(self, processes: RankProcesses, ready: list[RemoteNode]) -> int:
         is_told = False
         failed_at: float | None = None
         while True:
@@ -282,18 +292,18 @@ class NodeZero:
         """Read messages of nodes, accept new nodes, and drop those that are gone."""
         with contextlib.suppress(BlockingIOError):
             while len(self.members) < 2 * self.nodes.number:
-                self.members.append(Member(Lines(self.listener.accept()[0])))
+                self.members.append(RemoteNode(NodeConnection(self.listener.accept()[0])))
         for member in [*self.members]:
             try:
                 for message in member.lines.receive():
                     self._take(member, message)
-            except (Lost, ValueError, TypeError, KeyError) as error:
+            except (ConnectionLost, ValueError, TypeError, KeyError) as error:
                 member.lines.close()
                 if member in self.members:
                     log.warning("node lost", node=member.node, reason=str(error))
                     self.members.remove(member)
 
-    def _take(self, member: Member, message: dict[str, Any]) -> None:
+    def _take(self, member: RemoteNode, message: dict[str, Any]) -> None:
         if "join" in message:
             member.node, member.ranks = int(message["join"]), int(message["ranks"])
             if not 0 < member.node < self.nodes.number or member.ranks < 1:
@@ -311,7 +321,7 @@ class NodeZero:
 
     def _tell_all(self, **message: Any) -> None:
         for member in self.members:
-            with contextlib.suppress(Lost):
+            with contextlib.suppress(ConnectionLost):
                 member.lines.send(**message)
 
 
@@ -331,10 +341,10 @@ def follow(nodes: Nodes, start: StartRanks, stopping: threading.Event) -> int:
         DeadlineError: Node 0 does not listen.
     """
     while (lines := _connect(nodes, stopping)) is not None:
-        follower = _Follower(nodes, start, stopping, lines)
+        follower = _FollowerNode(nodes, start, stopping, lines)
         try:
             return follower.run()
-        except Lost as error:
+        except ConnectionLost as error:
             log.error("node 0 is gone; waiting for it", reason=str(error))
         finally:
             follower.end_ranks()
@@ -342,12 +352,14 @@ def follow(nodes: Nodes, start: StartRanks, stopping: threading.Event) -> int:
     return 0
 
 
-def _connect(nodes: Nodes, stopping: threading.Event) -> Lines | None:
+def _connect(nodes: Nodes, stopping: threading.Event) -> NodeConnection | None:
     """Connect to node 0; None if asked to stop meanwhile."""
     deadline = time.monotonic() + CONNECT_FOR_S
     while not stopping.is_set():
         with contextlib.suppress(OSError):
-            return Lines(socket.create_connection((nodes.host, nodes.port), timeout=CONNECT_S))
+            return NodeConnection(
+                socket.create_connection((nodes.host, nodes.port), timeout=CONNECT_S)
+            )
         if time.monotonic() > deadline:
             raise DeadlineError(
                 f"--rendezvous must be where node 0 listens, got {nodes.host}:{nodes.port}, which "
@@ -358,13 +370,13 @@ def _connect(nodes: Nodes, stopping: threading.Event) -> Lines | None:
 
 
 @dataclass(slots=True, eq=False)
-class _Follower:
+class _FollowerNode:
     """This machine, while it is connected to node 0."""
 
     nodes: Nodes
     start: StartRanks
     stopping: threading.Event
-    lines: Lines
+    lines: NodeConnection
     processes: RankProcesses | None = None
     is_reported: bool = False
     """Node 0 has the exit code of these processes."""
@@ -398,8 +410,8 @@ class _Follower:
             self.end_ranks()
             self._join()
         if "start" in message:
-            share, port = Share(*message["start"]), int(message["port"])
-            meeting = Meeting(share, self.nodes.host, port, self.lines.own_address)
+            share, port = MachineRanks(*message["start"]), int(message["port"])
+            meeting = Rendezvous(share, self.nodes.host, port, self.lines.own_address)
             self.processes, self.is_reported = self.start(meeting), False
 
     def _report(self) -> None:
@@ -463,7 +475,7 @@ def _listen(nodes: Nodes, stopping: threading.Event) -> socket.socket | None:
 def starter(arguments: Sequence[str]) -> StartRanks:
     """Return a function that starts `python -m learner <arguments>` for each local rank."""
 
-    def start(meeting: Meeting) -> RankProcesses:
+    def start(meeting: Rendezvous) -> RankProcesses:
         environment = {
             RENDEZVOUS_ADDRESS: f"{meeting.host}:{meeting.port}",
             **interfaces(interface_of(meeting.own_address), os.environ),

@@ -32,7 +32,7 @@ LIBRARIES_OF_ALL = (
 """Modules that every actor imports until it samples."""
 
 
-class Choice(NamedTuple):
+class EngineChoice(NamedTuple):
     """An engine, and why it is that one."""
 
     engine: str
@@ -44,7 +44,7 @@ class Choice(NamedTuple):
         return self.engine != next(iter(ENGINES))
 
 
-def choose_engine(settings: Settings, *, on_gpu: bool) -> Choice:
+def choose_engine(settings: Settings, *, on_gpu: bool) -> EngineChoice:
     """Choose the engine of an actor of this machine.
 
     Args:
@@ -53,16 +53,16 @@ def choose_engine(settings: Settings, *, on_gpu: bool) -> Choice:
     """
     actors = settings.actors
     if actors.engine != "auto":
-        return Choice(actors.engine, "actors.engine is set")
+        return EngineChoice(actors.engine, "actors.engine is set")
     for name, engine in ENGINES.items():
         for key, is_set in engine.own_settings(actors).items():
             if is_set:
-                return Choice(name, f"actors.{key} is set")
+                return EngineChoice(name, f"actors.{key} is set")
     lacks: list[str] = []
     for name, engine in ENGINES.items():
         lack = engine.lack(on_gpu)
         if lack is None:
-            return Choice(name, "; ".join(lacks) or "it runs on this machine")
+            return EngineChoice(name, "; ".join(lacks) or "it runs on this machine")
         lacks.append(lack)
     raise AssertionError("one engine must start on every machine")
 
@@ -78,7 +78,7 @@ def engine_device() -> str:
     return "cuda" if torch.cuda.device_count() > 0 else "cpu"
 
 
-def engine_of_this_process(settings: Settings) -> Choice:
+def engine_of_this_process(settings: Settings) -> EngineChoice:
     """Choose the engine of an actor that is this process.
 
     Raises:
@@ -87,7 +87,7 @@ def engine_of_this_process(settings: Settings) -> Choice:
     return usable_engine(settings, on_gpu=engine_device() == "cuda")
 
 
-def usable_engine(settings: Settings, *, on_gpu: bool) -> Choice:
+def usable_engine(settings: Settings, *, on_gpu: bool) -> EngineChoice:
     """Choose the engine, and refuse one that this machine lacks something for.
 
     Raises:
@@ -194,7 +194,8 @@ class RegisteredEngine:
     """
 
     make: str
-    """Called with the settings and an `actors.engine_of_settings.Place`; returns an `Engine`."""
+    """Called with the settings and an `actors.engine_of_settings.EnginePlacement`; returns an
+    `Engine`."""
     libraries: tuple[str, ...]
     """Modules that an actor imports until it samples, its own first."""
     libraries_on_cpu: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ INITIAL_VERSION = PolicyVersion(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class GenerationRequest:
     """Tokens wanted after `token_ids`: prompt, earlier turns, what an earlier lease sampled."""
 
     request_id: str
@@ -120,7 +120,7 @@ class Engine(Protocol):
         """Load the model. Returns when the first request could be served."""
         ...
 
-    def submit(self, requests: list[Request]) -> None:
+    def submit(self, requests: list[GenerationRequest]) -> None:
         """Begin these requests; their tokens arrive through `deltas`."""
         ...
 
@@ -201,7 +201,7 @@ class Stepper(Protocol):
         """Whether a step would make tokens."""
         ...
 
-    def admit(self, key: int, request: Request, max_tokens: int) -> None:
+    def admit(self, key: int, request: GenerationRequest, max_tokens: int) -> None:
         """Add a request; its tokens, at most `max_tokens`, come out of the steps to come.
 
         Raises:

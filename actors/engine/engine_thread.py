@@ -31,7 +31,7 @@ from configs.errors import (
 )
 from configs.worker import Worker
 
-from .engine import INITIAL_VERSION, Delta, Request, Sampled, StagedWeights, Stepper
+from .engine import INITIAL_VERSION, Delta, GenerationRequest, Sampled, StagedWeights, Stepper
 from .turns import TurnWatch
 from .waits import StallWatch, settle, settle_with_error
 
@@ -48,7 +48,7 @@ from .waits import StallWatch, settle, settle_with_error
 
 
 @dataclass(slots=True)
-class _Pending:
+class _PendingTokens:
     request_id: str
     watch: TurnWatch | None = None
     token_ids: list[int] = field(default_factory=list)
@@ -78,7 +78,7 @@ class RequestTable:
     def __init__(self, *, interval_s: float = 0.25) -> None:
         self._interval_s = interval_s
         self._handed_over_at = float("-inf")
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, _PendingTokens] = {}
         self._finished: list[tuple[int, Delta]] = []
 
     def __contains__(self, key: int) -> bool:
@@ -86,7 +86,7 @@ class RequestTable:
 
     def begin(self, key: int, request_id: str, watch: TurnWatch | None = None) -> None:
         """Begin to collect the tokens of a request, until `watch` finds the end of its turn."""
-        self._pending[key] = _Pending(request_id, watch)
+        self._pending[key] = _PendingTokens(request_id, watch)
 
     def forget(self, key: int) -> None:
         """Drop a request without a delta."""
@@ -280,7 +280,7 @@ class EngineThread:
         run = partial(self._run, loop, started, on_tokens, on_death)
         return Worker(run, name="engine").start()
 
-    def admit(self, key: int, request: Request) -> None:
+    def admit(self, key: int, request: GenerationRequest) -> None:
         """Begin a request, or refuse it."""
         stops = request.stop_strings
         watch = None if stops is None else TurnWatch(stops, request.turn)

@@ -21,7 +21,7 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, EngineDied, EngineError, SettingsError
 from configs.worker import Worker
 
-from .engine import Delta, Request, StagedWeights, Stepper
+from .engine import Delta, GenerationRequest, StagedWeights, Stepper
 from .engine_thread import DeltaInbox, EngineThread, HandOver
 from .waits import LOOK_S, Answers, StallWatch
 
@@ -102,7 +102,7 @@ class ThreadedEngine:
         self._thread = self._inside.start(started, on_tokens=self._deliver, on_death=self._die)
         await self._answers.within(started, self._start_timeout_s, "start")
 
-    def submit(self, requests: list[Request]) -> None:
+    def submit(self, requests: list[GenerationRequest]) -> None:
         """Begin these requests; one that the model cannot serve ends with a refusal.
 
         Raises:

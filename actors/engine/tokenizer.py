@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from actors.chat import FORMS, Message, Prompt, ToolCall, as_given, as_messages, read_calls
+from actors.chat import FORMS, ChatMessage, Prompt, ToolCall, as_given, as_messages, read_calls
 from configs.architecture import present_model
 from configs.errors import SettingsError, quoted
 from configs.settings import RunSettings
@@ -106,7 +106,7 @@ class ModelTokenizer:
         control = sorted((token.content for token in added if len(token.content) > 1), key=len)
         self._literals = (MARK, ANSWER, *reversed(control))  # the longest is looked for first
         first = [] if system_prompt is None else [("system", system_prompt)]
-        self._first = [Message(role, self._marked(text)) for role, text in first]
+        self._first = [ChatMessage(role, self._marked(text)) for role, text in first]
         self._chat = tokenizer.chat_template is not None
         if not self._chat and (self._first or self._template_kwargs):
             name = "run.system_prompt" if self._first else "run.chat_template_kwargs"
@@ -174,7 +174,7 @@ class ModelTokenizer:
         turns = self._marked_messages(observation)
         before, after = self._around_answer(turns)
         # By a message of our own: the words of an observation may stand in an end token's name.
-        shown = self._around_answer([Message(turns[0].role, OBSERVATION), *turns[1:]])[1]
+        shown = self._around_answer([ChatMessage(turns[0].role, OBSERVATION), *turns[1:]])[1]
         if not self._end_of_turn(shown.partition(OBSERVATION)[0]):
             return self._encode(after)
         num_ends = self._num_stops(self._encode(before)) + 1
@@ -191,7 +191,7 @@ class ModelTokenizer:
         """Return the texts that the template puts around the policy's turn; None without one."""
         if not self._chat:
             return None
-        asked = as_given([Message("user", "question")])
+        asked = as_given([ChatMessage("user", "question")])
         closed = self._render(asked, go_on=False)
         opening = self._render(asked).removeprefix(closed)
         before, after = self._around_answer([])
@@ -214,10 +214,10 @@ class ModelTokenizer:
         added = self._tokenizer.encode("")
         return (int(begin),) if begin is not None and added[:1] == [begin] else ()
 
-    def _around_answer(self, turns: Sequence[Message]) -> tuple[str, str]:
+    def _around_answer(self, turns: Sequence[ChatMessage]) -> tuple[str, str]:
         """Render what the template puts up to an answer, and after it with these turns behind."""
         # Without the system prompt: some templates put it before the last of the user's turns.
-        start = [Message("user", "question"), Message("assistant", ANSWER)]
+        start = [ChatMessage("user", "question"), ChatMessage("assistant", ANSWER)]
         rendered = self._render(as_given([*start, *turns]), go_on=bool(turns))
         before, answer, after = rendered.rpartition(ANSWER)
         if not answer:
@@ -244,8 +244,8 @@ class ModelTokenizer:
         ends = [(text.index(stop), len(stop)) for stop in texts if stop and stop in text]
         return sum(min(ends, default=(0, 0)))
 
-    def _marked_messages(self, said: Prompt) -> list[Message]:
-        return [Message(*map(self._marked, message)) for message in as_messages(said)]
+    def _marked_messages(self, said: Prompt) -> list[ChatMessage]:
+        return [ChatMessage(*map(self._marked, message)) for message in as_messages(said)]
 
     def _marked(self, text: str) -> str:
         """Put marks in place of control tokens and of texts that `_around_answer` searches for."""

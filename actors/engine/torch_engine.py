@@ -27,7 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 from configs.architecture import attention_of
 from configs.errors import WeightsError
 
-from .engine import Request, Sampled, StagedWeights
+from .engine import GenerationRequest, Sampled, StagedWeights
 from .threaded import ThreadedEngine
 from .wire_tensors import named_tensors
 
@@ -197,11 +197,11 @@ class MaskForm:
 
 
 @dataclass(slots=True)
-class Row:
+class CachedRequest:
     """A request in the cache."""
 
     key: int
-    request: Request
+    request: GenerationRequest
     tokens_left: int
     sampled_ids: list[int] = field(default_factory=list)
     has_ended: bool = False
@@ -262,9 +262,9 @@ class TorchStepper:
 
     def __init__(self, options: TorchOptions) -> None:
         self._options = options
-        self._waiting: dict[int, tuple[Request, int]] = {}
+        self._waiting: dict[int, tuple[GenerationRequest, int]] = {}
         self._probes: list[tuple[int, tuple[int, ...]]] = []
-        self._rows: list[Row] = []
+        self._rows: list[CachedRequest] = []
         """The requests in the cache, in the order of its rows."""
         self._shadow: dict[str, Tensor] = {}
         """The next weights, one tensor for each parameter; a swap exchanges the two."""
@@ -307,7 +307,7 @@ class TorchStepper:
         """Whether a request runs or waits."""
         return bool(self._rows or self._waiting or self._probes)
 
-    def admit(self, key: int, request: Request, max_tokens: int) -> None:
+    def admit(self, key: int, request: GenerationRequest, max_tokens: int) -> None:
         """Queue a request for the next free row."""
         self._waiting[key] = request, max_tokens
 
@@ -415,7 +415,7 @@ class TorchStepper:
             for key, (request, _) in self._waiting.items()
             if len(request.token_ids) == num_tokens
         ][: self._options.max_concurrent - first]
-        held = [Row(key, *self._waiting.pop(key)) for key in alike]
+        held = [CachedRequest(key, *self._waiting.pop(key)) for key in alike]
         self._rows += held
         if self._options.deterministic:
             return self._sample(held, self._replay(held[0].request))
@@ -431,7 +431,7 @@ class TorchStepper:
             logits_RV = self._forward(part_RT, *place)
         return logits_RV
 
-    def _replay(self, request: Request) -> Tensor:
+    def _replay(self, request: GenerationRequest) -> Tensor:
         """Prefill the one row with the tokens before the turn, then decode the turn's own."""
         ids_1T = torch.tensor([request.token_ids], device=self._device)
         first = len(request.token_ids) - len(request.turn)
@@ -471,7 +471,7 @@ class TorchStepper:
                 self._rows[row] = self._rows[last]
             del self._rows[last]
 
-    def _sample(self, held: list[Row], logits_RV: Tensor) -> list[Sampled]:
+    def _sample(self, held: list[CachedRequest], logits_RV: Tensor) -> list[Sampled]:
         """Draw a token for each row."""
         heat_R = torch.tensor([row.request.temperature for row in held], device=self._device)
         is_greedy_R = heat_R == 0
@@ -485,7 +485,7 @@ class TorchStepper:
         drawn = zip(held, token_R.tolist(), logprob_R.tolist(), strict=True)
         return [row.take(token, logprob) for row, token, logprob in drawn]
 
-    def _draws(self, held: list[Row], like_RV: Tensor) -> Tensor:
+    def _draws(self, held: list[CachedRequest], like_RV: Tensor) -> Tensor:
         if not self._options.deterministic:
             return own_draws(like_RV, self._generator)
         return draws_of_places([row.place for row in held], like_RV)

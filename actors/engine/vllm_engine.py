@@ -34,7 +34,7 @@ from configs.forks import forks_let_go
 from configs.worker import Worker
 
 from .choice import engine_device
-from .engine import Request, Sampled, StagedWeights
+from .engine import GenerationRequest, Sampled, StagedWeights
 from .threaded import ThreadedEngine
 from .vllm_options import (
     VllmOptions,
@@ -58,7 +58,7 @@ from .vllm_private import (
     shut_down,
     watch_cache,
 )
-from .wire_tensors import Place, Prepared, named_tensors
+from .wire_tensors import PreparationState, VersionFile, named_tensors
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -150,7 +150,7 @@ class CoreWatch:
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldRequest:
     key: int
     token_ids: tuple[int, ...]
     sampling: Sampling
@@ -165,7 +165,7 @@ class CoreRequests:
         self._core = core
         self._names = map(str, count(1))
         """Names that are used once: a core may still have tokens of a request that was dropped."""
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _HeldRequest] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -180,7 +180,7 @@ class CoreRequests:
             salt: Cached prefixes are shared by requests of one salt.
         """
         name = next(self._names)
-        self._held[name] = _Held(key, token_ids, sampling)
+        self._held[name] = _HeldRequest(key, token_ids, sampling)
         self._core.add_request(new_request(name, list(token_ids), sampling, salt))
 
     def drop(self, keys: Iterable[int]) -> None:
@@ -290,7 +290,7 @@ class VllmStepper:
         """Whether requests are unfinished."""
         return bool(self._requests)
 
-    def admit(self, key: int, request: Request, max_tokens: int) -> None:
+    def admit(self, key: int, request: GenerationRequest, max_tokens: int) -> None:
         """Add a request under the salt of the current weights."""
         sampling = _sampling(request.temperature, max_tokens, request.stop_token_ids)
         self._requests.add(key, request.token_ids, sampling, salt=self._salt)
@@ -326,7 +326,7 @@ class VllmStepper:
     def is_prepared(self, staged: StagedWeights) -> bool:
         """Ask the workers; the first call makes them open the file."""
         answers = self._rpc("nyala_prepare", update=_update(staged))
-        workers = [convert(answer, Prepared) for answer in answers]
+        workers = [convert(answer, PreparationState) for answer in answers]
         if faults := {worker.fault for worker in workers if worker.fault}:
             raise WeightsError("; ".join(sorted(faults)))
         way = "; ".join(sorted({worker.way for worker in workers}))
@@ -416,7 +416,7 @@ class VllmStepper:
 
 def _update(staged: StagedWeights) -> dict[str, Any]:
     manifest = staged.manifest
-    place = Place(str(staged.path), manifest.num_bytes, manifest.tensors)
+    place = VersionFile(str(staged.path), manifest.num_bytes, manifest.tensors)
     update: dict[str, Any] = to_builtins(place)
     return update
 

@@ -19,7 +19,7 @@ from broker.protocol.manifest import TensorSpec
 from configs.errors import WeightsError
 
 
-class Place(Struct, frozen=True):
+class VersionFile(Struct, frozen=True):
     """A whole version in a file, as it is described to a worker of vLLM."""
 
     path: str
@@ -27,7 +27,7 @@ class Place(Struct, frozen=True):
     tensors: tuple[TensorSpec, ...]
 
 
-class Prepared(Struct, frozen=True):
+class PreparationState(Struct, frozen=True):
     """How far a worker of vLLM is with the next version."""
 
     is_ready: bool

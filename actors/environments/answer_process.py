@@ -42,9 +42,9 @@ class AnswerScorer:
                 in this process for an empty answer.
         """
         self._check = check
-        self._idle: queue.LifoQueue[_Process] = queue.LifoQueue()
+        self._idle: queue.LifoQueue[_WorkerProcess] = queue.LifoQueue()
         for _ in range(PROCESSES):
-            self._idle.put(_Process(name))
+            self._idle.put(_WorkerProcess(name))
 
     def __call__(self, text: str, reference: Any) -> float | None:
         """Return 1 for a right answer, 0 for a wrong one, None for one that cannot be read.
@@ -74,7 +74,7 @@ class AnswerScorer:
             self._idle.put(process)
 
 
-class _Process:
+class _WorkerProcess:
     """A worker, started when it is first asked and again after it was ended."""
 
     def __init__(self, name: str) -> None:

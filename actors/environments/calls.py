@@ -22,7 +22,7 @@ from types import coroutine
 from typing import Any, TypeVar
 
 from configs.errors import DeadlineError
-from configs.own_code import explain, own_place
+from configs.own_code import explain, user_code_place
 
 from .base import Conversation, Environment
 
@@ -107,7 +107,7 @@ def finish(work: Coroutine[Any, Any, T]) -> T:
 
 def present_place(thread: int | None) -> str:
     """Return the line of the user's code that a thread is in, or an empty text."""
-    return own_place(traceback.extract_stack(sys._current_frames().get(thread or 0)))
+    return user_code_place(traceback.extract_stack(sys._current_frames().get(thread or 0)))
 
 
 def overdue(limit_s: float, place: str) -> DeadlineError:
@@ -139,7 +139,7 @@ MAKE_S = 60.0  # an environment may load a table
 
 
 @dataclass(slots=True)
-class Call:
+class EnvironmentCall:
     """Work on one episode, which may call its environment several times."""
 
     work: Callable[[LaneThread], Any]
@@ -148,13 +148,13 @@ class Call:
     limit_s: float
 
 
-class Lane:
+class EnvironmentLane:
     """A queue of calls, the environment that they share, and the threads that serve it."""
 
     def __init__(self, make: Callable[[], Environment]) -> None:
         self.make = make
         self.environment: Environment | None = None
-        self.calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self.calls: queue.SimpleQueue[EnvironmentCall | None] = queue.SimpleQueue()
         self.threads: list[LaneThread] = []
         self.making = threading.Lock()
 
@@ -164,7 +164,7 @@ class Lane:
         return self.calls.qsize() + sum(thread.call is not None for thread in self.threads)
 
 
-class Lanes:
+class EnvironmentLanes:
     """All lanes of an environment; `put` and `watch` may be called from two threads."""
 
     def __init__(
@@ -183,12 +183,12 @@ class Lanes:
             is_shared: All threads use one environment.
             first: An environment that exists already.
         """
-        self._lanes = [Lane(make) for _ in range(1 if is_shared else num_threads)]
+        self._lanes = [EnvironmentLane(make) for _ in range(1 if is_shared else num_threads)]
         self._lanes[0].environment = first
         self._num_threads = num_threads
         self._hung: list[LaneThread] = []
 
-    def next_lane(self) -> Lane:
+    def next_lane(self) -> EnvironmentLane:
         """Return the lane on which the fewest calls wait."""
         # Of equal lanes, the one that got an episode least recently: begins are quick, steps slow.
         lane = min(self._lanes, key=attrgetter("load"))
@@ -196,7 +196,7 @@ class Lanes:
         self._lanes.append(lane)
         return lane
 
-    def put(self, call: Call, lane: Lane) -> None:
+    def put(self, call: EnvironmentCall, lane: EnvironmentLane) -> None:
         """Make a call when those before it are over."""
         if not lane.threads:
             LaneThread(lane)
@@ -239,9 +239,9 @@ class Lanes:
 class LaneThread:
     """One thread of a lane, and what it works on; starts at once."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: EnvironmentLane) -> None:
         self._lane = lane
-        self.call: Call | None = None
+        self.call: EnvironmentCall | None = None
         self._since = 0.0
         self._lock = threading.Lock()
         self._is_left = False
@@ -272,7 +272,7 @@ class LaneThread:
         call = self.call
         return call is not None and now - self._since > call.limit_s
 
-    def leave(self, now: float) -> Call | None:
+    def leave(self, now: float) -> EnvironmentCall | None:
         """Start another thread in its place, and return its call; None if the call has ended."""
         with self._lock:
             call = self.call if self.is_overdue(now) else None

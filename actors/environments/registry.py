@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from actors.chat import Prompt, read_prompt, text_of
 from configs.errors import DeadlineError, NyalaError, SettingsError, quoted
-from configs.own_code import explain, load_own
+from configs.own_code import explain, load_user_code
 from configs.settings import RunSettings
 from configs.worker import Worker
 
@@ -140,7 +140,7 @@ def make_dataset(run: RunSettings) -> Dataset:
 
 def _adapted(first: Any, run: RunSettings, make: Callable[[], Any]) -> Environment:
     if isinstance(first, Dataset) and first.factory is not None:
-        factory = load_own(first.factory, setting=FACTORY, kind="class")
+        factory = load_user_code(first.factory, setting=FACTORY, kind="class")
         needs_reward = run.reward is None and not first.has_answers
         return over_rows(first, factory, first.factory_settings, needs_reward=needs_reward)
     return adapt(first, make, name=run.environment, needs_reward=run.reward is None)
@@ -347,7 +347,7 @@ def _load_factory(name: str) -> Callable[..., Any]:
             f"run.environment must be one of {names}, or path/to/file.py:Class or module:Class, "
             f"got {name!r}"
         )
-    factory: Callable[..., Any] = load_own(
+    factory: Callable[..., Any] = load_user_code(
         OURS.get(name, name), setting="run.environment", kind="class"
     )
     return factory

@@ -22,10 +22,10 @@ from typing import Any, Protocol
 from actors.environments.base import Environment
 from actors.environments.calls import (
     MAKE_S,
-    Call,
+    EnvironmentCall,
+    EnvironmentLane,
+    EnvironmentLanes,
     EnvironmentSource,
-    Lane,
-    Lanes,
     LaneThread,
     drive,
     overdue,
@@ -170,15 +170,19 @@ class EnvironmentThreads:
         limit_s: float,
         report: Callable[[Job, Any], None],
     ) -> None:
-        self._lanes = Lanes(source.make, num_threads=num_workers, is_shared=source.is_shared)
+        self._lanes = EnvironmentLanes(
+            source.make, num_threads=num_workers, is_shared=source.is_shared
+        )
         self._limit_s = limit_s
         self._report = report
         self.watch, self.close = self._lanes.watch, self._lanes.close
 
     def put(self, job: Job, place: object | None) -> object:
         """Do a job where its episode was begun, or where the fewest wait; return the place."""
-        lane = place if isinstance(place, Lane) else self._lanes.next_lane()
-        self._lanes.put(Call(partial(_work, job), partial(self._report, job), self._limit_s), lane)
+        lane = place if isinstance(place, EnvironmentLane) else self._lanes.next_lane()
+        self._lanes.put(
+            EnvironmentCall(partial(_work, job), partial(self._report, job), self._limit_s), lane
+        )
         return lane
 
 

@@ -18,7 +18,7 @@ from configs.errors import RefusedError
 from configs.settings import ActorSettings
 
 from .held_leases import HeldLeases, portions
-from .interfaces import Broker
+from .interfaces import BrokerApi
 from .sampling import Sampling
 
 PUNCTUALITY = 0.9  # of a pause: ticks are never exactly as far apart as they should be
@@ -30,7 +30,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerApi,
         engine: Engine,
         sampling: Sampling,
         *,

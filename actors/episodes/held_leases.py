@@ -26,7 +26,7 @@ import structlog
 
 from broker.protocol.messages import Beat, Lease, TaskVerdict, Verdict
 from buffer.record.codec import encode_completion
-from configs.traces import UNTRACED, Life, trace_life
+from configs.traces import UNTRACED, LeaseTrace, begin_lease_trace
 
 from .rollout import Rollout, State
 
@@ -77,7 +77,7 @@ WHOLE_TOKENS_PER_S = 4096  # of an episode that is sent whole each time: 36 KB i
 LONGEST_PAUSE_S = 30.0  # between two of its snapshots: a quarter of the default limit of a lease
 
 
-class Stage(StrEnum):
+class LeaseStage(StrEnum):
     """Progress of the work on a lease."""
 
     GRANTED = "granted"
@@ -103,7 +103,7 @@ class HeldLease:
     stored_at: float
     """Time of the grant or of the last verdict on tokens. Signs of life do not count: where they
     are more frequent than snapshots, no snapshot would ever be due."""
-    stage: Stage = Stage.GRANTED
+    stage: LeaseStage = LeaseStage.GRANTED
     started_at: float = 0.0
     """Begin of the work, Unix seconds."""
     rollout: Rollout | None = None
@@ -114,13 +114,13 @@ class HeldLease:
     """Number of its environment among those of the run."""
     place: object | None = None
     """Where its environment is called (`environment_workers.py`)."""
-    life: Life = UNTRACED
+    life: LeaseTrace = UNTRACED
     """The trace of its episode."""
 
     @property
     def has_ended(self) -> bool:
         """Whether this actor no longer holds the lease."""
-        return self.stage is Stage.ENDED
+        return self.stage is LeaseStage.ENDED
 
     def begun(self) -> Rollout:
         """Return the rollout of an episode that the environment has begun."""
@@ -192,30 +192,30 @@ class HeldLeases:
     def hold(self, lease: Lease) -> HeldLease:
         """Keep a new lease alive; an older one of the same task must have ended."""
         assert lease.task_id not in self._by_task
-        now, life = self._clock(), trace_life(lease.task_id, lease.fence)
+        now, life = self._clock(), begin_lease_trace(lease.task_id, lease.fence)
         held = HeldLease(lease, lease.length, confirmed_at=now, stored_at=now, life=life)
         self._by_task[lease.task_id] = held
         return held
 
     def begin(self, held: HeldLease, *, started_at: float) -> None:
         """Begin the work on a lease."""
-        assert held.stage is Stage.GRANTED
+        assert held.stage is LeaseStage.GRANTED
         held.started_at = started_at
         if held.lease.spec.purpose == "eval":
             self._gate.begin_evaluation(held.lease.task_id)
-        self._enter(held, Stage.ACTIVE)
+        self._enter(held, LeaseStage.ACTIVE)
 
     def wait(self, held: HeldLease) -> None:
         """Give the place of a finished episode to another while its group is made."""
-        self._enter(held, Stage.WAITING)
+        self._enter(held, LeaseStage.WAITING)
 
     def resume(self, held: HeldLease) -> None:
         """Go on with an episode that has waited."""
-        self._enter(held, Stage.ACTIVE)
+        self._enter(held, LeaseStage.ACTIVE)
 
     def close(self, held: HeldLease) -> None:
         """Note that nothing more is made under a lease."""
-        self._enter(held, Stage.CLOSED)
+        self._enter(held, LeaseStage.CLOSED)
 
     def end(self, task_id: int, fence: int, outcome: str) -> None:
         """Take a lease out of the table; no-op where another fence of the task is held.
@@ -229,7 +229,7 @@ class HeldLeases:
         if held is not None and held.lease.fence == fence:
             held.life.end(outcome)
             del self._by_task[task_id]
-            self._enter(held, Stage.ENDED)
+            self._enter(held, LeaseStage.ENDED)
 
     async def until_active_below(self, limit: int) -> None:
         """Wait until fewer leases than this are active."""
@@ -251,7 +251,7 @@ class HeldLeases:
             is_finished = (
                 held.rollout is not None
                 and held.rollout.state is State.FINISHED
-                and held.stage is not Stage.WAITING
+                and held.stage is not LeaseStage.WAITING
             )
             pause_s = max(self._snapshot_s, held.least_pause_s())
             is_due = final or (not is_finished and now - held.stored_at >= pause_s)
@@ -282,10 +282,10 @@ class HeldLeases:
                     held.stored_at = now
         return lost
 
-    def _enter(self, held: HeldLease, stage: Stage) -> None:
-        self.num_active += (stage is Stage.ACTIVE) - (held.stage is Stage.ACTIVE)
+    def _enter(self, held: HeldLease, stage: LeaseStage) -> None:
+        self.num_active += (stage is LeaseStage.ACTIVE) - (held.stage is LeaseStage.ACTIVE)
         held.stage = stage
-        if stage is not Stage.ACTIVE:
+        if stage is not LeaseStage.ACTIVE:
             self._gate.end_evaluation(held.lease.task_id)
         self._changed.set()
 

@@ -28,7 +28,7 @@ class DeliveryClient(Protocol):
     async def fail(self, request: FailRequest, *, deadline_s: float) -> Verdicts: ...
 
 
-class Broker(DeliveryClient, Protocol):
+class BrokerApi(DeliveryClient, Protocol):
     """`broker.client.BrokerClient`: every call is repeated until its deadline."""
 
     async def hello(self, hello: Hello, *, deadline_s: float) -> Welcome: ...

@@ -21,9 +21,9 @@ from buffer.record.episode import Completion, Episode
 from buffer.record.rules import EpisodeLimits
 from configs.errors import NyalaError, RecordError
 from configs.settings import RunSettings
-from configs.tables.environments import Place
+from configs.tables.environments import MixtureItem
 
-from .rollout import Maker, ReplayMismatch, Rollout
+from .rollout import ReplayMismatch, Rollout, RolloutFactory
 
 log = structlog.get_logger()
 
@@ -53,11 +53,13 @@ class EpisodeMaker:
         self._run = run
         self._limits = EpisodeLimits.of(run, vocabulary=None)
         stops = StopStrings(run.stop, tokenizer.decode) if run.stop else None
-        self._maker = Maker(tokenizer, incarnation, run.max_completion_tokens, limit_s, stops)
+        self._maker = RolloutFactory(
+            tokenizer, incarnation, run.max_completion_tokens, limit_s, stops
+        )
         self._names, self._mixture = list(run.by_environment), run.mixture
         self._encode = lru_cache(CACHED_PROMPTS)(tokenizer.encode_prompt)
 
-    def place(self, spec: TaskSpec) -> Place:
+    def place(self, spec: TaskSpec) -> MixtureItem:
         """Find the item of a task."""
         find = self._mixture.held_out if spec.purpose == "eval" else self._mixture.training
         return find(spec.index)

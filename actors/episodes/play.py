@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from actors.chat import Message, as_messages, read_prompt, text_of
+from actors.chat import ChatMessage, as_messages, read_prompt, text_of
 from actors.engine.engine import Engine
 from actors.engine.tokenizer import Tokenizer
 from actors.environments.base import Conversation, Environment, Score
@@ -21,12 +21,12 @@ from .rollout import Rollout, State
 
 MOST_TURNS = 50  # of a script or an echo, which no limit of tokens ends
 
-Speaker = Callable[[Conversation, Sequence[Message]], str]
+Speaker = Callable[[Conversation, Sequence[ChatMessage]], str]
 """Returns the next turn for the turns and observations so far."""
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PlayedEpisode:
     """An episode that has ended."""
 
     sample: RewardSample
@@ -44,7 +44,7 @@ class Played:
     """Number of tokens of the completion; 0 without a model."""
 
 
-def follow_script(conversation: Conversation, said: Sequence[Message]) -> str:
+def follow_script(conversation: Conversation, said: Sequence[ChatMessage]) -> str:
     """Return the next turn of the demonstration, or the answer if there is no demonstration."""
     turns = [turn.text for turn in conversation.demonstration if turn.trained]
     turns = turns or [conversation.answer or ""]
@@ -52,14 +52,14 @@ def follow_script(conversation: Conversation, said: Sequence[Message]) -> str:
     return turns[min(num_turns, len(turns) - 1)]
 
 
-def echo(conversation: Conversation, said: Sequence[Message]) -> str:
+def echo(conversation: Conversation, said: Sequence[ChatMessage]) -> str:
     """Repeat the last message, or the prompt before there is one."""
     return said[-1].content if said else text_of(read_prompt(conversation.prompt))
 
 
 async def play(
     environment: Environment, spec: TaskSpec, speak: Speaker, *, limit_s: float
-) -> Played:
+) -> PlayedEpisode:
     """Play an episode without a model.
 
     Args:
@@ -72,10 +72,10 @@ async def play(
     conversation: Conversation = await call(
         environment.begin, spec.index, spec.seed, held_out=held_out, limit_s=limit_s
     )
-    said: list[Message] = []
+    said: list[ChatMessage] = []
     ended = "turns"
     for _ in range(MOST_TURNS):
-        said.append(Message("assistant", speak(conversation, said)))
+        said.append(ChatMessage("assistant", speak(conversation, said)))
         step = await call(conversation.step, said[-1].content, limit_s=limit_s)
         if step.done:
             ended = "environment" if step.observation else "stop"
@@ -89,7 +89,7 @@ async def play(
         purpose=spec.purpose,
         environment_reward=score.reward,
     )
-    return Played(sample, score, ended)
+    return PlayedEpisode(sample, score, ended)
 
 
 async def play_model(
@@ -98,7 +98,7 @@ async def play_model(
     maker: EpisodeMaker,
     environment: Environment,
     specs: Sequence[TaskSpec],
-) -> list[Played]:
+) -> list[PlayedEpisode]:
     """Let a started engine play these items side by side.
 
     Raises:
@@ -142,12 +142,12 @@ async def finish(engine: Engine, rollouts: Sequence[Rollout]) -> None:
         await asyncio.sleep(0)
 
 
-def _played(rollout: Rollout, tokenizer: Tokenizer, maker: EpisodeMaker) -> Played:
+def _played(rollout: Rollout, tokenizer: Tokenizer, maker: EpisodeMaker) -> PlayedEpisode:
     assert rollout.score is not None
     pieces = tuple(_pieces(rollout, tokenizer))
     prompt = tokenizer.decode(rollout.prompt_ids)
     tokens = len(rollout.completion().token_ids)
-    return Played(
+    return PlayedEpisode(
         maker.sample(rollout), rollout.score, rollout.finish_reason, pieces, prompt, tokens
     )
 

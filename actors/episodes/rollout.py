@@ -26,8 +26,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from actors.chat import Message, as_messages, read_prompt
-from actors.engine.engine import Delta, Request
+from actors.chat import ChatMessage, as_messages, read_prompt
+from actors.engine.engine import Delta, GenerationRequest
 from actors.engine.tokenizer import Tokenizer
 from actors.engine.turns import StopStrings
 from actors.environments.base import Conversation, Score
@@ -162,7 +162,7 @@ class ReplayMismatch(ValueError):
 class Judgement:
     """Answer of the environment to a turn."""
 
-    turns: tuple[Message, ...]
+    turns: tuple[ChatMessage, ...]
     """The turn, and the messages that follow it if the policy goes on."""
     observation_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
@@ -172,7 +172,7 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
+class RolloutFactory:
     """Values that all episodes of one actor share."""
 
     tokenizer: Tokenizer
@@ -192,7 +192,7 @@ class Rollout:
         lease: Lease,
         conversation: Conversation,
         prompt_ids: tuple[int, ...],
-        maker: Maker,
+        maker: RolloutFactory,
     ) -> None:
         """Begin without a token."""
         self.lease = lease
@@ -202,7 +202,7 @@ class Rollout:
         self.finish_reason = ""
         self.score: Score | None = None
         self.num_turns = 0
-        self.turns: list[Message] = []
+        self.turns: list[ChatMessage] = []
         """All that was said after the prompt."""
         self.resumed_at = 0
         self.restarted = False
@@ -234,11 +234,11 @@ class Rollout:
         """Return the prompt's tokens. Shape [P]."""
         return np.array(self.prompt_ids, dtype=np.int32)
 
-    def request(self) -> Request:
+    def request(self) -> GenerationRequest:
         """Return the request for the next turn."""
         assert self.state is State.SAMPLING
         spec = self.lease.spec
-        return Request(
+        return GenerationRequest(
             request_id=f"{self.lease.task_id}.{self.lease.fence}.{self.num_turns}",
             token_ids=self.prompt_ids + self._transcript.tokens(),
             max_tokens=self._maker.max_completion_tokens - self.length,
@@ -266,7 +266,7 @@ class Rollout:
         if self._is_open and self._maker.stops is not None:
             turn = self._maker.stops.cut(turn)
         step = await call(self.conversation.step, turn, limit_s=self._maker.limit_s)
-        messages = (Message("assistant", turn),)
+        messages = (ChatMessage("assistant", turn),)
         if self._cut:
             return Judgement(messages, (), "length", await self._score())
         if step.done:

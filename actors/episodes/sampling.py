@@ -17,16 +17,16 @@ from functools import partial
 import structlog
 from msgspec import structs
 
-from actors.capacity import Room, Seen, Work
+from actors.capacity import ActorCounts, ConcurrencyLimit, WorkEstimator
 from actors.engine.engine import Delta, Engine
 from broker.protocol.messages import Beat, Figures, Lease, Verdict
 from configs.machine import UsageMeter
 from configs.metrics import BusyTime
 from configs.own_code import explain
-from configs.traces import Phase
+from configs.traces import EpisodePhase
 
 from .environment_workers import EnvironmentWorkers
-from .held_leases import HeldLease, HeldLeases, Stage
+from .held_leases import HeldLease, HeldLeases, LeaseStage
 from .maker import EpisodeMaker
 from .outbox import Outbox
 from .rollout import Rollout, State
@@ -49,7 +49,7 @@ class Sampling:
         *,
         leases: HeldLeases,
         outbox: Outbox,
-        room: Room,
+        room: ConcurrencyLimit,
     ) -> None:
         self._engine = engine
         self._environment = environment
@@ -63,7 +63,7 @@ class Sampling:
         self._num_lost = 0
         self._reported_at = time.monotonic()
         self._reported_tokens = 0
-        self._work, self._work_s = Work(), 0.0
+        self._work, self._work_s = WorkEstimator(), 0.0
         self.num_tokens = 0
         """Sampled tokens."""
         self.busy = BusyTime()
@@ -80,11 +80,11 @@ class Sampling:
 
     def begin(self, maker: EpisodeMaker) -> None:
         """Begin or continue the episodes of all new leases."""
-        granted = [held for held in self._leases if held.stage is Stage.GRANTED]
+        granted = [held for held in self._leases if held.stage is LeaseStage.GRANTED]
         for held in granted:
             self._leases.begin(held, started_at=time.time())
             held.environment = maker.place(held.lease.spec).environment
-            held.life.enter(Phase.ENVIRONMENT, purpose=held.lease.spec.purpose)
+            held.life.enter(EpisodePhase.ENVIRONMENT, purpose=held.lease.spec.purpose)
             work = partial(maker.begin, held.lease)
             self._environment.put(held, work, partial(self._begun, held))
 
@@ -118,7 +118,7 @@ class Sampling:
         if held.request_id is not None:
             self._engine.abort([held.request_id])
         self._leave_engine(held)
-        self._num_lost += held.stage is Stage.ACTIVE
+        self._num_lost += held.stage is LeaseStage.ACTIVE
         self._leases.end(held.lease.task_id, held.lease.fence, "lost")
 
     def give_up(self, beat: Beat, reason: str) -> None:
@@ -126,7 +126,7 @@ class Sampling:
         held = self._leases.get(beat.task_id)
         if held is None or held.lease.fence != beat.fence:
             return
-        if held.stage not in (Stage.ACTIVE, Stage.WAITING):
+        if held.stage not in (LeaseStage.ACTIVE, LeaseStage.WAITING):
             return
         if held.request_id is not None:
             self._engine.abort([held.request_id])
@@ -145,13 +145,13 @@ class Sampling:
         for delta in await self._engine.halt():
             self._append(delta)
         for held in self._leases:
-            if held.stage is Stage.ACTIVE and (held.request_id or held.rollout is None):
+            if held.stage is LeaseStage.ACTIVE and (held.request_id or held.rollout is None):
                 self._leave_engine(held)
                 self._leases.close(held)
 
-    def seen(self) -> Seen:
+    def seen(self) -> ActorCounts:
         """Return the counts by which the number of concurrent episodes is tuned."""
-        return Seen(self.num_tokens, self._leases.num_active, self._scoring.num_finished)
+        return ActorCounts(self.num_tokens, self._leases.num_active, self._scoring.num_finished)
 
     def report(self) -> Figures:
         """Return figures for `nyala status`, with the token rate since the last report."""
@@ -207,7 +207,7 @@ class Sampling:
             rollout = held.begun()
             request = rollout.request()
             requests.append(request)
-            held.life.enter(Phase.SAMPLE, turn=rollout.num_turns, first_token=rollout.length)
+            held.life.enter(EpisodePhase.SAMPLE, turn=rollout.num_turns, first_token=rollout.length)
             held.request_id = request.request_id
             self._in_engine[request.request_id] = held
         if requests:

@@ -24,7 +24,7 @@ from broker.protocol.messages import MAX_REASON, Failure, FailureKind, Submissio
 from buffer.record.codec import encode_episode
 from configs.errors import RecordError, RewardError
 from configs.own_code import explain
-from configs.traces import Phase
+from configs.traces import EpisodePhase
 
 from .environment_workers import EnvironmentWorkers
 from .held_leases import HeldLease, HeldLeases
@@ -37,7 +37,7 @@ MAX_BATCH = 64  # samples in one call of a reward function
 log = structlog.get_logger()
 
 
-class Gathering:
+class GroupCollector:
     """Finished episodes of groups that a reward judges as a whole, until a group is complete.
 
     Most groups are leased to one actor. Members of a group may be divided between actors: an actor
@@ -114,14 +114,14 @@ class Scoring:
         if rollout.state is State.FINISHED:
             self._put_finished(held)
         else:
-            held.life.enter(Phase.JUDGE, turn=rollout.num_turns)
+            held.life.enter(EpisodePhase.JUDGE, turn=rollout.num_turns)
             self._environment.put(held, lambda _: rollout.judge(), partial(self._judged, held))
 
     def fail(self, held: HeldLease, kind: FailureKind, reason: str) -> None:
         """Report that an episode cannot be made."""
         lease = held.lease
         log.warning("episode failed", task_id=lease.task_id, kind=kind, reason=reason)
-        held.life.enter(Phase.FAIL, kind=kind)
+        held.life.enter(EpisodePhase.FAIL, kind=kind)
         self._leases.close(held)
         self._outbox.put(Failure(lease.task_id, lease.fence, kind, reason[:MAX_REASON]))
 
@@ -163,7 +163,7 @@ class Scoring:
             most: Tells how many episodes may wait.
         """
         finished, groups = self._finished[environment], self._groups[environment]
-        gathering = Gathering(size, wait_s=wait_s, clock=time.monotonic)
+        gathering = GroupCollector(size, wait_s=wait_s, clock=time.monotonic)
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(gathering.left_s):
@@ -200,7 +200,7 @@ class Scoring:
             self._put_finished(held)
 
     def _put_finished(self, held: HeldLease) -> None:
-        held.life.enter(Phase.REWARD)
+        held.life.enter(EpisodePhase.REWARD)
         self._finished[held.environment].put_nowait(held)
 
     async def _apply_functions(
@@ -226,7 +226,7 @@ class Scoring:
             self.fail(held, "data", str(error))
             return
         self.num_finished += 1
-        held.life.enter(Phase.SUBMIT, reward=score.reward, finish=episode.finish_reason)
+        held.life.enter(EpisodePhase.SUBMIT, reward=score.reward, finish=episode.finish_reason)
         self._leases.close(held)
         self._outbox.put(Submission(held.lease.task_id, held.lease.fence, record))
 

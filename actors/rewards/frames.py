@@ -11,7 +11,7 @@ from .functions import Convention, RewardSample
 
 MAX_FRAME_BYTES = 64 * 2**20  # a batch of 64 of the largest episodes does not fit, and is split
 
-Outcome = tuple[float | None, str | None]
+RewardOutcome = tuple[float | None, str | None]
 """A reward, or the reason for a missing one; neither = the function does not count."""
 
 
@@ -27,15 +27,15 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-class Outcomes(msgspec.Struct, frozen=True, tag=True):
+class RewardOutcomes(msgspec.Struct, frozen=True, tag=True):
     """Later replies: the outcomes of the next samples, in order."""
 
     number: int
     """Number of the first of these samples since the worker began, to tell answers apart."""
-    outcomes: list[Outcome]
+    outcomes: list[RewardOutcome]
 
 
-Reply = Loaded | Refused | Outcomes
+Reply = Loaded | Refused | RewardOutcomes
 
 
 class MalformedReply(RewardError):

@@ -31,10 +31,10 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Any
 
-from actors.chat import Message, Prompt, as_given, read_prompt, text_of
+from actors.chat import ChatMessage, Prompt, as_given, read_prompt, text_of
 from actors.environments.base import Conversation, columns_of
 from configs.errors import RewardError, SettingsError, quoted
-from configs.own_code import load_own
+from configs.own_code import load_user_code
 
 FORMS = (
     "f(prompts, completions, **kwargs) -> list[float], f(output, prompt) -> float "
@@ -62,7 +62,7 @@ class RewardSample:
     """The environment's own score."""
     columns: dict[str, Any] = field(default_factory=dict)
     """Further columns of the item."""
-    turns: tuple[Message, ...] = ()
+    turns: tuple[ChatMessage, ...] = ()
     """All turns and observations one by one."""
     data_source: str = ""
     """Name of the environment, by which verl's functions tell tasks apart."""
@@ -71,7 +71,7 @@ class RewardSample:
     def of(
         cls,
         conversation: Conversation,
-        turns: Sequence[Message],
+        turns: Sequence[ChatMessage],
         *,
         index: int = 0,
         purpose: str = "train",
@@ -124,7 +124,7 @@ def load_reward(reward: str) -> RewardFunction:
     Raises:
         SettingsError: The file, module or function cannot be loaded.
     """
-    function: RewardFunction = load_own(reward, setting="run.reward", kind="function")
+    function: RewardFunction = load_user_code(reward, setting="run.reward", kind="function")
     return function
 
 

@@ -82,7 +82,7 @@ class Judge:
                 f"a judge must have the package openai, which is not installed; "
                 f"install the extra `judge`: {install_command('judge')}"
             )
-        self._scores = Scores(cache)
+        self._scores = ScoreCache(cache)
         self.num_replies = self.num_cached = self.prompt_tokens = self.completion_tokens = 0
         self.num_unread = 0
         self._unread_in_row = MOST_UNREAD  # until there is a score: a rubric must work at first
@@ -177,7 +177,7 @@ class Judge:
         )
 
 
-class Scores:
+class ScoreCache:
     """Scores by the digest of their request, in SQLite: in memory, or in a file of several actors.
 
     Args:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from actors.chat import Message, text_of
+from actors.chat import ChatMessage, text_of
 from actors.environments.base import Conversation
 from configs.errors import RewardError, quoted
 from configs.settings import ActorSettings, RunSettings
@@ -99,7 +99,7 @@ class RewardPool:
         """
         await self._start()
         completion = item.answer or ""
-        sample = RewardSample.of(item, [Message("assistant", completion)])
+        sample = RewardSample.of(item, [ChatMessage("assistant", completion)])
         for result in await self.score([sample, sample]):
             if isinstance(result, RewardError):
                 asked = text_of(sample.prompt)
@@ -151,7 +151,7 @@ def score_answers(
     Raises:
         SettingsError: A function cannot be loaded.
     """
-    samples = [RewardSample.of(item, [Message("assistant", answer)]) for answer in answers]
+    samples = [RewardSample.of(item, [ChatMessage("assistant", answer)]) for answer in answers]
     return asyncio.run(_score_all(RewardPool(run, actors), samples))
 
 

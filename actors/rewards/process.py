@@ -24,7 +24,7 @@ import structlog
 from configs.errors import DeadlineError, RewardError, SettingsError
 
 from .channel import Channel, start_worker
-from .frames import Loaded, MalformedReply, Outcomes, Refused, Reply
+from .frames import Loaded, MalformedReply, Refused, Reply, RewardOutcomes
 from .functions import Convention, RewardSample
 from .worker import OUT_OF_MEMORY
 
@@ -39,7 +39,7 @@ Result = float | RewardError | None
 """A reward, the error of a missing one, or None: the function does not count for this sample."""
 
 
-class Death(NamedTuple):
+class WorkerExit(NamedTuple):
     """The end of a worker."""
 
     reason: str
@@ -146,13 +146,15 @@ class RewardProcess:
             batch = 1 if self._convention is Convention.BATCH else batch
         return results
 
-    async def _call(self, samples: Sequence[RewardSample]) -> tuple[list[Result], Death | None]:
+    async def _call(
+        self, samples: Sequence[RewardSample]
+    ) -> tuple[list[Result], WorkerExit | None]:
         """Return the outcomes that came, and the end of the worker if some are missing."""
         if self._process is None:
             try:
                 await self._restart()
             except (RewardError, SettingsError) as error:  # it loaded before: the sample fails
-                return [], Death(str(error), hung=True)
+                return [], WorkerExit(str(error), hung=True)
         answers: list[Result] = []
         try:
             await self._channel.send(list(samples), self._timeout_s)
@@ -166,9 +168,11 @@ class RewardProcess:
         except MalformedReply as error:
             await self._kill()
             log.warning("reward worker restarts", reason=str(error))
-            return answers, Death(f"reward must leave its worker's answers alone: {error}", False)
+            return answers, WorkerExit(
+                f"reward must leave its worker's answers alone: {error}", False
+            )
         except RewardError as error:  # a sample that cannot be sent
-            return answers, Death(str(error), hung=False)
+            return answers, WorkerExit(str(error), hung=False)
         return answers, None
 
     def _checked(self, reply: Reply, *, most: int) -> list[Result]:
@@ -178,7 +182,7 @@ class RewardProcess:
             MalformedReply: The reply is not for the next samples.
         """
         if (
-            not isinstance(reply, Outcomes)
+            not isinstance(reply, RewardOutcomes)
             or reply.number != self._num_answers
             or not 0 < len(reply.outcomes) <= most
         ):
@@ -195,7 +199,7 @@ class RewardProcess:
         self.num_restarts += self._has_started
         await self.start()
 
-    async def _end(self) -> Death:
+    async def _end(self) -> WorkerExit:
         """Kill the worker and return the reason for its end."""
         assert self._process is not None
         with contextlib.suppress(TimeoutError):
@@ -211,7 +215,7 @@ class RewardProcess:
         else:
             reason = f"reward ended its process with status {status}"
         log.warning("reward worker restarts", reason=reason)
-        return Death(reason, hung=status is None)
+        return WorkerExit(reason, hung=status is None)
 
     async def _kill(self) -> None:
         process, self._process = self._process, None

@@ -29,10 +29,10 @@ from configs.own_code import explain
 
 from .frames import (
     Loaded,
-    Outcome,
-    Outcomes,
     Refused,
     Reply,
+    RewardOutcome,
+    RewardOutcomes,
     pack_frame,
     unpack_samples,
 )
@@ -62,7 +62,7 @@ def serve(reward: str, requests: BinaryIO, replies: BinaryIO) -> None:
     """Load the function, report how it is called, then score samples until the input ends."""
     try:
         function = load_reward(reward)
-        caller = Caller(function, recognise(function, reward))
+        caller = RewardCaller(function, recognise(function, reward))
     except SettingsError as error:
         _send(replies, Refused(str(error)))
         return
@@ -71,7 +71,7 @@ def serve(reward: str, requests: BinaryIO, replies: BinaryIO) -> None:
     try:
         while (body := caller.wait_for(read_frame, requests.read)) is not None:
             for outcomes in caller.judge(unpack_samples(body)):
-                _send(replies, Outcomes(number, outcomes))
+                _send(replies, RewardOutcomes(number, outcomes))
                 number += len(outcomes)
     except MemoryError:
         raise  # before anything is cleaned up, which needs memory, too
@@ -81,7 +81,7 @@ def serve(reward: str, requests: BinaryIO, replies: BinaryIO) -> None:
     caller.close()
 
 
-class Caller:
+class RewardCaller:
     """Calls a reward function, and finishes its coroutines in one loop for the process's life."""
 
     def __init__(self, function: RewardFunction, convention: Convention) -> None:
@@ -100,7 +100,7 @@ class Caller:
         if self._runner is not None:
             self._runner.close()
 
-    def judge(self, samples: Sequence[RewardSample]) -> Iterator[list[Outcome]]:
+    def judge(self, samples: Sequence[RewardSample]) -> Iterator[list[RewardOutcome]]:
         """Yield the outcomes of all samples, in order, as soon as they are known."""
         ranks = self.convention is Convention.GROUP
         if ranks or (self.convention is Convention.BATCH and len(samples) > 1):
@@ -121,7 +121,7 @@ class Caller:
                     yield [_reason(error, samples[0])] * len(samples)
                     return
                 self._note_split(error, len(samples))
-        waiting: list[asyncio.Task[Outcome] | Outcome] = []
+        waiting: list[asyncio.Task[RewardOutcome] | RewardOutcome] = []
         for sample in samples:
             outcome = self._begin(sample)
             if isinstance(outcome, tuple) and not waiting:
@@ -136,7 +136,7 @@ class Caller:
         self._runner = self._runner or asyncio.Runner()
         return self._runner.get_loop()
 
-    def _begin(self, sample: RewardSample) -> asyncio.Task[Outcome] | Outcome:
+    def _begin(self, sample: RewardSample) -> asyncio.Task[RewardOutcome] | RewardOutcome:
         try:
             if self.convention is Convention.SAMPLE:
                 answer = call_sample(self._function, sample)
@@ -148,13 +148,13 @@ class Caller:
         except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises is the reason
             return _reason(error, sample)
 
-    async def _finish(self, answer: Awaitable[Any], sample: RewardSample) -> Outcome:
+    async def _finish(self, answer: Awaitable[Any], sample: RewardSample) -> RewardOutcome:
         try:
             return self._read(await answer)
         except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises is the reason
             return _reason(error, sample)
 
-    def _read(self, answer: Any) -> Outcome:
+    def _read(self, answer: Any) -> RewardOutcome:
         is_one = self.convention is Convention.SAMPLE
         return _outcome(value_of(answer) if is_one else values_of(answer, count=1)[0])
 
@@ -171,7 +171,7 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
     return await answer
 
 
-def _reason(error: Exception, sample: RewardSample) -> Outcome:
+def _reason(error: Exception, sample: RewardSample) -> RewardOutcome:
     """Return the outcome of a sample whose call failed.
 
     Raises:
@@ -186,7 +186,7 @@ def _reason(error: Exception, sample: RewardSample) -> Outcome:
     return None, reason[: MAX_REASON_CHARACTERS - len(about)] + about
 
 
-def _outcome(value: object) -> Outcome:
+def _outcome(value: object) -> RewardOutcome:
     try:
         return checked(value), None
     except RewardError as error:

@@ -42,10 +42,10 @@ class ProgramError(Exception):
     """The program raised an error of a class that is not Python's own."""
 
 
-class Remote:
+class RemoteObject:
     """An object of the program, in the process of the tests: attributes and calls, no more."""
 
-    def __init__(self, calls: Calls, number: int) -> None:
+    def __init__(self, calls: ProgramConnection, number: int) -> None:
         self._calls = calls
         self._number = number
 
@@ -59,7 +59,7 @@ class Remote:
         return self._calls.ask({"object": self._number, "attribute": name})
 
 
-class Calls:
+class ProgramConnection:
     """The tests' end of the pipes to the program."""
 
     def __init__(self, replies: int, requests: int) -> None:
@@ -92,7 +92,7 @@ class Calls:
 
     def unpack(self, value: Any) -> Any:
         """Return the value of a message."""
-        return unpack(value, lambda number: Remote(self, number))
+        return unpack(value, lambda number: RemoteObject(self, number))
 
 
 def run_tests(replies: int, requests: int, source: str) -> None:
@@ -103,7 +103,7 @@ def run_tests(replies: int, requests: int, source: str) -> None:
     """
     verdict = os.dup(1)
     os.dup2(2, 1)  # texts that the tests print are no verdict
-    names = Calls(replies, requests).names()
+    names = ProgramConnection(replies, requests).names()
     solution = sys.modules["solution"] = types.ModuleType("solution")
     vars(solution).update(names)
     module = types.ModuleType("tests")
@@ -118,7 +118,7 @@ def run_tests(replies: int, requests: int, source: str) -> None:
 def run_calls(replies: int, requests: int, cases: str) -> None:
     """Call one function with the arguments of each case, and compare its results."""
     said = json.loads(cases)
-    names = Calls(replies, requests).names()
+    names = ProgramConnection(replies, requests).names()
     name = said["function"]
     function = names[name] if name in names else getattr(names["Solution"](), name)
     for arguments, wanted in said["cases"]:
@@ -172,7 +172,7 @@ def pack(value: Any, keep: Callable[[object], int] | None = None) -> Any:
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, Remote):
+    if isinstance(value, RemoteObject):
         return {"object": value._number}
     if isinstance(value, bytes | bytearray):
         return {"bytes": value.hex()}

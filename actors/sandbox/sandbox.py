@@ -74,7 +74,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ProgramResult:
     """The end of a program."""
 
     output: bytes
@@ -120,7 +120,7 @@ class Sandbox:
     def why_not(self) -> str:
         """Try what a program must not be able to do; return the fault, or an empty text."""
         command = self._command("program", Limits())
-        with _Process(command, PROBE, b"asked", errors=subprocess.PIPE) as probe:
+        with _SandboxedProcess(command, PROBE, b"asked", errors=subprocess.PIPE) as probe:
             with suppress(RewardError):
                 _collect([probe], Limits())
             if probe.output == READY + PROBED:
@@ -128,15 +128,15 @@ class Sandbox:
             last = probe.reason().strip().rpartition("\n")[2]
             return last or f"a program could do too much, or too little: {quoted(probe.output)}"
 
-    def run(self, program: str, stdin: bytes, limits: Limits) -> Outcome:
+    def run(self, program: str, stdin: bytes, limits: Limits) -> ProgramResult:
         """Run a program to its end, or to one of its limits.
 
         Raises:
             RewardError: The system cannot start a process, so nothing was run.
         """
-        with _Process(self._command("program", limits), program, stdin) as process:
+        with _SandboxedProcess(self._command("program", limits), program, stdin) as process:
             _collect([process], limits)
-            return Outcome(process.output.removeprefix(READY), process.status())
+            return ProgramResult(process.output.removeprefix(READY), process.status())
 
     def passes(self, program: str, role: str, tests: str, limits: Limits) -> bool:
         """Let tests in a sandbox of their own call a program, and return whether all hold.
@@ -155,10 +155,12 @@ class Sandbox:
                 requests, replies = _pipe(ends), _pipe(ends)
                 channel = (replies[0], requests[1])
                 command = self._command(role, limits, *channel)
-                judge = processes.enter_context(_Process(command, tests, channel=channel))
+                judge = processes.enter_context(_SandboxedProcess(command, tests, channel=channel))
                 channel = (requests[0], replies[1])
                 command = self._command("answers", limits, *channel)
-                process = processes.enter_context(_Process(command, program, channel=channel))
+                process = processes.enter_context(
+                    _SandboxedProcess(command, program, channel=channel)
+                )
             _collect([judge, process], limits)
             return judge.output == READY + PASSED and judge.status() == 0
 
@@ -169,7 +171,7 @@ class Sandbox:
         return [INTERPRETER, *flags, "-c", ENTER, *map(str, arguments)]
 
 
-class _Process:
+class _SandboxedProcess:
     """One process in the sandbox, and its output."""
 
     def __init__(
@@ -246,7 +248,7 @@ class _Process:
         return self._process.stderr.read(REASON_BYTES).decode(errors="replace")
 
 
-def _collect(processes: Sequence[_Process], limits: Limits) -> None:
+def _collect(processes: Sequence[_SandboxedProcess], limits: Limits) -> None:
     """Read what processes print until the first of them has ended, or one prints too much.
 
     Raises:

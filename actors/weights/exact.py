@@ -24,27 +24,27 @@ from actors.engine.wire_tensors import named_tensors
 from broker.protocol.manifest import Probe
 from configs.architecture import attention_of
 
-from .probe import Difference
+from .probe import LogprobDifference
 
 Exact = Callable[[StagedWeights], Sequence[float]]
 """Log-probs of the probe's tokens 1.. in float32, nats."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sides:
+class Float32Differences:
     """Differences of engine and learner from float32."""
 
-    engine: Difference
-    learner: Difference
-    bound: Difference
+    engine: LogprobDifference
+    learner: LogprobDifference
+    bound: LogprobDifference
 
     @classmethod
     def of(
-        cls, engine: Sequence[float], probe: Probe, exact: Sequence[float], bound: Difference
-    ) -> Sides:
+        cls, engine: Sequence[float], probe: Probe, exact: Sequence[float], bound: LogprobDifference
+    ) -> Float32Differences:
         """Compare engine and learner with float32."""
-        theirs = Difference.of(probe.logprobs, exact)
-        return cls(Difference.of(engine, exact), theirs, bound)
+        theirs = LogprobDifference.of(probe.logprobs, exact)
+        return cls(LogprobDifference.of(engine, exact), theirs, bound)
 
     @property
     def engine_is_right(self) -> bool:

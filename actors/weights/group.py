@@ -15,7 +15,16 @@ from typing import Any
 import structlog
 
 from broker.protocol.manifest import BASE, SparseLink, WeightManifest
-from broker.protocol.weight_messages import Abort, Ack, Announce, Epoch, Fault, Moved, Ready, Send
+from broker.protocol.weight_messages import (
+    Abort,
+    Ack,
+    Announce,
+    Epoch,
+    Ready,
+    Send,
+    VersionReplaced,
+    WeightGroupFault,
+)
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
 
@@ -75,13 +84,15 @@ class GroupMember:
         if message.version == self._expected:
             self._inbox.put_nowait(message)
         elif isinstance(message, Epoch):
-            self._post(Fault(message.number, message.version, "not waiting for this version"))
+            self._post(
+                WeightGroupFault(message.number, message.version, "not waiting for this version")
+            )
 
-    def can_fetch(self, wanted: Announce | Moved) -> bool:
+    def can_fetch(self, wanted: Announce | VersionReplaced) -> bool:
         """Return whether an epoch of this version is expected."""
         return wanted.manifest.version == self._expected
 
-    async def fetch(self, wanted: Announce | Moved, file: StagingFile) -> bool:
+    async def fetch(self, wanted: Announce | VersionReplaced, file: StagingFile) -> bool:
         """Receive the expected version. False: `file` has a mixture of versions."""
         version = wanted.manifest.version
         try:
@@ -195,4 +206,4 @@ class GroupMember:
         number = self._epoch.number if self._epoch is not None else 0
         log.warning("weight epoch left", epoch=number, reason=reason)
         self.leave()
-        self._post(Fault(number, version, reason))
+        self._post(WeightGroupFault(number, version, reason))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from broker.protocol.manifest import BASE, SparseLink
-from broker.protocol.weight_messages import Chunk, Gone, Later, Pull
+from broker.protocol.weight_messages import Pull, SlicePending, VersionGone, WeightChunk
 from buffer.record.episode import PolicyVersion
 
 
@@ -88,17 +88,17 @@ class HeldWeights:
         """Stop offering the complete version."""
         self._whole = self._is_whole = None
 
-    def answer(self, pull: Pull) -> Chunk | Later | Gone:
-        """Return the slice, or `Later` if it is still to arrive, or `Gone`."""
+    def answer(self, pull: Pull) -> WeightChunk | SlicePending | VersionGone:
+        """Return the slice, or `SlicePending` if it is still to arrive, or `VersionGone`."""
         memory = self._find(pull)
         place = pull.within(len(memory)) if memory is not None else None
         if memory is not None and place is not None:
             payload = bytes(memory[place])
             if self._find(pull) is memory:  # still there, so the copy is of that version
-                return Chunk(pull.version, pull.offset, payload, pull.base)
+                return WeightChunk(pull.version, pull.offset, payload, pull.base)
         if memory is not None or not self._will_have(pull):
-            return Gone(pull.version, pull.offset)
-        return Later(pull.version, pull.offset)
+            return VersionGone(pull.version, pull.offset)
+        return SlicePending(pull.version, pull.offset)
 
     def _find(self, pull: Pull) -> mmap.mmap | bytearray | None:
         whole = self.whole

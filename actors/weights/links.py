@@ -15,7 +15,7 @@ import zmq.asyncio
 
 from broker.protocol.codec import decode, encode
 from broker.protocol.messages import Publication
-from broker.protocol.weight_messages import JOIN_EVERY_S, MAX_WEIGHTS_FRAME, Join, Peer
+from broker.protocol.weight_messages import JOIN_EVERY_S, MAX_WEIGHTS_FRAME, Join, PeerEndpoint
 from broker.transport.keys import KeyPair
 from broker.transport.sockets import connect_dealer
 from broker.weights.port import SILENCE_MS
@@ -28,7 +28,7 @@ UNSENT_WAIT_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class ActorIdentity:
     """Identity of an actor at every port."""
 
     keys: KeyPair
@@ -50,9 +50,9 @@ class WeightLink:
     def __init__(
         self,
         context: zmq.asyncio.Context,
-        port: Peer,
+        port: PeerEndpoint,
         *,
-        caller: Caller,
+        caller: ActorIdentity,
         on_message: Callable[[object], None],
         may_queue: bool = False,
     ) -> None:
@@ -105,20 +105,20 @@ class PublisherLink:
     def __init__(
         self,
         *,
-        caller: Caller,
+        caller: ActorIdentity,
         join: Callable[[], Join],
         on_message: Callable[[object], None],
     ) -> None:
         self._caller = caller
         self._join = join
         self._on_message = on_message
-        self._port: Peer | None = None
+        self._port: PeerEndpoint | None = None
         self._moved = asyncio.Event()
         self._link: WeightLink | None = None
 
     def follow(self, publication: Publication) -> None:
         """Connect to the endpoint of a publication, unless that is the present one."""
-        port = Peer(publication.endpoint, publication.public_key)
+        port = PeerEndpoint(publication.endpoint, publication.public_key)
         if port != self._port:
             self._port = port
             self._moved.set()

@@ -21,7 +21,7 @@ import structlog
 from xxhash import xxh3_128
 
 from broker.protocol.manifest import WeightManifest
-from broker.protocol.weight_messages import Announce, Moved
+from broker.protocol.weight_messages import Announce, VersionReplaced
 from broker.weights.seal import Seal
 from configs.errors import WeightsError
 
@@ -39,7 +39,7 @@ OPEN_FILES = Path("/proc/self/fd")
 """A folder of Linux; elsewhere a file whose name is gone cannot be opened again."""
 
 
-class _Slot:
+class _MappedSlot:
     """A slot of the publisher that is mapped here for as long as it is used.
 
     Args:
@@ -85,14 +85,14 @@ class PublisherMemory:
     def __init__(self, counters: WeightCounters) -> None:
         self._counters = counters
         self._folder = Path()
-        self._slots: dict[str, _Slot] = {}
+        self._slots: dict[str, _MappedSlot] = {}
         """Slots by path; kept, as the first read of a new mapping costs a quarter of a copy."""
 
-    def can_fetch(self, wanted: Announce | Moved) -> bool:
+    def can_fetch(self, wanted: Announce | VersionReplaced) -> bool:
         """Return whether the file of this version is on this machine and may be read."""
         return bool(wanted.memory) and os.access(wanted.memory, os.R_OK)
 
-    async def borrow(self, wanted: Announce | Moved) -> StagingFile | None:
+    async def borrow(self, wanted: Announce | VersionReplaced) -> StagingFile | None:
         """Return a checked version where it lies; None if it is no longer there."""
         try:
             slot = self._open(wanted.memory, wanted.manifest.num_bytes)
@@ -107,16 +107,16 @@ class PublisherMemory:
         self._counters.memory_reads += 1
         return StagingFile(slot.path, slot.memory, partial(slot.is_still, number))
 
-    def _open(self, path: str, num_bytes: int) -> _Slot:
+    def _open(self, path: str, num_bytes: int) -> _MappedSlot:
         folder = Path(path).parent
         if folder != self._folder:  # of another learner: drop the slots of the last one
             self._folder, self._slots = folder, {}
         if path not in self._slots:
-            self._slots[path] = _Slot(path, num_bytes)
+            self._slots[path] = _MappedSlot(path, num_bytes)
         return self._slots[path]
 
 
-def _check(slot: _Slot, number: int, manifest: WeightManifest) -> None:
+def _check(slot: _MappedSlot, number: int, manifest: WeightManifest) -> None:
     """Check that a slot has the version, unchanged since its seal had this number; blocks.
 
     Raises:

@@ -18,14 +18,14 @@ from broker.protocol.manifest import Probe
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class LogprobDifference:
     """Differences of log-probs over the tokens of a probe, nats."""
 
     mean: float = 0.0
     largest: float = 0.0
 
     @classmethod
-    def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> Difference:
+    def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> LogprobDifference:
         """Compare log-probs; infinite if lengths differ or a value is not a number."""
         if len(ours) != len(theirs):
             return cls(math.inf, math.inf)
@@ -34,20 +34,20 @@ class Difference:
             return cls(math.inf, math.inf)
         return cls(sum(by_token) / max(1, len(by_token)), max(by_token, default=0.0))
 
-    def is_within(self, bound: Difference) -> bool:
+    def is_within(self, bound: LogprobDifference) -> bool:
         """Whether neither the mean nor the largest difference is above its bound."""
         return self.mean <= bound.mean and self.largest <= bound.largest
 
-    def times(self, factor: float) -> Difference:
+    def times(self, factor: float) -> LogprobDifference:
         """Multiply both differences by a factor."""
-        return Difference(factor * self.mean, factor * self.largest)
+        return LogprobDifference(factor * self.mean, factor * self.largest)
 
     def __str__(self) -> str:
         """Write both differences for a log or an error."""
         return f"{self.mean:.3g} on average and {self.largest:.3g} at most"
 
 
-FLOORS = {"float32": Difference(5e-5, 5e-4), "bfloat16": Difference(0.005, 0.05)}
+FLOORS = {"float32": LogprobDifference(5e-5, 5e-4), "bfloat16": LogprobDifference(0.005, 0.05)}
 """Bound of any engine, for a policy so certain that its own rounding changes nothing."""
 SLACK = 3.0
 """Factor of the learner's rounding for the mean difference, which is over few tokens."""
@@ -70,12 +70,12 @@ class ProbeJudge:
         """Whether a person has set the bound."""
         return self._tolerance is not None
 
-    def bound(self, probe: Probe, dtype: str) -> Difference:
+    def bound(self, probe: Probe, dtype: str) -> LogprobDifference:
         """Return the largest difference that is allowed under this version."""
         if self._tolerance is not None:
-            return Difference(self._tolerance, self._tolerance)
+            return LogprobDifference(self._tolerance, self._tolerance)
         floor = FLOORS[dtype]
-        return Difference(
+        return LogprobDifference(
             max(floor.mean, SLACK * probe.rounding_mean),
             max(floor.largest, WIDE * SLACK * probe.rounding_max),
         )

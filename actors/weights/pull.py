@@ -13,13 +13,19 @@ from collections.abc import Sequence
 import structlog
 
 from broker.protocol.manifest import BASE, AdapterSpec, SparseLink, WeightManifest, digest_of
-from broker.protocol.weight_messages import Announce, Chunk, Moved, Peer, Sources
+from broker.protocol.weight_messages import (
+    Announce,
+    PeerEndpoint,
+    Sources,
+    VersionReplaced,
+    WeightChunk,
+)
 from buffer.record.episode import PolicyVersion
 
 from .counters import WeightCounters
 from .held import HeldWeights
 from .slices import SlicePull
-from .sources import Source, WeightSources
+from .sources import PullSource, WeightSources
 from .staging_files import StagingFile
 from .updates import WeightUpdates, digests_of_link
 
@@ -63,16 +69,16 @@ class WeightPull:
         slices = self._slices
         return None if slices is None else (slices.num_bytes.total(), slices.wanted_bytes)
 
-    def can_fetch(self, wanted: Announce | Moved) -> bool:  # noqa: ARG002 - as every transport
+    def can_fetch(self, wanted: Announce | VersionReplaced) -> bool:  # noqa: ARG002 - as every transport
         """Return True: the publisher can always be asked."""
         return True
 
-    def on_answer(self, answer: Chunk | Moved) -> None:
+    def on_answer(self, answer: WeightChunk | VersionReplaced) -> None:
         """Process an answer of the publisher to the pull under way."""
         if self._slices is not None:
             self._slices.on_answer(answer)
 
-    async def fetch(self, wanted: Announce | Moved, file: StagingFile) -> bool:
+    async def fetch(self, wanted: Announce | VersionReplaced, file: StagingFile) -> bool:
         """Pull a version. False: the publisher has a newer one, or the digest is wrong.
 
         Raises:
@@ -99,13 +105,13 @@ class WeightPull:
         self._counters.sparse_pulls += is_right and adapter is None
         return is_right
 
-    def _adapter_of(self, wanted: Announce | Moved) -> AdapterSpec | None:
+    def _adapter_of(self, wanted: Announce | VersionReplaced) -> AdapterSpec | None:
         """Return the adapter of a version, if it can be used here, or None."""
         if wanted.manifest.version == self._only_whole:
             return None
         return self._updates.adapter_of(wanted.manifest)
 
-    def _chain_to(self, wanted: Announce | Moved) -> tuple[SparseLink, ...]:
+    def _chain_to(self, wanted: Announce | VersionReplaced) -> tuple[SparseLink, ...]:
         """Return the updates from the version here to this one; empty = pull all bytes."""
         if wanted.manifest.version == self._only_whole:
             return ()
@@ -136,7 +142,7 @@ class WeightPull:
         return is_right
 
     async def _fetch_adapter(
-        self, wanted: Announce | Moved, adapter: AdapterSpec, memory: mmap.mmap
+        self, wanted: Announce | VersionReplaced, adapter: AdapterSpec, memory: mmap.mmap
     ) -> bool:
         """Pull an adapter, and its base if it is not here yet."""
         manifest, sources = wanted.manifest, self._sources.of()
@@ -152,7 +158,7 @@ class WeightPull:
         return await self._updates.add_adapter(update, manifest, memory)
 
     async def _fetch_changes(
-        self, wanted: Announce | Moved, chain: Sequence[SparseLink], memory: mmap.mmap
+        self, wanted: Announce | VersionReplaced, chain: Sequence[SparseLink], memory: mmap.mmap
     ) -> bool:
         """Pull a chain of sparse updates and apply it to a copy of the version that is held."""
         updates = [bytearray(link.num_bytes) for link in chain]
@@ -162,10 +168,10 @@ class WeightPull:
         return await self._updates.add_changes(updates, wanted.manifest, memory)
 
     async def _fetch_link(
-        self, wanted: Announce | Moved, link: SparseLink, update: bytearray
+        self, wanted: Announce | VersionReplaced, link: SparseLink, update: bytearray
     ) -> bool:
         """Pull one sparse update; in a site other actors can pull each slice as it arrives."""
-        peers: tuple[Peer, ...] = ()
+        peers: tuple[PeerEndpoint, ...] = ()
         digests = None
         if wanted.update_digests:  # of an actor of a site
             peers = wanted.sources.peers if wanted.sources is not None else ()
@@ -185,7 +191,7 @@ class WeightPull:
         self,
         memory: mmap.mmap | bytearray,
         version: PolicyVersion,
-        sources: Sequence[Source],
+        sources: Sequence[PullSource],
         *,
         base: PolicyVersion | None = None,
         digests: bytes | None = None,

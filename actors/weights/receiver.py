@@ -20,7 +20,7 @@ right. Otherwise a restart would not help: the actor logs a remedy and waits for
 A publisher that vanishes changes nothing here: the engine goes on with the version it has.
 
 Example:
-    caller = Caller(keys, run="demo", incarnation=me)
+    caller = ActorIdentity(keys, run="demo", incarnation=me)
     receiver = WeightReceiver(engine, settings, caller=caller, staging=path)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(receiver.run())
@@ -56,10 +56,10 @@ from configs.errors import (
 from configs.settings import ActorSettings
 
 from .counters import WeightCounters
-from .exact import Exact, Sides, exact_logprobs
-from .links import Caller, PublisherLink
+from .exact import Exact, Float32Differences, exact_logprobs
+from .links import ActorIdentity, PublisherLink
 from .place import MemberPlace, OwnProcess
-from .probe import Difference, ProbeJudge
+from .probe import LogprobDifference, ProbeJudge
 from .read_back import StorageCheck
 from .share import WeightShare
 from .sources import WeightSources
@@ -115,7 +115,7 @@ class WeightReceiver:
         engine: Swapping,
         settings: ActorSettings,
         *,
-        caller: Caller,
+        caller: ActorIdentity,
         staging: Path,
         keys_folder: Path | None = None,
         device: str = "cpu",
@@ -346,7 +346,7 @@ class WeightReceiver:
         """Compare the engine's log-probs with the learner's; return the fault, or an empty text."""
         manifest = staged.manifest
         logprobs = await self._engine.probe(manifest.probe.token_ids)
-        difference = Difference.of(logprobs, manifest.probe.logprobs)
+        difference = LogprobDifference.of(logprobs, manifest.probe.logprobs)
         bound = self._bound(manifest)
         if difference.is_within(bound):
             self._counters.note_probe(difference.mean, difference.largest)
@@ -373,7 +373,7 @@ class WeightReceiver:
             self._verdict = f"{refusal}; float32 cannot decide: {error or type(error).__name__}"
         else:
             ours = await self._engine.probe(manifest.probe.token_ids)
-            sides = Sides.of(ours, manifest.probe, exact, self._bound(manifest))
+            sides = Float32Differences.of(ours, manifest.probe, exact, self._bound(manifest))
             self._verdict = f"{refusal}; {sides}"
             if sides.engine_is_right and sides.learner_is_right and not self._judge.is_fixed:
                 log.warning("engine and learner differ, and neither is wrong", reason=str(sides))
@@ -391,7 +391,7 @@ class WeightReceiver:
         self._counters.overwritten += 1
         self._transfer.fetch_again(may_borrow=self._num_overwritten < 2)
 
-    def _bound(self, manifest: WeightManifest) -> Difference:
+    def _bound(self, manifest: WeightManifest) -> LogprobDifference:
         return self._judge.bound(manifest.probe, manifest.tensors[0].dtype)
 
     async def _serve(self, version: PolicyVersion) -> None:

@@ -25,7 +25,7 @@ from buffer.record.episode import PolicyVersion
 from configs import durable
 from configs.errors import DeadlineError, WeightsError
 
-from .links import Caller, PublisherLink
+from .links import ActorIdentity, PublisherLink
 from .sources import WeightSources
 from .staging_files import StagingFile, StagingFiles
 from .transfer import FromPublisher, WeightTransfer
@@ -111,7 +111,7 @@ async def download(
         if isinstance(message, FromPublisher):
             transfer.on_message(message)
 
-    caller = Caller(keys, run, f"download-{secrets.token_hex(4)}")
+    caller = ActorIdentity(keys, run, f"download-{secrets.token_hex(4)}")
     link = PublisherLink(
         caller=caller,
         join=lambda: Join(transfer.held, can_group=False, device="cpu"),

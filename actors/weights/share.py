@@ -15,7 +15,13 @@ from pathlib import Path
 
 import zmq.asyncio
 
-from broker.protocol.weight_messages import CHUNK_BYTES, Later, Neighbours, Peer, Pull
+from broker.protocol.weight_messages import (
+    CHUNK_BYTES,
+    Neighbours,
+    PeerEndpoint,
+    Pull,
+    SlicePending,
+)
 from broker.transport.allow_list import AllowList, Role, read_allowed
 from broker.transport.keys import ALLOWED
 from broker.transport.sockets import bound_endpoint, reachable
@@ -24,7 +30,7 @@ from broker.weights.port import Route, WeightPort, open_router
 from configs.errors import RecordError, SettingsError
 
 from .held import HeldWeights
-from .links import Caller
+from .links import ActorIdentity
 
 MAX_WAITING = 256
 """Pulls that wait for a slice: far more than the publisher sends here. Beyond it, a new pull
@@ -44,7 +50,7 @@ class WeightShare:
     """
 
     def __init__(
-        self, held: HeldWeights, endpoint: str, *, folder: Path | None, caller: Caller
+        self, held: HeldWeights, endpoint: str, *, folder: Path | None, caller: ActorIdentity
     ) -> None:
         self._held = held
         self._endpoint = endpoint
@@ -54,7 +60,7 @@ class WeightShare:
         self._port: WeightPort | None = None
         self._waiting: dict[str, dict[tuple[Route, Pull], None]] = {}
         """Waiting pulls by key, oldest first."""
-        self.peer: Peer | None = None
+        self.peer: PeerEndpoint | None = None
         """Address at which other actors reach it; None = not listening yet."""
 
     async def run(self) -> None:
@@ -75,7 +81,7 @@ class WeightShare:
                     on_message=self._on_pull,
                     allows=self._allows,
                 )
-                self.peer = Peer(
+                self.peer = PeerEndpoint(
                     reachable(bound_endpoint(router)), self._caller.keys.public.decode()
                 )
                 async with asyncio.TaskGroup() as tasks:
@@ -103,7 +109,7 @@ class WeightShare:
                 f"{pull.offset}"
             )
         answer = self._held.answer(pull)
-        if isinstance(answer, Later):
+        if isinstance(answer, SlicePending):
             self._put_off(key, route, pull)
         self._post(route, answer)
 
@@ -124,7 +130,7 @@ class WeightShare:
                     pulls.clear()
                 for route, pull in tuple(pulls):
                     answer = self._held.answer(pull)
-                    if not isinstance(answer, Later):
+                    if not isinstance(answer, SlicePending):
                         del pulls[route, pull]
                         self._post(route, answer)
                 if not pulls:

@@ -26,16 +26,16 @@ from broker.protocol.manifest import DIGEST_BYTES, chunk_digests
 from broker.protocol.weight_messages import (
     CHUNK_BYTES,
     PULL_CREDIT,
-    Chunk,
-    Gone,
-    Later,
-    Moved,
     Pull,
+    SlicePending,
+    VersionGone,
+    VersionReplaced,
+    WeightChunk,
 )
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError
 
-from .sources import Answer, Kind, NoAddressError, Post, Source
+from .sources import Answer, Kind, NoAddressError, Post, PullSource
 
 FIRST_WAIT_S = 1.0
 """Loopback and a rack answer in milliseconds; a lost request costs this much."""
@@ -75,10 +75,10 @@ class SlicePull:
         version: PolicyVersion,
         memory: mmap.mmap | bytearray,
         *,
-        sources: Sequence[Source],
+        sources: Sequence[PullSource],
         base: PolicyVersion | None = None,
         digests: bytes | None = None,
-        failed: Callable[[Source, str, bool], None] = lambda _source, _reason, _has_lied: None,
+        failed: Callable[[PullSource, str, bool], None] = lambda _source, _reason, _has_lied: None,
         arrived: Callable[[int], None] = lambda _offset: None,
         progress_timeout_s: float,
     ) -> None:
@@ -109,7 +109,7 @@ class SlicePull:
     def _on_answer_of(self, kind: Kind, answer: Answer) -> None:
         self._inbox.put_nowait((kind, answer))
 
-    async def run(self) -> Moved | None:
+    async def run(self) -> VersionReplaced | None:
         """Pull all slices. Return None when complete, or the version that the publisher has now.
 
         Raises:
@@ -136,7 +136,7 @@ class SlicePull:
             f"nothing of {tuple(self._version)}; the next news start another"
         )
 
-    async def _pull_from(self, source: Source, post: Post) -> Moved | _Failed | None:
+    async def _pull_from(self, source: PullSource, post: Post) -> VersionReplaced | _Failed | None:
         """Ask one source for all missing slices."""
         clock = asyncio.get_running_loop().time
         wait_s, pace = FIRST_WAIT_S, Pace(clock)
@@ -163,28 +163,30 @@ class SlicePull:
                 return end
         return None
 
-    async def _take(self, answer: Answer, source: Source, pace: Pace) -> Moved | _Failed | None:
+    async def _take(
+        self, answer: Answer, source: PullSource, pace: Pace
+    ) -> VersionReplaced | _Failed | None:
         """Process an answer of the source; return the end of the pull if the answer ends it."""
         match answer:
-            case Moved():
+            case VersionReplaced():
                 if self._base is not None or answer.manifest.version > self._version:
                     return answer
-            case Later():
+            case SlicePending():
                 pace.has_promised = True
-            case Gone(version=self._version):
+            case VersionGone(version=self._version):
                 return _Failed("it has another version", is_fault=False)
-            case Chunk() if self._is_missing(answer):
+            case WeightChunk() if self._is_missing(answer):
                 if not await self._keep(answer, source.kind):
                     return _Failed("what it sent has a wrong digest", has_lied=True)
                 pace.brought()
-            case Chunk() if self._answers_inquiry(answer):
+            case WeightChunk() if self._answers_inquiry(answer):
                 asked = list(self._asked)
                 self._ask_again(asked[: asked.index(answer.offset) + 1])
             case _:  # a repetition, or an answer to another pull
                 pass
         return None
 
-    def _measure(self, source: Source, pace: Pace) -> None:
+    def _measure(self, source: PullSource, pace: Pace) -> None:
         """Ask the publisher for a slice if a peer is late, to compare both."""
         if pace.measuring_s > self._progress_timeout_s:
             pace.give_up()
@@ -196,10 +198,12 @@ class SlicePull:
         if self._publisher is not None and self._publisher(pull):
             pace.ask(offset)
 
-    async def _compare(self, answer: Answer, _source: Source, pace: Pace) -> Moved | _Failed | None:
+    async def _compare(
+        self, answer: Answer, _source: PullSource, pace: Pace
+    ) -> VersionReplaced | _Failed | None:
         """Compare a peer with the publisher by this answer of the publisher; keep the slice."""
-        if not isinstance(answer, Chunk):
-            if not isinstance(answer, Later) and pace.is_measuring:
+        if not isinstance(answer, WeightChunk):
+            if not isinstance(answer, SlicePending) and pace.is_measuring:
                 pace.give_up()  # the publisher has another version when a peer still has this one
             return None
         is_of_this = (answer.version, answer.base) == (self._version, self._base)
@@ -210,7 +214,7 @@ class SlicePull:
             await self._keep(answer, "publisher")
         return _Failed("it is less than half as fast as the publisher") if pace.is_behind else None
 
-    def _silence_s(self, source: Source, pace: Pace) -> float:
+    def _silence_s(self, source: PullSource, pace: Pace) -> float:
         if source is self._sources[-1] or pace.is_measuring:  # both share one link
             return self._progress_timeout_s
         return LATER_S if pace.has_promised else SILENT_S
@@ -228,7 +232,7 @@ class SlicePull:
         self._inquiry = offset, self._inquiries
         post(Pull(self._version, offset, self._inquiries, self._base))
 
-    def _answers_inquiry(self, chunk: Chunk) -> bool:
+    def _answers_inquiry(self, chunk: WeightChunk) -> bool:
         """Return whether this is the answer to the last inquiry, and its slice has not come."""
         is_ours = (chunk.version, chunk.base) == (self._version, self._base)
         is_last = (chunk.offset, len(chunk.payload)) == self._inquiry
@@ -240,13 +244,13 @@ class SlicePull:
         for offset in offsets:
             del self._asked[offset]
 
-    def _is_missing(self, chunk: Chunk) -> bool:
+    def _is_missing(self, chunk: WeightChunk) -> bool:
         """Return whether this slice was asked for and has not come before."""
         is_ours = (chunk.version, chunk.base) == (self._version, self._base)
         is_asked = chunk.offset in self._asked
         return is_ours and is_asked and len(chunk.payload) == self._length(chunk.offset)
 
-    async def _keep(self, chunk: Chunk, kind: Kind) -> bool:
+    async def _keep(self, chunk: WeightChunk, kind: Kind) -> bool:
         """Write a slice to its place. False: its digest is wrong."""
         if kind == "publisher":
             asked = list(self._asked)
@@ -259,7 +263,7 @@ class SlicePull:
         self._arrived(chunk.offset)
         return True
 
-    async def _is_right(self, chunk: Chunk, digests: bytes) -> bool:
+    async def _is_right(self, chunk: WeightChunk, digests: bytes) -> bool:
         begin = chunk.offset // CHUNK_BYTES * DIGEST_BYTES
         right = digests[begin : begin + DIGEST_BYTES]
         return await asyncio.to_thread(chunk_digests, chunk.payload, CHUNK_BYTES) == right

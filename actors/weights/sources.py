@@ -17,9 +17,15 @@ from typing import Literal, Protocol
 import structlog
 import zmq.asyncio
 
-from broker.protocol.weight_messages import Chunk, Gone, Later, Moved, Peer
+from broker.protocol.weight_messages import (
+    PeerEndpoint,
+    SlicePending,
+    VersionGone,
+    VersionReplaced,
+    WeightChunk,
+)
 
-from .links import Caller, WeightLink
+from .links import ActorIdentity, WeightLink
 
 log = structlog.get_logger()
 
@@ -28,7 +34,7 @@ REST_S = 30.0
 
 Kind = Literal["memory", "peers", "publisher"]
 """Kind of a source, as in `actors.pull_from`."""
-Answer = Chunk | Moved | Later | Gone
+Answer = WeightChunk | VersionReplaced | SlicePending | VersionGone
 Post = Callable[[object], bool]
 OnAnswer = Callable[[Answer], None]
 
@@ -37,7 +43,7 @@ class NoAddressError(Exception):
     """The address that a peer has sent cannot be connected to."""
 
 
-class Source(Protocol):
+class PullSource(Protocol):
     """A process that answers pulls."""
 
     @property
@@ -75,7 +81,9 @@ class PeerSource:
 
     kind: Kind = "peers"
 
-    def __init__(self, peer: Peer, context: zmq.asyncio.Context, caller: Caller) -> None:
+    def __init__(
+        self, peer: PeerEndpoint, context: zmq.asyncio.Context, caller: ActorIdentity
+    ) -> None:
         self.name = peer.endpoint
         self.peer = peer
         self._context = context
@@ -86,7 +94,8 @@ class PeerSource:
         """Connect for as long as the block runs."""
 
         def on_message(message: object) -> None:
-            if isinstance(message, Chunk | Later | Gone):  # only a publisher may send Moved
+            # Only a publisher may send VersionReplaced.
+            if isinstance(message, WeightChunk | SlicePending | VersionGone):
                 on_answer(message)
 
         try:
@@ -113,25 +122,25 @@ class WeightSources:
         caller: Identity of this actor at its peers.
     """
 
-    def __init__(self, post: Post, *, order: Sequence[Kind], caller: Caller) -> None:
+    def __init__(self, post: Post, *, order: Sequence[Kind], caller: ActorIdentity) -> None:
         self._publisher = PublisherSource(post)
         self._order = order
         self._caller = caller
         self._context: zmq.asyncio.Context | None = None
-        self._resting: dict[Peer, float] = {}
+        self._resting: dict[PeerEndpoint, float] = {}
 
     @property
     def has_memory(self) -> bool:
         """Whether the settings list the publisher's memory."""
         return "memory" in self._order
 
-    def of(self, peers: Sequence[Peer] = ()) -> tuple[Source, ...]:
+    def of(self, peers: Sequence[PeerEndpoint] = ()) -> tuple[PullSource, ...]:
         """Return the sources of a version or an update, in order.
 
         Args:
             peers: Actors that may have it, nearest first.
         """
-        sources: list[Source] = []
+        sources: list[PullSource] = []
         for kind in self._order:
             if kind == "publisher":
                 sources.append(self._publisher)
@@ -139,7 +148,7 @@ class WeightSources:
                 sources += self._peers(peers)
         return tuple(sources)
 
-    def _peers(self, peers: Sequence[Peer]) -> Iterator[PeerSource]:
+    def _peers(self, peers: Sequence[PeerEndpoint]) -> Iterator[PeerSource]:
         if self._context is None:
             self._context = zmq.asyncio.Context()
         now = time.monotonic()
@@ -148,7 +157,7 @@ class WeightSources:
             if peer not in self._resting:
                 yield PeerSource(peer, self._context, self._caller)
 
-    def failed(self, source: Source, reason: str, has_lied: bool) -> None:
+    def failed(self, source: PullSource, reason: str, has_lied: bool) -> None:
         """Avoid this source, if it is a peer: for a while, or for good if it sent wrong bytes."""
         log.warning("source of weights left", source=source.name, reason=reason)
         if isinstance(source, PeerSource):

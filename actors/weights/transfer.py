@@ -21,7 +21,14 @@ from typing import Protocol, TypeAlias
 import structlog
 
 from broker.protocol.manifest import WeightManifest
-from broker.protocol.weight_messages import Abort, Announce, Chunk, Epoch, Moved, Send
+from broker.protocol.weight_messages import (
+    Abort,
+    Announce,
+    Epoch,
+    Send,
+    VersionReplaced,
+    WeightChunk,
+)
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError
 
@@ -42,17 +49,17 @@ NOTHING = PolicyVersion(-1, -1)
 MAX_MISMATCHES = 3
 """Wrong digests in one transfer before the actor gives up; CURVE excludes errors of the network."""
 
-FromPublisher: TypeAlias = Announce | Epoch | Send | Abort | Chunk | Moved
+FromPublisher: TypeAlias = Announce | Epoch | Send | Abort | WeightChunk | VersionReplaced
 
 
 class Transport(Protocol):
     """A way for the bytes of a version to come here."""
 
-    def can_fetch(self, wanted: Announce | Moved) -> bool:
+    def can_fetch(self, wanted: Announce | VersionReplaced) -> bool:
         """Return whether this version may come this way."""
         ...
 
-    async def fetch(self, wanted: Announce | Moved, file: StagingFile) -> bool:
+    async def fetch(self, wanted: Announce | VersionReplaced, file: StagingFile) -> bool:
         """Fill a file with a version and check it.
 
         Unless this returns True, a thread may still write to the file.
@@ -109,7 +116,7 @@ class WeightTransfer:
             self._pull,
         )
         self._may_borrow = True
-        self._wanted: Announce | Moved | None = None
+        self._wanted: Announce | VersionReplaced | None = None
         self._newest: StagingFile | None = None
         self._tasks = asyncio.TaskGroup()
         self._running: set[asyncio.Task[None]] = set()
@@ -152,9 +159,9 @@ class WeightTransfer:
                 self._on_announce(message)
             case Epoch() | Send() | Abort():
                 self._group.on_message(message)
-            case Chunk():
+            case WeightChunk():
                 self._pull.on_answer(message)
-            case Moved():
+            case VersionReplaced():
                 wanted = self._wanted
                 if wanted is not None and message.manifest.version >= wanted.manifest.version:
                     self._wanted = message
@@ -250,7 +257,9 @@ class WeightTransfer:
                 return True
         return False
 
-    async def _fill(self, transport: Transport, wanted: Announce | Moved) -> StagingFile | None:
+    async def _fill(
+        self, transport: Transport, wanted: Announce | VersionReplaced
+    ) -> StagingFile | None:
         """Let a transport fill a file; None if it has not brought the version."""
         file = self._files.acquire(wanted.manifest.num_bytes)
         is_whole = False

@@ -1,7 +1,7 @@
 """The actor's end of the line to vLLM's first worker, in which its weight groups are joined.
 
     actor: listens ◀── connects when the engine has started ── worker
-           Enter(epoch), Receive(path), Leave ──▶        ◀── Answer(digest | fault)
+           Enter(epoch), Receive(path), Leave ──▶        ◀── OrderReply(digest | fault)
 
 Consumes answers. Waits for the worker to connect; its end fails all orders that wait for an answer.
 The caller sets deadlines: a worker that is stopped answers nothing.
@@ -21,10 +21,10 @@ from msgspec import MsgspecError
 
 from actors.engine.weights.worker_orders import (
     MAX_LINE_BYTES,
-    Answer,
     Enter,
     Leave,
     Order,
+    OrderReply,
     Receive,
     answer_of,
     line_of,
@@ -51,7 +51,7 @@ class WorkerLine:
         self._listener.listen(1)
         self._writer: asyncio.StreamWriter | None = None
         self._numbers = count()
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._waiting: dict[int, asyncio.Future[OrderReply]] = {}
 
     @property
     def is_open(self) -> bool:
@@ -92,8 +92,8 @@ class WorkerLine:
         """Tell the worker to leave the group, without waiting for it."""
         self._send(Leave())
 
-    async def _ordered(self, order: Enter | Receive) -> Answer:
-        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    async def _ordered(self, order: Enter | Receive) -> OrderReply:
+        answered: asyncio.Future[OrderReply] = asyncio.get_running_loop().create_future()
         self._waiting[order.number] = answered
         try:
             if not self._send(order):
@@ -111,7 +111,7 @@ class WorkerLine:
         self._writer.write(line_of(order))
         return True
 
-    def _on_answer(self, answer: Answer) -> None:
+    def _on_answer(self, answer: OrderReply) -> None:
         waiting = self._waiting.get(answer.number)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)

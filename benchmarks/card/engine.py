@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from actors.engine.engine import Request, StagedWeights
+from actors.engine.engine import GenerationRequest, StagedWeights
 from actors.engine.threaded import ThreadedEngine
 from actors.engine.vllm_engine import VllmStepper
 from actors.engine.vllm_options import VllmOptions
@@ -43,14 +43,14 @@ class OurEngine:
     """The engine of an actor, which always has the same number of requests running."""
 
     def __init__(self, stepper: VllmStepper, concurrency: int) -> None:
-        self._requests: Iterator[Request] = iter(())
+        self._requests: Iterator[GenerationRequest] = iter(())
         self._concurrency = concurrency
         self._running = 0
         self._runner = asyncio.Runner()
         length = stepper._options.max_model_len
         self._threaded = ThreadedEngine(stepper, max_model_len=length, start_timeout_s=START_S)
 
-    def ask(self, requests: Iterator[Request]) -> None:
+    def ask(self, requests: Iterator[GenerationRequest]) -> None:
         """Take requests from here from now on."""
         self._requests = requests
 
@@ -158,14 +158,14 @@ def swap(engine: OurEngine, folder: Path, asked: Asked, dtype: str, note: Note) 
         note(f"swap_{kind}", figures | {"stale": stale})
 
 
-def _requests(folder: Path, tokens: int) -> Iterator[Request]:
+def _requests(folder: Path, tokens: int) -> Iterator[GenerationRequest]:
     """Yield requests of random tokens, without an end; no two of one process have one name."""
     vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
     drawn = np.random.default_rng(1)
     while True:
         prompt = tuple(drawn.integers(3, vocabulary, size=PROMPT).tolist())
         for number in islice(NUMBERS, GROUP):
-            yield Request(str(number), prompt, tokens, 1.0, ())
+            yield GenerationRequest(str(number), prompt, tokens, 1.0, ())
 
 
 def _random_model(asked: Asked) -> Path:

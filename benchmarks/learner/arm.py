@@ -26,7 +26,7 @@ from buffer.record.episode import Episode
 from configs.architecture import LogitChange
 from configs.settings import AlgorithmSettings, LearnerSettings
 from learner.algorithm.losses import policy_loss
-from learner.algorithm.microbatch import Microbatch, Prepared, empty_microbatch
+from learner.algorithm.microbatch import Microbatch, PreparedMicrobatch, empty_microbatch
 from learner.data.batch import pack, plan_batch
 from learner.model.activations import Kept
 from learner.model.logits import Softmax
@@ -183,7 +183,7 @@ def output_layer(kind: str, tokens: int, width: int, vocabulary: int) -> dict[st
     return figures | {"peak_mib": figures["peak_mib"] - vocabulary * width * 4 / MIB}
 
 
-def _prepared(tokens: int, vocabulary: int) -> Prepared:
+def _prepared(tokens: int, vocabulary: int) -> PreparedMicrobatch:
     """Tokens of a policy that is not far from random logits."""
     microbatch = replace(
         empty_microbatch(),
@@ -194,7 +194,7 @@ def _prepared(tokens: int, vocabulary: int) -> Prepared:
         lags_N=torch.zeros(tokens, dtype=torch.int64),
         episodes_N=torch.zeros(tokens, dtype=torch.int64),
     )
-    return Prepared(microbatch)
+    return PreparedMicrobatch(microbatch)
 
 
 def measure(run: Callable[[], object]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 
 from actors.assembly import prepare
 from actors.engine.choice import engine_device, episodes_at_a_time
-from actors.engine.engine import Request
+from actors.engine.engine import GenerationRequest
 from actors.engine.threaded import ThreadedEngine
 from actors.engine.vllm_engine import VllmStepper
 from actors.engine_of_settings import make_engine
@@ -43,7 +43,9 @@ STREAM_INTERVAL = 8
 class BareEngine:
     """`LLMEngine.step()` in a loop."""
 
-    def __init__(self, engine: LLMEngine, requests: Iterator[Request], concurrency: int) -> None:
+    def __init__(
+        self, engine: LLMEngine, requests: Iterator[GenerationRequest], concurrency: int
+    ) -> None:
         self._engine = engine
         self._requests = requests
         self._concurrency = concurrency
@@ -67,7 +69,7 @@ class BareEngine:
         self._engine.abort_request(list(self._running))
         self._running.clear()
 
-    def _begin(self, request: Request) -> None:
+    def _begin(self, request: GenerationRequest) -> None:
         from vllm.inputs import tokens_input
 
         name = next(self._names)
@@ -79,7 +81,9 @@ class BareEngine:
 class BareCore:
     """The stepper of an actor in a loop, which takes tokens where vLLM's core hands them over."""
 
-    def __init__(self, stepper: VllmStepper, requests: Iterator[Request], concurrency: int) -> None:
+    def __init__(
+        self, stepper: VllmStepper, requests: Iterator[GenerationRequest], concurrency: int
+    ) -> None:
         self._stepper = stepper
         self._requests = requests
         self._concurrency = concurrency
@@ -103,13 +107,13 @@ class BareCore:
         self._stepper.cancel(list(self._running))
         self._running.clear()
 
-    def _begin(self, request: Request) -> None:
+    def _begin(self, request: GenerationRequest) -> None:
         key = next(self._keys)
         self._running.add(key)
         self._stepper.admit(key, request, request.max_tokens)
 
 
-def sampling_of(request: Request) -> SamplingParams:
+def sampling_of(request: GenerationRequest) -> SamplingParams:
     """Ask for the actor's tokens with the least that `LLMEngine` can make of them."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -127,7 +131,7 @@ def sampling_of(request: Request) -> SamplingParams:
     )
 
 
-def requests_of(settings: Settings) -> Iterator[Request]:
+def requests_of(settings: Settings) -> Iterator[GenerationRequest]:
     """Yield what an actor asks its engine for, in the order of the curriculum."""
     tools = asyncio.run(prepare(settings, "bare-engine"))
     maker, environment = tools.maker, tools.environments[0].make()

@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.delivery.arms import running_redis
 from buffer.record.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
 from configs.settings import Settings
-from learner.reporting.bulletin import Bulletin
+from learner.reporting.bulletin import RunSnapshot
 from learner.reporting.metrics_page import LearnerPage
 from learner.reporting.sample_writer import SampleWriter
 
@@ -35,7 +35,7 @@ def handed_over_us(settings: Settings, scratch: Path) -> dict[str, float]:
     """
     file = settings.run.folder / "metrics.jsonl"
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    page, bulletin = LearnerPage(limit_s=60.0), Bulletin()
+    page, bulletin = LearnerPage(limit_s=60.0), RunSnapshot()
     run = settings.run.model_copy(update={"directory": scratch / "runs"})
     run.folder.mkdir(parents=True)
     texts = SampleWriter(

@@ -21,7 +21,7 @@ from benchmarks.ring.watched_run import watch
 from benchmarks.ring.watching import FIRST, own_percent
 from benchmarks.support.progress import Say
 from benchmarks.support.workload import Workload, make_model
-from configs.traces import MAX_WAITING, TRACES, Phase, TraceIds, trace_life
+from configs.traces import MAX_WAITING, TRACES, EpisodePhase, TraceIds, begin_lease_trace
 
 OVERRIDES = ("actors.engine=torch", "run.eval_episodes=0")
 SHARES = {"off": 0.0, "tenth": 0.1, "all": 1.0}
@@ -83,8 +83,8 @@ def us_per_lease(share: float) -> float:
 
 def _live() -> None:
     for task_id in range(CALLS):
-        life = trace_life(task_id, 1)
-        life.enter(Phase.SAMPLE, turn=0, first_token=0)
+        life = begin_lease_trace(task_id, 1)
+        life.enter(EpisodePhase.SAMPLE, turn=0, first_token=0)
         life.note(end_token=7, finish="stop")
         life.end("OK")
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from buffer.client.scripts import load_script
 from buffer.operations.keys import run_prefix
-from buffer.operations.operation import Call, Fetch, Operation, Reply
+from buffer.operations.operation import Fetch, Operation, Reply, ScriptCall
 from buffer.store import incoming
 from tests.simulation.lua import Scripts
 from tests.simulation.memory_redis import MemoryRedis
@@ -36,7 +36,7 @@ class SimulatedStore:
         keys = [(self._prefix + key).encode() for key in fetch.keys]
         return self._scripts.database.execute(b"MGET", *keys)
 
-    def _call(self, call: Call) -> Reply:
+    def _call(self, call: ScriptCall) -> Reply:
         for place, record in incoming(self._prefix, call.records).items():
             self._scripts.database.execute(b"SET", place.encode(), record)
         return self._scripts.run(load_script(call.script), self._prefix, call.arguments)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from learner.data.dealing import Place, Size, lockstep
+from learner.data.dealing import SequencePlacement, Size, lockstep
 from learner.model.sequence_cost import SequenceCost
 
 GROUP_SIZE = 8
@@ -30,7 +30,9 @@ def made_sizes(number: int, *, prompts: tuple[int, int], seed: int = 0) -> list[
     ]
 
 
-def time_of(places: Sequence[Place], sizes: Sequence[Size], cost: SequenceCost) -> float:
+def time_of(
+    places: Sequence[SequencePlacement], sizes: Sequence[Size], cost: SequenceCost
+) -> float:
     """Add up over microbatches what the dearest rank's costs, each of its prompts once."""
     prompts = {
         (place, size.prompt): cost(size.prompt_tokens, 0)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from actors.engine.engine import Request
+from actors.engine.engine import GenerationRequest
 from benchmarks.weights.pause import VOCABULARY, _save_model
 
 ROUNDS = 15
@@ -89,7 +89,9 @@ def _sampling_s(stepper: Any, start: int) -> float:
         token_ids = tuple(2 + (number * 7 + i) % (VOCABULARY - 2) for i in range(PROMPT_TOKENS))
         key = 1 + start * EPISODES + number
         stepper.admit(
-            key, Request(str(key), token_ids, COMPLETION_TOKENS, 1.0, ()), COMPLETION_TOKENS
+            key,
+            GenerationRequest(str(key), token_ids, COMPLETION_TOKENS, 1.0, ()),
+            COMPLETION_TOKENS,
         )
     began = time.process_time()
     while stepper.has_work:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore  # re-exported, but not for type checkers
 from torch.distributed import ProcessGroupGloo
 
-from actors.engine.engine import Request
+from actors.engine.engine import GenerationRequest
 from actors.engine.threaded import ThreadedEngine
 from benchmarks.weights.ring import FORKS, WeightRing
 from broker.protocol.manifest import Probe
@@ -96,9 +96,9 @@ def _stepper(engine: str, model: Path) -> Any:
     return VllmStepper(VllmOptions(str(model), max_model_len=256, max_concurrent=32))
 
 
-def _request(number: int) -> Request:
+def _request(number: int) -> GenerationRequest:
     token_ids = tuple(2 + (number * 7 + i) % (VOCABULARY - 2) for i in range(16))
-    return Request(str(number), token_ids, MAX_TOKENS, 1.0, ())
+    return GenerationRequest(str(number), token_ids, MAX_TOKENS, 1.0, ())
 
 
 def _send(model: Path, port: int, announced: Connection, updates: int) -> None:

@@ -32,7 +32,7 @@ from configs.logging import configure_logging
 from configs.settings import ActorSettings, LearnerSettings, RunSettings
 from configs.tables.actors import WeightSource
 from lab.faults.network import enter
-from learner.weights.log import Sent, read_weight_log
+from learner.weights.log import VersionDelivery, read_weight_log
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
@@ -189,14 +189,14 @@ class WeightRing:
         self._pointed = time.perf_counter()  # the sidecar has just been woken
         self._publications.append(publication)
 
-    def deliver(self) -> Sent:
+    def deliver(self) -> VersionDelivery:
         """Publish, and wait until all receivers have confirmed."""
         self.publish()
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             for line in read_weight_log(self._run.folder):
                 if line["event"] == "delivered" and line["version"] == [1, self._step]:
-                    return convert(line, Sent)
+                    return convert(line, VersionDelivery)
             time.sleep(0.002)
         raise AssertionError("no report of a delivery")
 
@@ -260,7 +260,7 @@ def _copy_first(receiver: Any) -> _Copied:
 
 
 def _receive(place: Place, pipe: Connection, make_engine: Callable[[], Any]) -> None:
-    from actors.weights.links import Caller
+    from actors.weights.links import ActorIdentity
     from actors.weights.receiver import WeightReceiver
 
     async def live() -> None:
@@ -273,7 +273,7 @@ def _receive(place: Place, pipe: Connection, make_engine: Callable[[], Any]) -> 
                 site=place.site,
                 pull_from=place.pull_from,
             ),
-            caller=Caller(load_pair(place.folder / "keys", "actor"), "weights", place.name),
+            caller=ActorIdentity(load_pair(place.folder / "keys", "actor"), "weights", place.name),
             staging=place.folder / "staging",
             keys_folder=place.folder / "keys",
         )

@@ -25,7 +25,7 @@ from msgspec.structs import fields, replace
 
 from configs.errors import RecordError, quoted
 
-from .fields import Message, Text
+from .fields import Text, WireMessage
 from .manifest import WeightManifest
 from .messages import BrokerMessage, TaskSpec
 from .weight_messages import WeightMessage
@@ -41,8 +41,8 @@ from .weight_messages import WeightMessage
 WIRE_VERSION = 5
 OLDEST_VERSION = WIRE_VERSION
 """Oldest version that is read and answered; no release has used an earlier one."""
-ADDED_FIELDS: Mapping[type[Message], tuple[str, ...]] = {}
-ADDED_MESSAGES: tuple[type[Message], ...] = ()
+ADDED_FIELDS: Mapping[type[WireMessage], tuple[str, ...]] = {}
+ADDED_MESSAGES: tuple[type[WireMessage], ...] = ()
 """Messages that `WIRE_VERSION` has and `OLDEST_VERSION` has not."""
 
 
@@ -51,7 +51,7 @@ def is_known_to(version: int, message: object) -> bool:
     return version >= WIRE_VERSION or not isinstance(message, ADDED_MESSAGES)
 
 
-def as_known_to(version: int, message: Message) -> Message:
+def as_known_to(version: int, message: WireMessage) -> WireMessage:
     """Return a message without the fields that this earlier wire version lacks.
 
     Raises:
@@ -124,7 +124,7 @@ def encode(
     Raises:
         RecordError: A value cannot be written as msgpack, or that version has no such message.
     """
-    if not isinstance(message, Message):
+    if not isinstance(message, WireMessage):
         raise RecordError(f"message must be one of the wire's, got {type(message).__name__}")
     sent = message if version == WIRE_VERSION else as_known_to(version, message)
     return _encode(Envelope(version, run, incarnation, seq, sent))  # type: ignore[arg-type]

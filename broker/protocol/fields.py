@@ -1,9 +1,10 @@
 """Building blocks of messages: structs that msgspec turns into msgpack and back, within limits.
 
-A `Message` travels as a map of its fields with its `op`; a `Part` within it is an array of its
-fields in order, because heartbeats carry many of them. Reading refuses a value of another type (but
-whole numbers are floats too), an unknown field, a missing field without a default, a float that is
-not finite, and a list or text beyond its limit. Writing checks nothing, as the type checker does.
+A `WireMessage` travels as a map of its fields with its `op`; a `MessagePart` within it is an array
+of its fields in order, because heartbeats carry many of them. Reading refuses a value of another
+type (but whole numbers are floats too), an unknown field, a missing field without a default, a
+float that is not finite, and a list or text beyond its limit. Writing checks nothing, as the type
+checker does.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ Endpoints = Annotated[tuple[Text, ...], Meta(max_length=MAX_BROKERS)]
 Named = Annotated[dict[Text, Item], Meta(max_length=MAX_ITEMS)]
 
 
-class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op"):
+class WireMessage(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op"):
     """The content of one ZeroMQ frame, beside its header (`codec.py`)."""
 
 
-class Part(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class MessagePart(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """A struct inside a message."""

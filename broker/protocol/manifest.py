@@ -18,7 +18,7 @@ from xxhash import xxh3_128
 
 from buffer.record.episode import PolicyVersion
 
-from .fields import Many, Message, Part, Real, Text, Whole
+from .fields import Many, MessagePart, Real, Text, Whole, WireMessage
 
 DIGEST_BYTES = 32
 BASE = PolicyVersion(0, 0)
@@ -56,7 +56,7 @@ def chunk_digests(memory: mmap.mmap | memoryview | bytes, chunk_bytes: int) -> b
         return b"".join(blake3(whole[i : i + chunk_bytes]).digest() for i in starts)
 
 
-class TensorSpec(Part, frozen=True):
+class TensorSpec(MessagePart, frozen=True):
     """One tensor in the flat buffer."""
 
     name: Text
@@ -67,7 +67,7 @@ class TensorSpec(Part, frozen=True):
     num_bytes: Whole
 
 
-class Probe(Part, frozen=True):
+class Probe(MessagePart, frozen=True):
     """A sequence of tokens and the learner's log-probs of its tokens 1.. at temperature 1."""
 
     token_ids: Many[Whole]
@@ -79,7 +79,7 @@ class Probe(Part, frozen=True):
     """Largest change of a log-prob by that rounding, nats."""
 
 
-class SparseLink(Part, frozen=True):
+class SparseLink(MessagePart, frozen=True):
     """A sparse update (`sparse.py`) that turns the bytes of `base` into those of `version`."""
 
     base: PolicyVersion
@@ -87,7 +87,7 @@ class SparseLink(Part, frozen=True):
     num_bytes: Whole
 
 
-class AdapterSpec(Part, frozen=True):
+class AdapterSpec(MessagePart, frozen=True):
     """An adapter that turns the bytes of `BASE` into those of a version (`low_rank.py`).
 
     Its bytes are, for each of `tensors`, A [rank, columns] and B [rows, rank] in float32.
@@ -103,7 +103,7 @@ class AdapterSpec(Part, frozen=True):
     """Places of the matrices in the manifest's list, in order."""
 
 
-class WeightManifest(Message, frozen=True, tag="manifest"):
+class WeightManifest(WireMessage, frozen=True, tag="manifest"):
     """Layout, digest and probe of one policy version."""
 
     version: PolicyVersion

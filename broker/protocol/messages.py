@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, field
 from buffer.operations.leases import MAX_CHUNKS
 from buffer.record.episode import PolicyVersion
 
-from .fields import Endpoints, Item, Many, Message, Named, Part, Real, Text, Whole
+from .fields import Endpoints, Item, Many, MessagePart, Named, Real, Text, Whole, WireMessage
 
 MAX_LINES = 4096
 """Tasks in one message; four times the most an actor generates at a time by default."""
@@ -22,7 +22,7 @@ MAX_ABANDONED = 32
 """Calls that a client has at a time."""
 MAX_REASON = 2_000  # characters of a failure's: a traceback's end, kept for each dead letter
 MAX_SEEN = 256  # actors in a status: more than anybody reads, in some 80 KB
-MAX_BULLETIN = 64 * 1024  # bytes, as the learner writes it
+MAX_RUN_SNAPSHOT = 64 * 1024  # bytes, as the learner writes it
 
 Id = Annotated[int, Meta(ge=0, le=2**53 - 1)]  # of a task, or a fence: a double in Lua
 Lines = Annotated[tuple[Item, ...], Meta(max_length=MAX_LINES)]
@@ -42,7 +42,7 @@ class Verdict(StrEnum):
     """A chunk is missing; the actor sends again from `length`."""
 
 
-class TaskSpec(Part, frozen=True):
+class TaskSpec(MessagePart, frozen=True):
     """Content of a task; tens of bytes. Producer: the learner's curriculum. Consumer: actors."""
 
     group_id: Whole
@@ -55,7 +55,7 @@ class TaskSpec(Part, frozen=True):
     """0 = greedy."""
 
 
-class Lease(Part, frozen=True):
+class Lease(MessagePart, frozen=True):
     """A task granted to one actor. Producer: broker. Consumer: actor."""
 
     task_id: Whole
@@ -67,7 +67,7 @@ class Lease(Part, frozen=True):
     """Encoded `Completion` chunks, in order, that together have `length` tokens."""
 
 
-class Publication(Part, frozen=True):
+class Publication(MessagePart, frozen=True):
     """Where the current weights are. Producer: learner, through the store. Consumer: actors."""
 
     version: PolicyVersion
@@ -78,7 +78,7 @@ class Publication(Part, frozen=True):
     """The publisher's CURVE public key (z85)."""
 
 
-class Hello(Message, frozen=True, tag="hello"):
+class Hello(WireMessage, frozen=True, tag="hello"):
     """Actor -> broker, first message of an incarnation."""
 
     incarnation: Text
@@ -90,7 +90,7 @@ class Hello(Message, frozen=True, tag="hello"):
     """Episodes at a time."""
 
 
-class Welcome(Message, frozen=True, tag="welcome", omit_defaults=True):
+class Welcome(WireMessage, frozen=True, tag="welcome", omit_defaults=True):
     """Broker -> actor, answer to HELLO."""
 
     run_id: Text
@@ -104,7 +104,7 @@ class Welcome(Message, frozen=True, tag="welcome", omit_defaults=True):
     """Addresses of the run's brokers; empty = not known."""
 
 
-class LeaseRequest(Message, frozen=True, tag="lease"):
+class LeaseRequest(WireMessage, frozen=True, tag="lease"):
     """Actor -> broker: at most `n` tasks for an engine at `version`; waits up to the long poll."""
 
     n: Whole
@@ -117,7 +117,7 @@ class LeaseRequest(Message, frozen=True, tag="lease"):
     judges whole groups: a finished member that waits for its group would be taken from it."""
 
 
-class LeaseReply(Message, frozen=True, tag="leases"):
+class LeaseReply(WireMessage, frozen=True, tag="leases"):
     """Broker -> actor. `status` is OK, WAIT (no admission now), EMPTY or DONE (the run ended)."""
 
     status: Text
@@ -126,7 +126,7 @@ class LeaseReply(Message, frozen=True, tag="leases"):
     retry_after_s: Real = 0.0
 
 
-class Beat(Part, frozen=True):
+class Beat(MessagePart, frozen=True):
     """A line of a heartbeat: the lease lives; with `chunk`, it has these tokens from `offset`."""
 
     task_id: Id
@@ -157,7 +157,7 @@ class Figures(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     """Resident memory of the actor and its child processes, and the processor cores they use."""
 
 
-class BeatRequest(Message, frozen=True, tag="beat"):
+class BeatRequest(WireMessage, frozen=True, tag="beat"):
     """Actor -> broker every `actors.heartbeat_s`; an empty one is a sign of life."""
 
     beats: Lines[Beat]
@@ -165,7 +165,7 @@ class BeatRequest(Message, frozen=True, tag="beat"):
     stats: Figures = Figures()
 
 
-class TaskVerdict(Part, frozen=True):
+class TaskVerdict(MessagePart, frozen=True):
     """The store's answer for one task; `length` is its authoritative number of tokens."""
 
     task_id: Whole
@@ -173,7 +173,7 @@ class TaskVerdict(Part, frozen=True):
     length: Whole = 0
 
 
-class Verdicts(Message, frozen=True, tag="verdicts", omit_defaults=True):
+class Verdicts(WireMessage, frozen=True, tag="verdicts", omit_defaults=True):
     """Broker -> actor: one verdict for each line, in order."""
 
     verdicts: Many[TaskVerdict]
@@ -182,7 +182,7 @@ class Verdicts(Message, frozen=True, tag="verdicts", omit_defaults=True):
     """As in `Welcome`, in the answer to a heartbeat."""
 
 
-class Submission(Part, frozen=True):
+class Submission(MessagePart, frozen=True):
     """A finished episode as encoded record bytes."""
 
     task_id: Id
@@ -190,13 +190,13 @@ class Submission(Part, frozen=True):
     record: bytes
 
 
-class SubmitRequest(Message, frozen=True, tag="submit"):
+class SubmitRequest(WireMessage, frozen=True, tag="submit"):
     """Actor -> broker: finished episodes; acknowledged only after the store has them."""
 
     submissions: Lines[Submission]
 
 
-class ReleaseRequest(Message, frozen=True, tag="release"):
+class ReleaseRequest(WireMessage, frozen=True, tag="release"):
     """Actor -> broker: leases given back while draining; final chunks go in a BEAT before it."""
 
     tasks: Lines[tuple[Id, Id]]
@@ -208,7 +208,7 @@ FailureKind = Literal["data", "infrastructure"]
 """`data` = a failure of the reward or the environment."""
 
 
-class Failure(Part, frozen=True):
+class Failure(MessagePart, frozen=True):
     """An episode that was not made."""
 
     task_id: Id
@@ -217,21 +217,21 @@ class Failure(Part, frozen=True):
     reason: Annotated[str, Meta(max_length=MAX_REASON)]
 
 
-class FailRequest(Message, frozen=True, tag="fail"):
+class FailRequest(WireMessage, frozen=True, tag="fail"):
     """Actor -> broker: episodes that could not be made."""
 
     failures: Lines[Failure]
 
 
-class Bye(Message, frozen=True, tag="bye"):
+class Bye(WireMessage, frozen=True, tag="bye"):
     """Actor -> broker: this incarnation ends; it holds no leases."""
 
 
-class StatusRequest(Message, frozen=True, tag="status"):
+class StatusRequest(WireMessage, frozen=True, tag="status"):
     """Observer or operator -> broker: request for the state of the run."""
 
 
-class ActorState(Part, frozen=True):
+class ActorState(MessagePart, frozen=True):
     """An actor's last sign of life, at any broker. Producer: broker. Consumer: `nyala top`."""
 
     incarnation: Text
@@ -240,7 +240,7 @@ class ActorState(Part, frozen=True):
     """Its host, version and figures."""
 
 
-class StatusReply(Message, frozen=True, tag="state"):
+class StatusReply(WireMessage, frozen=True, tag="state"):
     """Broker -> observer or operator. No text that was sampled, and nothing secret."""
 
     state: Text
@@ -266,35 +266,35 @@ class StatusReply(Message, frozen=True, tag="state"):
     """Keys that get no leases, with reasons."""
     idle: Text = ""
     """Reason why no actor samples although the learner waits; empty while one does."""
-    bulletin: Annotated[bytes, Meta(max_length=MAX_BULLETIN)] = b""
+    bulletin: Annotated[bytes, Meta(max_length=MAX_RUN_SNAPSHOT)] = b""
     """The learner's newest figures (`learner/reporting/bulletin.py`); empty before the first."""
 
 
-class RevokeRequest(Message, frozen=True, tag="revoke"):
+class RevokeRequest(WireMessage, frozen=True, tag="revoke"):
     """Operator -> broker: take the key of this name off the broker's allow-list."""
 
     name: Text
 
 
-class DrainRequest(Message, frozen=True, tag="drain"):
+class DrainRequest(WireMessage, frozen=True, tag="drain"):
     """Operator -> broker: this incarnation gets no more work, finishes its leases and leaves."""
 
     incarnation: Text
 
 
-class Enrol(Message, frozen=True, tag="enrol"):
+class Enrol(WireMessage, frozen=True, tag="enrol"):
     """Holder of an enrolment key -> broker: allow the actor's key pair that it has just made."""
 
     public_key: Text
 
 
-class Receipt(Message, frozen=True, tag="receipt"):
+class Receipt(WireMessage, frozen=True, tag="receipt"):
     """Broker -> operator or enrolling actor: the request was carried out; `text` is for people."""
 
     text: Text
 
 
-class Refusal(Message, frozen=True, tag="refusal"):
+class Refusal(WireMessage, frozen=True, tag="refusal"):
     """Broker -> peer: the message changed nothing. `code` is for programs, `text` for people."""
 
     code: Text

@@ -11,10 +11,10 @@ one frame each.
                   ◀────────────── Epoch       membership is frozen: rank, size, the store's address
     Ready         ──────────────▶             able, with that at hand; none blocks before all are
                   ◀────────────── Send        enter the group and receive all bytes, or updates
-    Ack | Fault   ──────────────▶             bytes staged, digest equal | not received
+    Ack | WeightGroupFault  ────▶             bytes staged, digest equal | not received
                   ◀────────────── Abort       leave the group, pull instead
     Pull          ──────────────▶             at most `PULL_CREDIT` outstanding
-                  ◀────────────── Chunk       or Moved: this version is gone, take a newer one
+                  ◀────────────── WeightChunk or VersionReplaced: it is gone, take a newer one
                   ◀────────────── Brokers     where brokers are, to each Join and at each change
                   ◀────────────── Neighbours  to who shares in a site: keys of those it may answer
 
@@ -28,7 +28,7 @@ from typing import TypeAlias
 
 from buffer.record.episode import PolicyVersion
 
-from .fields import Endpoints, Many, Message, Part, Real, Text, Whole
+from .fields import Endpoints, Many, MessagePart, Real, Text, Whole, WireMessage
 from .manifest import SparseLink, WeightManifest
 
 JOIN_EVERY_S = 2.0
@@ -45,7 +45,7 @@ MAX_WEIGHTS_FRAME = 2 * CHUNK_BYTES
 """A chunk and its header; also a manifest of 20 000 tensors."""
 
 
-class Peer(Part, frozen=True):
+class PeerEndpoint(MessagePart, frozen=True):
     """Port at which an actor shares its weights. Producer: that actor. Consumer: its peers."""
 
     endpoint: Text
@@ -53,17 +53,17 @@ class Peer(Part, frozen=True):
     """Its CURVE key (z85)."""
 
 
-class Sources(Part, frozen=True):
+class Sources(MessagePart, frozen=True):
     """Sources of a version besides the publisher. Producer: publisher. Consumer: actors."""
 
-    peers: Many[Peer]
+    peers: Many[PeerEndpoint]
     """Nearest first: each but the last pulls from the next one."""
     digests: bytes
     """Digests of the version's slices of `CHUNK_BYTES`, in order (`manifest.chunk_digests`), by
     which each slice of another source is checked before it is kept or passed on."""
 
 
-class Join(Message, frozen=True, tag="weights.join", omit_defaults=True):
+class Join(WireMessage, frozen=True, tag="weights.join", omit_defaults=True):
     """Actor -> publisher: this incarnation lives and serves `version`."""
 
     version: PolicyVersion
@@ -76,7 +76,7 @@ class Join(Message, frozen=True, tag="weights.join", omit_defaults=True):
     """Time for which generation has paused for swaps, in this incarnation."""
     served_s: Real = 0.0
     """Time since its first version was served."""
-    share: Peer | None = None
+    share: PeerEndpoint | None = None
     """Port at which the actor shares its weights; None = it does not share."""
     reads_memory: bool = False
     """The actor needs only the announcement: it reads the bytes from the publisher's memory."""
@@ -84,7 +84,7 @@ class Join(Message, frozen=True, tag="weights.join", omit_defaults=True):
     """Site whose actors fetch each version once between them; empty = no site."""
 
 
-class Announce(Message, frozen=True, tag="weights.announce", omit_defaults=True):
+class Announce(WireMessage, frozen=True, tag="weights.announce", omit_defaults=True):
     """Publisher -> actor: these are the newest weights."""
 
     manifest: WeightManifest
@@ -101,7 +101,7 @@ class Announce(Message, frozen=True, tag="weights.announce", omit_defaults=True)
     peers; empty = updates come from the publisher alone."""
 
 
-class Epoch(Message, frozen=True, tag="weights.epoch"):
+class Epoch(WireMessage, frozen=True, tag="weights.epoch"):
     """Publisher -> member: version `version` comes over this group."""
 
     number: Whole
@@ -122,7 +122,7 @@ class Epoch(Message, frozen=True, tag="weights.epoch"):
     send_s: Real
 
 
-class Ready(Message, frozen=True, tag="weights.ready"):
+class Ready(WireMessage, frozen=True, tag="weights.ready"):
     """Member -> publisher: will enter the group at SEND."""
 
     epoch: Whole
@@ -133,7 +133,7 @@ class Ready(Message, frozen=True, tag="weights.ready"):
     """Digest of the member's base of adapters; empty = it has none."""
 
 
-class Send(Message, frozen=True, tag="weights.send"):
+class Send(WireMessage, frozen=True, tag="weights.send"):
     """Publisher -> member: all are ready; enter the group now."""
 
     epoch: Whole
@@ -145,7 +145,7 @@ class Send(Message, frozen=True, tag="weights.send"):
     """All bytes of `BASE` travel before the adapter."""
 
 
-class Ack(Message, frozen=True, tag="weights.ack"):
+class Ack(WireMessage, frozen=True, tag="weights.ack"):
     """Member -> publisher: the bytes are staged and have this digest. They are applied later."""
 
     epoch: Whole
@@ -153,7 +153,7 @@ class Ack(Message, frozen=True, tag="weights.ack"):
     digest: Text
 
 
-class Fault(Message, frozen=True, tag="weights.fault"):
+class WeightGroupFault(WireMessage, frozen=True, tag="weights.fault"):
     """Member -> publisher: the group failed here; it must not be used again."""
 
     epoch: Whole
@@ -161,7 +161,7 @@ class Fault(Message, frozen=True, tag="weights.fault"):
     reason: Text
 
 
-class Abort(Message, frozen=True, tag="weights.abort"):
+class Abort(WireMessage, frozen=True, tag="weights.abort"):
     """Publisher -> member, out of band: give the group up and pull."""
 
     epoch: Whole
@@ -169,7 +169,7 @@ class Abort(Message, frozen=True, tag="weights.abort"):
     reason: Text
 
 
-class Pull(Message, frozen=True, tag="weights.pull"):
+class Pull(WireMessage, frozen=True, tag="weights.pull"):
     """Actor -> publisher or peer: send this slice of this version, or of an update to it.
 
     The version may be `BASE`, of which the publisher has all bytes.
@@ -189,7 +189,7 @@ class Pull(Message, frozen=True, tag="weights.pull"):
         return slice(self.offset, min(self.offset + min(self.num_bytes, CHUNK_BYTES), num_bytes))
 
 
-class Chunk(Message, frozen=True, tag="weights.chunk"):
+class WeightChunk(WireMessage, frozen=True, tag="weights.chunk"):
     """Publisher or peer -> actor: the slice of a pull."""
 
     version: PolicyVersion
@@ -199,7 +199,7 @@ class Chunk(Message, frozen=True, tag="weights.chunk"):
     """Base of the update, from the pull."""
 
 
-class Moved(Message, frozen=True, tag="weights.moved", omit_defaults=True):
+class VersionReplaced(WireMessage, frozen=True, tag="weights.moved", omit_defaults=True):
     """Publisher -> actor, instead of a chunk: that version is gone; this is the newest."""
 
     manifest: WeightManifest
@@ -215,7 +215,7 @@ class Moved(Message, frozen=True, tag="weights.moved", omit_defaults=True):
     """Digests of slices of updates, as in ANNOUNCE."""
 
 
-class Brokers(Message, frozen=True, tag="weights.brokers"):
+class Brokers(WireMessage, frozen=True, tag="weights.brokers"):
     """Publisher -> actor: brokers of the run answer here now.
 
     An actor whose only broker ended learns the address of the next one in this way, as it learns
@@ -225,21 +225,21 @@ class Brokers(Message, frozen=True, tag="weights.brokers"):
     endpoints: Endpoints
 
 
-class Neighbours(Message, frozen=True, tag="weights.neighbours"):
+class Neighbours(WireMessage, frozen=True, tag="weights.neighbours"):
     """Publisher -> actor that shares in a site: who may pull from it, in answer to each JOIN."""
 
     keys: Many[Text]
     """Public CURVE keys (z85) of the live actors of its site, its own among them."""
 
 
-class Later(Message, frozen=True, tag="weights.later"):
+class SlicePending(WireMessage, frozen=True, tag="weights.later"):
     """Peer -> actor: that slice is not here yet, and will be sent when it is."""
 
     version: PolicyVersion
     offset: Whole
 
 
-class Gone(Message, frozen=True, tag="weights.gone"):
+class VersionGone(WireMessage, frozen=True, tag="weights.gone"):
     """Peer -> actor: that version is no longer here."""
 
     version: PolicyVersion
@@ -253,13 +253,13 @@ WeightMessage: TypeAlias = (
     | Ready
     | Send
     | Ack
-    | Fault
+    | WeightGroupFault
     | Abort
     | Pull
-    | Chunk
-    | Moved
+    | WeightChunk
+    | VersionReplaced
     | Brokers
     | Neighbours
-    | Later
-    | Gone
+    | SlicePending
+    | VersionGone
 )

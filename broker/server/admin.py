@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from broker.protocol.codec import Envelope
 from broker.protocol.messages import (
-    MAX_BULLETIN,
+    MAX_RUN_SNAPSHOT,
     MAX_SEEN,
     ActorState,
     DrainRequest,
@@ -26,7 +26,7 @@ from broker.protocol.messages import (
     StatusReply,
     StatusRequest,
 )
-from broker.transport.allow_list import Member, revoke
+from broker.transport.allow_list import AllowListEntry, revoke
 from broker.transport.enrolled import EnrolledKeys
 from buffer import operations
 from buffer.sampling import closed_lines, groups_in_flight, why_nobody_samples
@@ -81,7 +81,9 @@ class AdminService:
         self._state: StatusReply | None = None
         self._state_at = 0.0
 
-    async def answer(self, envelope: Envelope, member: Member) -> StatusReply | Receipt | Refusal:
+    async def answer(
+        self, envelope: Envelope, member: AllowListEntry
+    ) -> StatusReply | Receipt | Refusal:
         """Carry out a request."""
         run = self._settings.run.name
         if envelope.run != run:
@@ -130,7 +132,7 @@ class AdminService:
             num_processes=sum(not self._peers.is_suspect(peer) for peer in self._peers),
         )
         seen.sort(key=lambda actor: actor.silent_s)
-        bulletin = await ask(operations.shown()) or b""
+        bulletin = await ask(operations.read_run_snapshot()) or b""
         return StatusReply(
             state=stats.state,
             version=stats.version,
@@ -144,21 +146,21 @@ class AdminService:
             memory=memory.share,
             closed=tuple(closed_lines(closed, settings.run.folder)[:MAX_CLOSED]),
             idle=idle if idle and not all(claim.sealed for claim in stats.claims) else "",
-            bulletin=bulletin if len(bulletin) <= MAX_BULLETIN else b"",
+            bulletin=bulletin if len(bulletin) <= MAX_RUN_SNAPSHOT else b"",
         )
 
-    def _revoke(self, name: str, member: Member) -> Receipt:
+    def _revoke(self, name: str, member: AllowListEntry) -> Receipt:
         roles = revoke(self._keys, name)
         self._audit.record("revocation asked for", key=name, by=member.name)
         self._on_change()
         return Receipt(f"{name} ({', '.join(roles)}) is off the allow-list")
 
-    def _enrol(self, public_key: str, member: Member) -> Receipt | Refusal:
+    def _enrol(self, public_key: str, member: AllowListEntry) -> Receipt | Refusal:
         answer = self._enrolment.register(public_key, member)
         self._on_change()
         return answer
 
-    def _drain(self, incarnation: str, member: Member) -> Receipt:
+    def _drain(self, incarnation: str, member: AllowListEntry) -> Receipt:
         peers = self._peers.named(incarnation)
         if not peers:
             raise SettingsError(
@@ -201,7 +203,7 @@ class Enrolment:
         self._audit = audit
         self._turns = TokenBuckets(at_once=BURST, per_s=PER_S, clock=clock)
 
-    def register(self, public_key: str, member: Member) -> Receipt | Refusal:
+    def register(self, public_key: str, member: AllowListEntry) -> Receipt | Refusal:
         """Register a key for the holder of an enrolment key.
 
         Raises:

@@ -35,9 +35,9 @@ from .flow_control import (
     RequestLimiter,
     peer_share_bytes,
 )
-from .lanes import PROMPT, SHARE_OF_TIMEOUT, Lane, ReadingClock, Request
+from .lanes import PROMPT, SHARE_OF_TIMEOUT, PendingRequest, ReadingClock, RequestLane
 from .leasing import UNSERVED, Leasing
-from .liveness import Liveness, Peer
+from .liveness import Liveness, PeerSession
 from .service import Service
 from .store_cache import StoreCache
 from .validation import ADMIN_REQUESTS, check_permission
@@ -47,7 +47,7 @@ from .validation import ADMIN_REQUESTS, check_permission
 
 
 @dataclass(frozen=True, slots=True)
-class Components:
+class BrokerComponents:
     """The parts of a broker, one of each, shared by its loops."""
 
     audit: Audit
@@ -59,7 +59,7 @@ class Components:
     service: Service
 
 
-def assemble(settings: Settings, store: AsyncStore, *, audit_file: Path | None) -> Components:
+def assemble(settings: Settings, store: AsyncStore, *, audit_file: Path | None) -> BrokerComponents:
     """Build the parts of a broker.
 
     Args:
@@ -90,7 +90,7 @@ def assemble(settings: Settings, store: AsyncStore, *, audit_file: Path | None) 
         leasing=leasing,
         audit=audit,
     )
-    return Components(audit, peers, reading, cache, leasing, service)
+    return BrokerComponents(audit, peers, reading, cache, leasing, service)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Dispatcher:
         self,
         router: Router,
         allowed: AllowList,
-        parts: Components,
+        parts: BrokerComponents,
         admin: AdminService,
         *,
         run: str,
@@ -151,7 +151,8 @@ class Dispatcher:
         most_wait_s = SHARE_OF_TIMEOUT * settings.heartbeat_timeout_s
         self._busy = Refusal("busy", BUSY, retry_after_s=most_wait_s)
         self._prompt, self._work = (
-            Lane(self._start, self._shed, most_wait_s=most_wait_s, clock=clock) for _ in range(2)
+            RequestLane(self._start, self._shed, most_wait_s=most_wait_s, clock=clock)
+            for _ in range(2)
         )
         self._peers.has_route = self._has_route
         self._probe = encode(PROBE, run=run, incarnation="broker", seq=0, version=OLDEST_VERSION)
@@ -203,23 +204,23 @@ class Dispatcher:
         if slot is None:
             self._refuse(route, header, self._busy, member.name)
             return
-        request = Request(route, frame, header, key, member, slot)
+        request = PendingRequest(route, frame, header, key, member, slot)
         (self._prompt if is_prompt else self._work).offer(request)
 
-    def _start(self, request: Request) -> None:
+    def _start(self, request: PendingRequest) -> None:
         task = asyncio.create_task(self._request(request))
         self._requests.add(task)
         task.add_done_callback(partial(self._finished, request))
 
-    def _finished(self, request: Request, task: asyncio.Task[None]) -> None:
+    def _finished(self, request: PendingRequest, task: asyncio.Task[None]) -> None:
         self._requests.discard(task)
         request.release()
 
-    def _shed(self, request: Request) -> None:
+    def _shed(self, request: PendingRequest) -> None:
         request.release()
         self._refuse(request.route, request.header, self._busy, request.member.name)
 
-    async def _request(self, request: Request) -> None:
+    async def _request(self, request: PendingRequest) -> None:
         """Answer one message; whatever happens, the broker goes on."""
         try:
             assert request.frame is not None
@@ -243,7 +244,7 @@ class Dispatcher:
         except Exception:  # the edge of the loop: one request must not end the others
             log.exception("a request failed; its actor will send it again")
 
-    async def _answer(self, envelope: Envelope, request: Request) -> object | None:
+    async def _answer(self, envelope: Envelope, request: PendingRequest) -> object | None:
         refusal = check_permission(request.member, envelope.message)
         if refusal is not None:
             return refusal
@@ -253,7 +254,7 @@ class Dispatcher:
         return await self._service.answer(envelope, request.key, tag, request.route)
 
     async def _answer_lease(
-        self, asked: Request, envelope: Envelope, peer: Peer, first: LeaseReply
+        self, asked: PendingRequest, envelope: Envelope, peer: PeerSession, first: LeaseReply
     ) -> None:
         """Let an unserved LEASE wait; release a grant that cannot be sent."""
         reply: object | None = first

@@ -59,7 +59,7 @@ def hello_buckets(actors: int) -> TokenBuckets:
 
 
 @dataclass(slots=True)
-class _Held:
+class _RequestTotals:
     """Requests that the broker has: all of one kind, of a key, or of a holder."""
 
     requests: int = 0
@@ -92,10 +92,10 @@ class RequestLimiter:
         }
         self._max_key_bytes = max_key_bytes
         self._max_key_requests = max_key_requests
-        self._held: dict[bool | str | tuple[str, bool], _Held] = {}
+        self._held: dict[bool | str | tuple[str, bool], _RequestTotals] = {}
         """Requests by kind, by key, and by holder and kind."""
 
-    def admit(self, num_bytes: int, tag: str, *, is_prompt: bool) -> Slot | None:
+    def admit(self, num_bytes: int, tag: str, *, is_prompt: bool) -> RequestSlot | None:
         """Count a request that was just read, before anything else may run.
 
         Args:
@@ -107,7 +107,7 @@ class RequestLimiter:
             Slot of the request; None if its key or its holder has as much as it may.
         """
         names = is_prompt, tag, (holder_of(tag), is_prompt)
-        total, key, holder = (self._held.setdefault(name, _Held()) for name in names)
+        total, key, holder = (self._held.setdefault(name, _RequestTotals()) for name in names)
         is_over = (
             key.requests >= self._max_key_requests
             or key.num_bytes + num_bytes > self._max_key_bytes
@@ -120,7 +120,7 @@ class RequestLimiter:
             self._count(names, 0, 0)
             return None
         self._count(names, 1, num_bytes)
-        return Slot(lambda: self._count(names, -1, -num_bytes))
+        return RequestSlot(lambda: self._count(names, -1, -num_bytes))
 
     def _count(
         self, names: tuple[bool, str, tuple[str, bool]], requests: int, num_bytes: int
@@ -132,7 +132,7 @@ class RequestLimiter:
                 del self._held[name]
 
 
-class Slot:
+class RequestSlot:
     """The place of one admitted request."""
 
     def __init__(self, release: Callable[[], None]) -> None:

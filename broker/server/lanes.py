@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 from broker.protocol.codec import Header
 from broker.protocol.messages import BeatRequest, Bye, Hello
-from broker.transport.allow_list import Member
+from broker.transport.allow_list import AllowListEntry
 from buffer.operations.values import holder_of
 
-from .flow_control import Slot
+from .flow_control import RequestSlot
 from .validation import ADMIN_REQUESTS
 
 MAX_RUNNING = 256  # hides a store round trip of 10 ms at 25 000 requests a second
@@ -35,7 +35,7 @@ SHARE_OF_TIMEOUT = 0.25
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class PendingRequest:
     """A message that was read and not yet answered."""
 
     route: bytes
@@ -43,9 +43,9 @@ class Request:
     """None once it is decoded: a LEASE that waits for work must not keep its frame alive."""
     header: Header
     key: str
-    member: Member
-    slot: Slot
-    lane: Lane | None = None
+    member: AllowListEntry
+    slot: RequestSlot
+    lane: RequestLane | None = None
     """The lane in which it runs; None = it does not run."""
 
     def release(self) -> None:
@@ -56,17 +56,17 @@ class Request:
             lane.finished()
 
 
-_Queue = OrderedDict[tuple[bytes, int], tuple[float, Request]]
+_Queue = OrderedDict[tuple[bytes, int], tuple[float, PendingRequest]]
 """Requests and their times of arrival by connection and number, the oldest first."""
 
 
-class Lane:
+class RequestLane:
     """Requests of one kind: some run, the others wait."""
 
     def __init__(
         self,
-        start: Callable[[Request], None],
-        shed: Callable[[Request], None],
+        start: Callable[[PendingRequest], None],
+        shed: Callable[[PendingRequest], None],
         *,
         most_wait_s: float,
         clock: Callable[[], float],
@@ -74,7 +74,7 @@ class Lane:
         """Begin empty.
 
         Args:
-            start: Begins to answer a request, which calls `Request.release` in the end.
+            start: Begins to answer a request, which calls `PendingRequest.release` in the end.
             shed: Refuses a request.
             most_wait_s: Longest wait.
             clock: Returns monotonic seconds.
@@ -88,7 +88,7 @@ class Lane:
         """Queues of the holders that wait, the next in turn first; no queue is empty."""
         self._num_waiting = 0
 
-    def offer(self, request: Request) -> None:
+    def offer(self, request: PendingRequest) -> None:
         """Start a request, let it wait, or shed it."""
         place, holder = (request.route, request.header.seq), holder_of(request.member.tag)
         queue = self._queues.get(holder)
@@ -120,12 +120,12 @@ class Lane:
                 self._queues.move_to_end(holder)
             self._run(request)
 
-    def _run(self, request: Request) -> None:
+    def _run(self, request: PendingRequest) -> None:
         self._running += 1
         request.lane = self
         self._start(request)
 
-    def _pop(self, holder: str) -> Request:
+    def _pop(self, holder: str) -> PendingRequest:
         """Take the first request of a holder that waits."""
         queue = self._queues[holder]
         _, (_, request) = queue.popitem(last=False)

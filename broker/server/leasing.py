@@ -27,7 +27,7 @@ from configs.errors import StoreError
 from configs.settings import BrokerSettings, RunSettings
 from configs.traces import trace_expired, trace_leased
 
-from .liveness import Liveness, Peer, Recoveries
+from .liveness import Liveness, PeerSession, Recoveries
 from .store_cache import StoreCache
 
 UNSERVED = ("WAIT", "EMPTY")
@@ -142,7 +142,7 @@ class Leasing:
         """Woken by the server at every tick, and whenever leases were given back."""
         self.recoveries = Recoveries(peers)
 
-    async def grant(self, peer: Peer, seq: int, request: LeaseRequest) -> LeaseReply | None:
+    async def grant(self, peer: PeerSession, seq: int, request: LeaseRequest) -> LeaseReply | None:
         """Try once to serve a new request; None if a newer one has overtaken it."""
         if seq < peer.lease_seq:
             return None
@@ -150,7 +150,7 @@ class Leasing:
         peer.version = request.version
         return await self._try(peer, seq, request)
 
-    async def wait(self, peer: Peer, seq: int, request: LeaseRequest) -> LeaseReply | None:
+    async def wait(self, peer: PeerSession, seq: int, request: LeaseRequest) -> LeaseReply | None:
         """Try again whenever it is this request's turn, until the long poll is over."""
         began = time.monotonic()
         ends_at = began + self._settings.long_poll_s
@@ -165,7 +165,7 @@ class Leasing:
             if reply is None or reply.status not in UNSERVED or is_over:
                 return reply
 
-    async def stop_granting(self, peer: Peer) -> None:
+    async def stop_granting(self, peer: PeerSession) -> None:
         """Grant a peer nothing more; return when the reply to its last grant is on its way.
 
         Otherwise a request that it has given up may be granted tasks that it releases as it leaves.
@@ -174,7 +174,7 @@ class Leasing:
         async with peer.lease_lock:
             pass
 
-    async def release_unsent(self, peer: Peer, reply: LeaseReply) -> None:
+    async def release_unsent(self, peer: PeerSession, reply: LeaseReply) -> None:
         """Release a grant whose reply could not be sent."""
         peer.granted = None
         tasks = [(lease.task_id, lease.fence) for lease in reply.leases]
@@ -209,7 +209,7 @@ class Leasing:
         self._is_closing = True
         self.queue.wake(len(self.queue))
 
-    async def _try(self, peer: Peer, seq: int, request: LeaseRequest) -> LeaseReply | None:
+    async def _try(self, peer: PeerSession, seq: int, request: LeaseRequest) -> LeaseReply | None:
         async with peer.lease_lock:
             if peer.granted is not None and peer.granted[0] == seq:
                 return peer.granted[1]
@@ -243,13 +243,13 @@ class Leasing:
             self.queue.wake(1)
             return reply
 
-    def _is_overtaken(self, peer: Peer, seq: int) -> bool:
+    def _is_overtaken(self, peer: PeerSession, seq: int) -> bool:
         return peer.lease_seq != seq or self._peers.is_suspect(peer)
 
-    def _is_closed(self, peer: Peer) -> bool:
+    def _is_closed(self, peer: PeerSession) -> bool:
         return self._cache.is_full or self._cache.closed.has(peer.tag)
 
-    async def _share(self, peer: Peer, seq: int, request: LeaseRequest) -> None:
+    async def _share(self, peer: PeerSession, seq: int, request: LeaseRequest) -> None:
         """Give an actor without work some leases of a holder that has more than an even share.
 
         The call looks at every lease, so calls may take a twentieth of the time together.

@@ -32,7 +32,7 @@ MAX_TASKS = 65536  # tasks whose holders are remembered: those of a thousand act
 
 
 @dataclass(slots=True, eq=False)
-class Peer:
+class PeerSession:
     """Session of one incarnation of an actor at this broker."""
 
     hello: Hello
@@ -84,7 +84,7 @@ class Liveness:
         self._max_actors = max_actors
         self._max_actors_per_key = max_actors_per_key
         self.clock = clock
-        self._peers: dict[tuple[str, str], Peer] = {}
+        self._peers: dict[tuple[str, str], PeerSession] = {}
         self.in_store: frozenset[str] = frozenset()
         """Actors of the run that were heard recently, where other brokers serve some of them."""
         self.has_route: Callable[[bytes], bool] = lambda _route: True
@@ -93,14 +93,14 @@ class Liveness:
     def __len__(self) -> int:
         return len(self._peers)
 
-    def __iter__(self) -> Iterator[Peer]:
+    def __iter__(self) -> Iterator[PeerSession]:
         return iter(list(self._peers.values()))
 
-    def get(self, incarnation: str, key: str) -> Peer | None:
+    def get(self, incarnation: str, key: str) -> PeerSession | None:
         """Return the session of an incarnation under this key."""
         return self._peers.get((incarnation, key))
 
-    def named(self, incarnation: str) -> list[Peer]:
+    def named(self, incarnation: str) -> list[PeerSession]:
         """List the sessions under this name, whatever their keys."""
         return [peer for peer in self if peer.hello.incarnation == incarnation]
 
@@ -126,7 +126,7 @@ class Liveness:
             for peer in self._peers.values()
         )
 
-    def gone_of(self, key: str) -> list[Peer]:
+    def gone_of(self, key: str) -> list[PeerSession]:
         """List the sessions of a key whose actor has ended, and which can be replaced."""
         return [peer for peer in self if peer.key == key and self._has_left(peer)]
 
@@ -135,18 +135,18 @@ class Liveness:
         peer = self.get(incarnation, key)
         return peer is not None and peer.route != route and not self._has_left(peer)
 
-    def admit(self, hello: Hello, key: str, tag: str, route: bytes) -> Peer:
+    def admit(self, hello: Hello, key: str, tag: str, route: bytes) -> PeerSession:
         """Add the sender of a HELLO; a repeated HELLO keeps the session."""
         assert self.exceeded_limit(hello.incarnation, key, tag) is None
         peer = self.get(hello.incarnation, key)
         if peer is None:
-            peer = Peer(hello=hello, key=key, tag=tag, route=route, seen_at=self.clock())
+            peer = PeerSession(hello=hello, key=key, tag=tag, route=route, seen_at=self.clock())
             self._peers[hello.incarnation, key] = peer
         peer.hello, peer.route = hello, route
         self._mark_seen(peer)
         return peer
 
-    def observe(self, incarnation: str, key: str, route: bytes) -> Peer | None:
+    def observe(self, incarnation: str, key: str, route: bytes) -> PeerSession | None:
         """Note a message of a peer; None if it has not said HELLO on this connection."""
         peer = self.get(incarnation, key)
         if peer is None or peer.route != route:
@@ -154,7 +154,7 @@ class Liveness:
         self._mark_seen(peer)
         return peer
 
-    def is_suspect(self, peer: Peer) -> bool:
+    def is_suspect(self, peer: PeerSession) -> bool:
         """Return whether a peer is gone, or silent for too long, and so gets no new lease."""
         is_present = self.get(peer.hello.incarnation, peer.key) is peer
         return not is_present or self.clock() - peer.seen_at > self._timeout_s
@@ -185,10 +185,10 @@ class Liveness:
             self.forget(*session)
         return [name for name, _ in gone]
 
-    def _has_left(self, peer: Peer) -> bool:
+    def _has_left(self, peer: PeerSession) -> bool:
         return self.is_suspect(peer) or not self.has_route(peer.route)
 
-    def _mark_seen(self, peer: Peer) -> None:
+    def _mark_seen(self, peer: PeerSession) -> None:
         peer.seen_at = self.clock()
         peer.is_unreported = True
 
@@ -196,7 +196,7 @@ class Liveness:
 class Move(NamedTuple):
     """A task that has gone to another actor before its former actor counted as silent."""
 
-    former: Peer
+    former: PeerSession
     moved_at: float
     """Time of the move by the clock of the table, seconds."""
 
@@ -215,7 +215,7 @@ class Recoveries:
 
     def __init__(self, peers: Liveness) -> None:
         self._peers = peers
-        self._holders: dict[int, Peer] = {}
+        self._holders: dict[int, PeerSession] = {}
         """The last actor of each task."""
         self._expired: dict[int, float] = {}
         """Last sign of life of the actor that lost a task, until the task is leased again."""
@@ -225,7 +225,7 @@ class Recoveries:
         self.recoveries = Histogram(SECONDS)
         """Times until another actor leased the task."""
 
-    def granted(self, peer: Peer, tasks: Iterable[int]) -> None:
+    def granted(self, peer: PeerSession, tasks: Iterable[int]) -> None:
         """Count tasks that were leased to this actor."""
         now = self._peers.clock()
         for task_id in tasks:

@@ -61,7 +61,7 @@ from configs.validation.store import max_partial_bytes
 from .audit import Audit
 from .flow_control import FailureBudgets, hello_buckets
 from .leasing import Leasing, longest_lease_ms, still_ms
-from .liveness import Liveness, Peer
+from .liveness import Liveness, PeerSession
 from .store_cache import StoreCache
 from .validation import check_beats, check_hello, check_lease, check_submissions
 
@@ -285,7 +285,7 @@ class Service:
             brokers=self._cache.brokers,
         )
 
-    async def _replace(self, gone: list[Peer]) -> None:
+    async def _replace(self, gone: list[PeerSession]) -> None:
         """Forget actors that have ended, and release their leases before these expire."""
         most = self._settings.max_attempts
         for peer in gone:
@@ -295,7 +295,7 @@ class Service:
             release = operations.release_dead_actor(name, peer.tag, max_attempts=most)
             await self._store.run(release)
 
-    async def _write(self, message: object, peer: Peer) -> Verdicts | Refusal:
+    async def _write(self, message: object, peer: PeerSession) -> Verdicts | Refusal:
         tag = peer.tag
         match message:
             case BeatRequest():
@@ -356,7 +356,7 @@ class Service:
             raise StoreUnreachable(f"the object store takes no records: {error!r}") from error
         return row._replace(record=record)
 
-    async def _beat(self, message: BeatRequest, peer: Peer) -> Verdicts | Refusal:
+    async def _beat(self, message: BeatRequest, peer: PeerSession) -> Verdicts | Refusal:
         versions = check_beats(message, max_bytes=self._max_episode_bytes, limits=self._limits)
         if refusal := await self._cache.refuse_unpublished(versions.newest):
             return refusal
@@ -373,7 +373,7 @@ class Service:
         )
         return Verdicts(verdicts, self._cache.publication, self._cache.brokers)
 
-    async def _count_failures(self, peer: Peer, count: int, last: str) -> None:
+    async def _count_failures(self, peer: PeerSession, count: int, last: str) -> None:
         """Suspend a key or holder that fails where others do not; briefly, if it is uncertain."""
         if not count:
             return
@@ -393,7 +393,7 @@ class Service:
                 self._leasing.queue.wake()
                 return
 
-    def _budgets_of(self, peer: Peer) -> tuple[tuple[str, FailureBudgets], ...]:
+    def _budgets_of(self, peer: PeerSession) -> tuple[tuple[str, FailureBudgets], ...]:
         """Return the budgets of a peer's failures: that of its key, then that of its holder."""
         return (peer.tag, self._key_budgets), (holder_of(peer.tag), self._holder_budgets)
 

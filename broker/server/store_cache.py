@@ -16,7 +16,7 @@ from broker.protocol.messages import Publication, Refusal
 from buffer import operations
 from buffer.live_brokers import LiveBrokers
 from buffer.operations.run import brokers
-from buffer.operations.values import Closed
+from buffer.operations.values import LeasingPauses
 from buffer.record.episode import PolicyVersion
 from buffer.store import AsyncStore
 
@@ -43,7 +43,7 @@ class StoreCache:
         self.is_full = False
         """No new work may begin, as Redis or the run's share of it is full; finishing and releasing
         go on."""
-        self.closed = Closed("", {})
+        self.closed = LeasingPauses("", {})
         """Keys that get no leases, and a pause of the run, which the store obeys at once."""
         self._full_readings = 0
         self.brokers: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ from broker.protocol.messages import (
     StatusRequest,
     SubmitRequest,
 )
-from broker.transport.allow_list import Member, Role
+from broker.transport.allow_list import AllowListEntry, Role
 from buffer.operations.values import version_number
 from buffer.record.episode import PolicyVersion
 from buffer.record.rules import EpisodeLimits
@@ -56,7 +56,7 @@ ADMIN_REQUESTS = (StatusRequest, RevokeRequest, DrainRequest, Enrol)
 """Requests that `admin.py` answers; all others are for `service.py`."""
 
 
-def check_permission(member: Member, message: object) -> Refusal | None:
+def check_permission(member: AllowListEntry, message: object) -> Refusal | None:
     """Return the refusal of a message that this member may not send; None if it may."""
     kind = type(message)
     if kind in PERMISSIONS[member.role]:

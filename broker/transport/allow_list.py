@@ -48,7 +48,7 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class AllowListEntry:
     """A line of the allow-list."""
 
     name: str
@@ -71,9 +71,9 @@ class AllowList:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._seen: object = None
-        self._members: dict[bytes, Member] = {}
+        self._members: dict[bytes, AllowListEntry] = {}
 
-    def member(self, public_key: bytes) -> Member | None:
+    def member(self, public_key: bytes) -> AllowListEntry | None:
         """Return the entry of a key, or None."""
         return self._members.get(public_key)
 
@@ -82,7 +82,7 @@ class AllowList:
         member = self._members.get(public_key)
         return None if member is None else member.role
 
-    def members(self) -> dict[bytes, Member]:
+    def members(self) -> dict[bytes, AllowListEntry]:
         """Return the allowed keys; a change makes a new dictionary."""
         return self._members
 
@@ -90,7 +90,7 @@ class AllowList:
         """Allow these keys, as actors, and no others."""
         assert self._folder is None, self._folder
         named = {key[:TAG]: key.encode() for key in keys}
-        self._members = {key: Member(tag, Role.ACTOR, tag) for tag, key in named.items()}
+        self._members = {key: AllowListEntry(tag, Role.ACTOR, tag) for tag, key in named.items()}
 
     def refresh(self) -> None:
         """Read the list if it has changed; costs one `stat` a file. Any thread may call it.
@@ -106,9 +106,9 @@ class AllowList:
             self._members, self._seen = read_allowed(self._folder), seen
 
 
-def read_allowed(folder: Path) -> dict[bytes, Member]:
+def read_allowed(folder: Path) -> dict[bytes, AllowListEntry]:
     """Read the allowed keys, without those under two roles and those in malformed files."""
-    members: dict[bytes, Member] = {}
+    members: dict[bytes, AllowListEntry] = {}
     ambiguous: set[bytes] = set()
     enrolments: dict[str | None, bytes] = {}
     for entry, path in _entries(folder):
@@ -187,17 +187,17 @@ def enrolled_folder(folder: Path, enrolment: str = "") -> Path:
     return folder / ALLOWED / Role.ACTOR / enrolment
 
 
-def _entries(folder: Path) -> list[tuple[Member, Path]]:
+def _entries(folder: Path) -> list[tuple[AllowListEntry, Path]]:
     """List the files of keys with their entries, which have no tags yet."""
     folders = [(Role.ACTOR, folder / ALLOWED), *((role, folder / ALLOWED / role) for role in Role)]
     entries = [
-        (Member(path.stem, role, tag=""), path)
+        (AllowListEntry(path.stem, role, tag=""), path)
         for role, place in folders
         for path in _public_keys(place)
     ]
     enrolments = [member.name for member, _ in entries if member.role is Role.ENROLMENT]
     return entries + [
-        (Member(path.stem, Role.ACTOR, tag="", enrolled_by=name), path)
+        (AllowListEntry(path.stem, Role.ACTOR, tag="", enrolled_by=name), path)
         for name in enrolments
         for path in _public_keys(enrolled_folder(folder, name))
     ]

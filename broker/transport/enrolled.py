@@ -21,7 +21,7 @@ from pathlib import Path
 from configs import durable
 from configs.errors import SettingsError, quoted
 
-from .allow_list import AllowList, Member, Role, enrolled_folder
+from .allow_list import AllowList, AllowListEntry, Role, enrolled_folder
 from .keys import ALLOWED, is_key, load_pair, load_public, make_pair, place_public, read_key
 
 UNUSED_S = 900.0  # longer than an actor waits for a broker before it gives up (ten minutes)
@@ -142,7 +142,7 @@ class EnrolledKeys:
         return {path: now - since for path, (_, since) in self._seen.items()}
 
 
-def path_of(folder: Path, member: Member) -> Path:
+def path_of(folder: Path, member: AllowListEntry) -> Path:
     """Return the file of a registered key."""
     assert member.enrolled_by is not None
     return enrolled_folder(folder, member.enrolled_by) / f"{member.name}.pub"

@@ -40,7 +40,7 @@ def stream_of(opened: Any) -> tuple[Any, Any]:
 
 
 @dataclass(slots=True)
-class _Pending:
+class _PendingCommands:
     """Commands that went out together."""
 
     answered: asyncio.Future[list[Reply]]
@@ -150,7 +150,7 @@ class _Stream(asyncio.Protocol):
             redis.ConnectionError: The connection has ended already.
         """
         self._opened = opened
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[_PendingCommands] = deque()
         self._replies = hiredis.Reader(protocolError=redis.InvalidResponse, replyError=parse_error)
         self._writable = asyncio.Event()
         self._writable.set()
@@ -169,7 +169,7 @@ class _Stream(asyncio.Protocol):
         if not self.is_open:
             raise redis.ConnectionError(self._why_ended)
         answered: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
-        self._pending.append(_Pending(answered, num_replies))
+        self._pending.append(_PendingCommands(answered, num_replies))
         self._transport.writelines(pieces)
         return await answered
 

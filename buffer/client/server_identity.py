@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import redis
 import structlog
 
-from buffer.operations.operation import Argument, Call, Reply
+from buffer.operations.operation import Argument, Reply, ScriptCall
 from buffer.operations.run import confirm
 
 from .scripts import LoadScript
@@ -180,7 +180,7 @@ class ServerIdentity:
                 call = steps.send(reply)
             except StopIteration as end:
                 return str(end.value)
-            assert isinstance(call, Call), "CONFIRM fetches nothing"
+            assert isinstance(call, ScriptCall), "CONFIRM fetches nothing"
             source = self._scripts(call.script).source
             reply = yield ("EVAL", source, 1, self._prefix, *call.arguments)
 

@@ -12,10 +12,10 @@ from configs.errors import RecordError, quoted
 from .keys import record_key
 from .operation import (
     SLICE,
-    Call,
     Fetch,
     Operation,
     Reply,
+    ScriptCall,
     Steps,
     nothing,
     parse_claim,
@@ -112,7 +112,7 @@ def claim(
         begins = int(start)
         while reply[0] == b"MORE":
             call = (lineage, k, units, begins, SLICE, num_read, int(in_order))
-            reply = yield Call("claim", call)
+            reply = yield ScriptCall("claim", call)
             begins = 0
         return parse_claim(reply, units)
 
@@ -244,7 +244,7 @@ def reuse(
         reply: Reply = []
         for first in range(0, max(units, 1), DRAWS_PER_CALL):
             part = numbers[first : first + DRAWS_PER_CALL]
-            reply = yield Call("reuse", (lineage, k, units, sampling, *part))
+            reply = yield ScriptCall("reuse", (lineage, k, units, sampling, *part))
         return [
             ReusedUnit(int(gid), uses, tuple(int(task) for task in ids))
             for gid, uses, *ids in reply
@@ -296,7 +296,7 @@ def check_replay(
     rows = [x for k, groups in sorted(reused.items()) for x in (k, len(groups), *groups)]
 
     def steps() -> Steps[int]:
-        is_whole = yield Call("replay_is_whole", (lineage, checkpoint_step, *rows))
+        is_whole = yield ScriptCall("replay_is_whole", (lineage, checkpoint_step, *rows))
         return 0 if is_whole else (yield from clear_replay(lineage).steps())
 
     return Operation("check_replay", steps)

@@ -16,9 +16,9 @@ from .keys import EVAL_BASE
 from .operation import (
     SLICE,
     Argument,
-    Call,
     Operation,
     Reply,
+    ScriptCall,
     Steps,
     nothing,
     parse_beats,
@@ -105,7 +105,7 @@ def beat(
                 for task, fence, at, n, _, key, oldest, first, last in part
             ]
             chunks = [line.chunk for line in part if line.num_tokens]
-            replies.append((yield Call("beat", (*head, "\n".join(numbers), *chunks))))
+            replies.append((yield ScriptCall("beat", (*head, "\n".join(numbers), *chunks))))
         return parse_beats(replies)
 
     return Operation("beat", steps)
@@ -127,7 +127,7 @@ def submit(lines: Sequence[SubmitLine]) -> Operation[list[str]]:
             )
             ahead = tuple([record for task, _, record, *_ in part if task < EVAL_BASE])
             evaluations = [record for task, _, record, *_ in part if task >= EVAL_BASE]
-            replies.append((yield Call("submit", (holders, *evaluations), ahead)))
+            replies.append((yield ScriptCall("submit", (holders, *evaluations), ahead)))
         return parse_verdicts(replies)
 
     return Operation("submit", steps)

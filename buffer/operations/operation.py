@@ -24,8 +24,8 @@ from .values import (
     EvalCounts,
     LeaseAnswer,
     LeasedTask,
-    Publication,
     Stats,
+    StoredPublication,
 )
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ SLICE = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ScriptCall:
     """One call of one script."""
 
     script: str
@@ -62,7 +62,7 @@ class Fetch:
     """Keys without the run's prefix."""
 
 
-Steps: TypeAlias = Generator[Call | Fetch, Reply, T]
+Steps: TypeAlias = Generator[ScriptCall | Fetch, Reply, T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Operation(Generic[T_co]):
     name: str
     steps: Callable[[], Steps[T_co]]
 
-    def carry_out(self, ask: Callable[[Call | Fetch], Reply]) -> T_co:
+    def carry_out(self, ask: Callable[[ScriptCall | Fetch], Reply]) -> T_co:
         """Make the calls one after the other, and return the value of their replies."""
         steps = self.steps()
         reply: Reply = None
@@ -86,7 +86,7 @@ class Operation(Generic[T_co]):
 
 def single(script: str, arguments: Iterable[Argument], parse: Callable[[Reply], T]) -> Operation[T]:
     """Make an operation of one call."""
-    call = Call(script, tuple(arguments))
+    call = ScriptCall(script, tuple(arguments))
 
     def steps() -> Steps[T]:
         return parse((yield call))
@@ -107,7 +107,7 @@ def sliced(
     def steps() -> Steps[T]:
         replies: list[Reply] = []
         for part in _batches(items, size):
-            reply = yield Call(script, (*head, *(x for item in part for x in item)))
+            reply = yield ScriptCall(script, (*head, *(x for item in part for x in item)))
             replies.append(reply)
         return parse(replies)
 
@@ -116,7 +116,7 @@ def sliced(
 
 def repeated(script: str, arguments: Iterable[Argument]) -> Operation[int]:
     """Make an operation that calls a script until nothing is left and adds up its counts."""
-    call = Call(script, tuple(arguments))
+    call = ScriptCall(script, tuple(arguments))
 
     def steps() -> Steps[int]:
         total, more = 0, 1
@@ -185,13 +185,13 @@ def parse_claim(reply: Reply, units: int) -> Claim:
     return Claim(sealed, sealed or len(held) >= units, starts, held)
 
 
-def parse_publication(reply: Reply) -> Publication | None:
+def parse_publication(reply: Reply) -> StoredPublication | None:
     """Parse the hash of the publication."""
     fields = parse_texts(reply)
     if not fields:
         return None
     version = PolicyVersion(int(fields.pop("lineage")), int(fields.pop("step")))
-    return Publication(version, fields)
+    return StoredPublication(version, fields)
 
 
 def parse_actors(reply: Reply) -> list[ActorSeen]:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from configs.errors import SettingsError
 
 from .operation import (
-    Call,
     Operation,
     Reply,
+    ScriptCall,
     Steps,
     nothing,
     parse_actors,
@@ -20,7 +20,7 @@ from .operation import (
     single,
     sliced,
 )
-from .values import ActorSeen, Closed, Memory, Publication, Stats, SuspendedKey
+from .values import ActorSeen, LeasingPauses, RedisMemory, Stats, StoredPublication, SuspendedKey
 
 LAYOUT = "2"
 """Layout of the keys: a run goes on only under scripts of the same layout."""
@@ -79,17 +79,17 @@ def stats() -> Operation[Stats]:
     return single("stats", (), parse_stats)
 
 
-def memory(*, of_run: bool = False) -> Operation[Memory]:
+def memory(*, of_run: bool = False) -> Operation[RedisMemory]:
     """Read the used memory of Redis, which is cheap enough for every tick.
 
     Args:
         of_run: Count the bytes of the run too.
     """
 
-    def steps() -> Steps[Memory]:
-        used, limit = yield Call("memory", ())
+    def steps() -> Steps[RedisMemory]:
+        used, limit = yield ScriptCall("memory", ())
         run_bytes = (yield from usage().steps()) if of_run else 0
-        return Memory(used, limit, run_bytes)
+        return RedisMemory(used, limit, run_bytes)
 
     return Operation("memory", steps)
 
@@ -102,12 +102,12 @@ def usage() -> Operation[int]:
     return single("usage", (USAGE_SAMPLE,), int)
 
 
-def closed() -> Operation[Closed]:
+def closed() -> Operation[LeasingPauses]:
     """Read the suspended keys and a pause of the run, with reasons."""
 
-    def parse(reply: Reply) -> Closed:
+    def parse(reply: Reply) -> LeasingPauses:
         keys = {key.decode(): SuspendedKey(ms / 1000, _text(why)) for key, ms, why in reply[1:]}
-        return Closed(_text(reply[0]), keys)
+        return LeasingPauses(_text(reply[0]), keys)
 
     return single("closed", (), parse)
 
@@ -124,7 +124,7 @@ def lineages() -> Operation[dict[int, int]]:
     )
 
 
-def publication() -> Operation[Publication | None]:
+def publication() -> Operation[StoredPublication | None]:
     """Read the publication of the current weights; None before the first."""
     return single("read", ("publication",), parse_publication)
 
@@ -148,12 +148,12 @@ def brokers() -> Operation[dict[str, dict[str, float]]]:
     return single("read", ("brokers",), parse)
 
 
-def show(lineage: int, text: bytes) -> Operation[None]:
+def write_run_snapshot(lineage: int, text: bytes) -> Operation[None]:
     """Write the learner's bulletin for brokers, in place of the one before."""
     return single("show", (lineage, text), nothing)
 
 
-def shown() -> Operation[bytes | None]:
+def read_run_snapshot() -> Operation[bytes | None]:
     """Read the learner's newest bulletin; None before the first."""
     return single("shown", (), lambda reply: reply)
 
@@ -207,7 +207,7 @@ def reconcile(
         moved = 0
         for first in range(0, max(total, 1), UNITS_PER_CALL):
             part = group_ids[first : first + UNITS_PER_CALL]
-            moved += yield Call("reconcile", (lineage, k, total, int(sealed), first, *part))
+            moved += yield ScriptCall("reconcile", (lineage, k, total, int(sealed), first, *part))
         return moved
 
     return Operation("reconcile", steps)

@@ -10,9 +10,9 @@ from .keys import EVAL_BASE, MAX_TRAINING_TASKS
 from .operation import (
     SLICE,
     Argument,
-    Call,
     Operation,
     Reply,
+    ScriptCall,
     Steps,
     nothing,
     parse_dead_letter,
@@ -96,7 +96,9 @@ def eval_round(lineage: int, step: int, task_ids: Sequence[int] = ()) -> Operati
         unfinished = failed = done = 0
         for start in range(0, max(1, len(task_ids)), SLICE):
             part = task_ids[start : start + SLICE]
-            unfinished, failed, done, stored = yield Call("eval_round", (lineage, step, *part))
+            unfinished, failed, done, stored = yield ScriptCall(
+                "eval_round", (lineage, step, *part)
+            )
             pairs = zip(part, stored, strict=True)
             records |= {task: record for task, record in pairs if record is not None}
         return EvalRound(unfinished, failed, done, records)

@@ -144,7 +144,7 @@ class EvalRound(NamedTuple):
     records: dict[int, bytes]
 
 
-class Memory(NamedTuple):
+class RedisMemory(NamedTuple):
     """Redis' memory, and the run's share of it."""
 
     used_bytes: int
@@ -166,7 +166,7 @@ class SuspendedKey(NamedTuple):
     why: str
 
 
-class Closed(NamedTuple):
+class LeasingPauses(NamedTuple):
     """A pause of the run, and suspended keys."""
 
     paused: str
@@ -257,7 +257,7 @@ class WaitingUnit(NamedTuple):
     task_ids: list[int]
 
 
-class Publication(NamedTuple):
+class StoredPublication(NamedTuple):
     """The published weights: version, and `digest`, `endpoint`, `public_key`."""
 
     version: PolicyVersion

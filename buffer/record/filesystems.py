@@ -45,7 +45,7 @@ def filesystem_at(url: str, *, setting: str) -> tuple[Any, str]:
         raise SettingsError(
             f"{setting} must be a URL that fsspec knows, got {url!r}; {error}"
         ) from error
-    return (Translated(files) if is_ours else files), path
+    return (OSErrorProxy(files) if is_ours else files), path
 
 
 def _has_obstore(scheme: str, *, setting: str, url: str) -> bool:
@@ -68,7 +68,7 @@ def _has_obstore(scheme: str, *, setting: str, url: str) -> bool:
     return False
 
 
-class Translated:
+class OSErrorProxy:
     """A filesystem of obstore, or a file in it, whose errors are `OSError`s."""
 
     def __init__(self, inner: Any) -> None:
@@ -86,6 +86,6 @@ class Translated:
                 answer = method(*args, **named)
             except BaseError as error:
                 raise OSError(str(error).splitlines()[0]) from error
-            return Translated(answer) if name == "open" else answer
+            return OSErrorProxy(answer) if name == "open" else answer
 
         return call

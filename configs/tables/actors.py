@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .base import Endpoint, HttpEndpoint, Positive, Seconds, Table
+from .base import Endpoint, HttpEndpoint, Positive, Seconds, SettingsTable
 
 Money = Annotated[float, Field(gt=0)]
 """In a currency of the user's choice, the same everywhere."""
@@ -16,7 +16,7 @@ MOST_ON_A_GPU = 256
 WeightSource = Literal["memory", "peers", "publisher"]
 
 
-class ActorSettings(Table):
+class ActorSettings(SettingsTable):
     """The processes that sample."""
 
     count: Annotated[int, Field(ge=0)] = 1
@@ -190,7 +190,7 @@ class ActorSettings(Table):
         return MOST_ON_A_GPU if number is None else number
 
 
-class FleetSettings(Table):
+class FleetSettings(SettingsTable):
     """Bounds of `nyala_actors_wanted`, and a budget."""
 
     min_actors: Positive = 1

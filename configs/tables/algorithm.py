@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from .base import NonNegative, Positive, Table
+from .base import NonNegative, Positive, SettingsTable
 
 CLIP_BOUNDS = {
     "clip": (0.2, 0.28),
@@ -19,7 +19,7 @@ CLIP_BOUNDS = {
 """Surrogate -> `clip_low` and `clip_high` that its paper or its users take."""
 
 
-class AlgorithmSettings(Table):
+class AlgorithmSettings(SettingsTable):
     """How rewards become gradients: advantage x correction x surrogate x aggregation."""
 
     advantage: Literal[
@@ -194,7 +194,7 @@ class AlgorithmSettings(Table):
 # `critic`: the estimate of values, and the advantages made from it.
 
 
-class CriticSettings(Table):
+class CriticSettings(SettingsTable):
     """The value function that `algorithm.advantage: gae` and `vtrace` measure rewards against."""
 
     kind: Literal["none", "head", "model"] = "none"
@@ -246,7 +246,7 @@ class CriticSettings(Table):
 # `rewards`: changes that the learner makes to the rewards of episodes.
 
 
-class RewardSettings(Table):
+class RewardSettings(SettingsTable):
     """The shaping of an episode's reward before advantages are computed."""
 
     weights: dict[str, float] = Field(default_factory=dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .actors import ActorSettings, FleetSettings
 from .algorithm import AlgorithmSettings, CriticSettings, RewardSettings
-from .base import Table
+from .base import SettingsTable
 from .broker import BrokerSettings
 from .buffer import BufferSettings, ReplaySettings
 from .learner import GuardSettings, LearnerSettings, ParallelSettings
@@ -12,7 +12,7 @@ from .run import ConsoleSettings, RunSettings
 from .trackers import TrackerSettings
 
 
-class AllTables(Table):
+class AllTables(SettingsTable):
     """One table per role or concern, and `run` for what roles share."""
 
     run: RunSettings

@@ -16,7 +16,7 @@ Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:]+\]|[^\s/:\[\]]+)(:\d{1
 HttpEndpoint = Annotated[str, Field(pattern=r"^http://[^/]+:\d+$")]
 
 
-class Table(BaseModel):
+class SettingsTable(BaseModel):
     """A settings table: immutable, and unknown keys are errors."""
 
     model_config = ConfigDict(

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .base import Address, Endpoint, HttpEndpoint, Positive, Seconds, Table
+from .base import Address, Endpoint, HttpEndpoint, Positive, Seconds, SettingsTable
 
 
-class BrokerSettings(Table):
+class BrokerSettings(SettingsTable):
     """The server between actors and buffer."""
 
     endpoint: Endpoint = "tcp://127.0.0.1:5757"

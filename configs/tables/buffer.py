@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import Positive, Table
+from .base import Positive, SettingsTable
 
 LARGEST_EPISODE_BYTES = 16 * 2**20
 
 
-class BufferSettings(Table):
+class BufferSettings(SettingsTable):
     """The Redis store of episodes."""
 
     url: str | None = None
@@ -74,7 +74,7 @@ class BufferSettings(Table):
     Set it to `train` when dropped groups cost more than their staleness."""
 
 
-class ReplaySettings(Table):
+class ReplaySettings(SettingsTable):
     """Reuse of trained groups. Off unless `capacity` is set."""
 
     capacity: Annotated[int, Field(ge=0, le=10**7)] = 0

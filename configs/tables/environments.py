@@ -9,14 +9,14 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from .base import NonNegative, Table
+from .base import NonNegative, SettingsTable
 
 BLOCK = 1000
 """Items among which shares are kept exactly: a share is a number of thousandths."""
 PATTERNS = 8  # of the blocks that groups in flight are of, and of those that metrics look back at
 
 
-class OneEnvironment(Table):
+class OneEnvironment(SettingsTable):
     """One environment of several; settings that it leaves out are as in `run`."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] | None = None
@@ -47,7 +47,7 @@ class OneEnvironment(Table):
         return self.name or self.environment.rpartition(":")[2]
 
 
-class Place(NamedTuple):
+class MixtureItem(NamedTuple):
     """The environment of an item, and its number there."""
 
     environment: int
@@ -66,9 +66,9 @@ class Mixture:
     Example:
         >>> mixture = Mixture(0, shares=[3, 1], eval_episodes=[2, 2])
         >>> sorted(mixture.training(item) for item in range(1000))[-1]
-        Place(environment=1, item=249)
+        MixtureItem(environment=1, item=249)
         >>> mixture.held_out(3)
-        Place(environment=1, item=1)
+        MixtureItem(environment=1, item=1)
     """
 
     def __init__(self, seed: int, *, shares: Sequence[float], eval_episodes: Sequence[int]) -> None:
@@ -88,21 +88,21 @@ class Mixture:
         """Held-out questions of an evaluation, of all environments together."""
         return sum(self._eval_episodes)
 
-    def training(self, item: int) -> Place:
+    def training(self, item: int) -> MixtureItem:
         """Return the place of a training item."""
         if len(self._counts) == 1:
-            return Place(0, item)
+            return MixtureItem(0, item)
         block, at = divmod(item, BLOCK)
         environment, nth = _pattern(self._seed, block, self._counts)[at]
-        return Place(environment, block * self._counts[environment] + nth)
+        return MixtureItem(environment, block * self._counts[environment] + nth)
 
-    def held_out(self, item: int) -> Place:
+    def held_out(self, item: int) -> MixtureItem:
         """Return the place of a held-out item; the first environment has the first items."""
         for environment, count in enumerate(self._eval_episodes[:-1]):
             if item < count:
-                return Place(environment, item)
+                return MixtureItem(environment, item)
             item -= count
-        return Place(len(self._eval_episodes) - 1, item)
+        return MixtureItem(len(self._eval_episodes) - 1, item)
 
 
 def _apportion(shares: Sequence[float]) -> tuple[int, ...]:

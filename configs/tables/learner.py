@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import Address, Endpoint, HttpEndpoint, Port, Positive, Seconds, Table
+from .base import Address, Endpoint, HttpEndpoint, Port, Positive, Seconds, SettingsTable
 
 
-class LearnerSettings(Table):
+class LearnerSettings(SettingsTable):
     """The process group that trains."""
 
     ranks: Positive = 1
@@ -229,7 +229,7 @@ class LearnerSettings(Table):
 # `parallel`: what the learner's ranks divide among themselves.
 
 
-class ParallelSettings(Table):
+class ParallelSettings(SettingsTable):
     """Sizes of groups of the learner's ranks; `replicate` x `shard` x `tensor` = all of them."""
 
     replicate: Positive = 1
@@ -259,7 +259,7 @@ class ParallelSettings(Table):
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
-class GuardSettings(Table):
+class GuardSettings(SettingsTable):
     """When the learner warns, slows down, goes back or gives up."""
 
     max_skipped_in_a_row: Positive = 3

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .base import Positive, Seconds, Table
+from .base import Positive, Seconds, SettingsTable
 from .environments import Mixture, OneEnvironment
 
 
-class SampleSettings(Table):
+class SampleSettings(SettingsTable):
     """Which episodes the learner keeps in `samples.jsonl`, and how many bytes of them."""
 
     every: Annotated[int, Field(ge=0)] = 10
@@ -34,7 +34,7 @@ class SampleSettings(Table):
         return bool(self.max_mb and self.every and (step == 1 or step % self.every == 0))
 
 
-class TracingSettings(Table):
+class TracingSettings(SettingsTable):
     """Traces of episodes over all processes, for a collector of OpenTelemetry."""
 
     endpoint: str | None = None
@@ -48,7 +48,7 @@ class TracingSettings(Table):
     Raise it to find rare episodes, lower it when a collector has too much to store."""
 
 
-class RunSettings(Table):
+class RunSettings(SettingsTable):
     """Settings that all roles share. A process with other values is refused at HELLO."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "run"
@@ -255,7 +255,7 @@ class RunSettings(Table):
 # `console`: the display of `nyala up`, and its restarts.
 
 
-class ConsoleSettings(Table):
+class ConsoleSettings(SettingsTable):
     """The display of `nyala up`, and its restarts."""
 
     refresh_s: Seconds = 0.5

@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import Table
+from .base import SettingsTable
 
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 
 
-class WandbSettings(Table):
+class WandbSettings(SettingsTable):
     """A run of Weights & Biases."""
 
     project: Name = "nyala"
@@ -29,7 +29,7 @@ class WandbSettings(Table):
     Set it to `online` when the machine has a key and reaches W&B."""
 
 
-class MlflowSettings(Table):
+class MlflowSettings(SettingsTable):
     """A run on an MLflow server."""
 
     url: str
@@ -46,7 +46,7 @@ class MlflowSettings(Table):
     Set it when others take models from the registry."""
 
 
-class TrackioSettings(Table):
+class TrackioSettings(SettingsTable):
     """A run on a trackio server."""
 
     url: str
@@ -59,7 +59,7 @@ class TrackioSettings(Table):
     Change it to put runs of one question side by side."""
 
 
-class TrackerSettings(Table):
+class TrackerSettings(SettingsTable):
     """Trackers that get figures and sampled texts, besides the run's folder; none by default."""
 
     tensorboard: bool = False

@@ -19,7 +19,7 @@ from learner.reporting.bulletin import sparkline
 
 from .snapshot import (
     GONE_SHOWN_S,
-    Fill,
+    GroupsInFlight,
     View,
     duration,
     number_or_dash,
@@ -211,7 +211,7 @@ def live_view(
         height: Lines of the terminal.
         ascii_only: Whether the terminal has no block characters.
     """
-    page = _Page(view, name, ascii_only=ascii_only)
+    page = _LiveViewParts(view, name, ascii_only=ascii_only)
     head, notes = [page.header(width)], page.notes(width, max(NOTE_LINES, height // 2))
     if not view.is_training:
         lines = [*head, *page.stages(width), *notes]
@@ -233,7 +233,7 @@ def live_view(
     return shown
 
 
-class _Page:
+class _LiveViewParts:
     """The parts of the live view."""
 
     def __init__(self, view: View, name: str, *, ascii_only: bool) -> None:
@@ -380,7 +380,7 @@ class _Page:
         line.append(about, style="dim")
         return line
 
-    def _buffer(self, fill: Fill, width: int) -> list[Text]:
+    def _buffer(self, fill: GroupsInFlight, width: int) -> list[Text]:
         of = f"{fill.groups} of {fill.admitted} groups"
         parts = [
             f"{fill.sampling} sampling",

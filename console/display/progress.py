@@ -19,12 +19,12 @@ from typing import TypedDict
 import msgspec
 
 from configs.errors import NyalaError, StoreError
-from configs.json_lines import JsonLines, Row, number, parse
+from configs.json_lines import JsonLinesFollower, Row, number, parse
 from configs.settings import Settings
 from console.run.run_folder import RunFolder
 from learner.data.grades import HeldOut, held_out
 from learner.phase_names import PHASES
-from learner.reporting.bulletin import RECENT, Bulletin
+from learner.reporting.bulletin import RECENT, RunSnapshot
 from learner.reporting.samples import SampleLine
 
 # --------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ TAIL_BYTES = 64 * 1024  # of a log: stages are logged while there is little else
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class ProcessStage:
     """The activity of a process at one moment."""
 
     name: str
@@ -78,7 +78,7 @@ class Stages:
 
     def __init__(self, logs: Mapping[str, Path], *, clock: Callable[[], float] = time.time) -> None:
         # Logs of an earlier life are not read again: only what this `nyala up` causes is news.
-        self._logs = {name: JsonLines(path) for name, path in logs.items()}
+        self._logs = {name: JsonLinesFollower(path) for name, path in logs.items()}
         for follower in self._logs.values():
             follower.skip_to_end()
         self._stages = dict.fromkeys(logs, "starting")
@@ -133,14 +133,14 @@ class Stages:
         return _time(row) or self._clock()
 
 
-def newest_stage(log: Path) -> Stage | None:
+def newest_stage(log: Path) -> ProcessStage | None:
     """Read the newest stage in the end of a log; None if there is none."""
     with log.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
         lines = file.read(TAIL_BYTES).split(b"\n")
     for line in reversed(lines):
         if b'"stage"' in line and (row := parse(line)) is not None and "stage" in row:
-            return Stage(str(row["stage"]), _time(row) or 0.0)
+            return ProcessStage(str(row["stage"]), _time(row) or 0.0)
     return None
 
 
@@ -205,10 +205,10 @@ class RunProgress:
     """Follows `metrics.jsonl` and `eval.jsonl` of a run folder."""
 
     def __init__(self, folder: RunFolder, *, steps: int) -> None:
-        self._metrics = JsonLines(folder.metrics)
-        self._evaluations = JsonLines(folder.evaluations)
+        self._metrics = JsonLinesFollower(folder.metrics)
+        self._evaluations = JsonLinesFollower(folder.evaluations)
         self._steps = steps
-        self._bulletin = Bulletin()
+        self._bulletin = RunSnapshot()
 
     def look(self) -> Progress:
         """Read all that is new, and sum it up."""
@@ -227,7 +227,7 @@ class RunProgress:
         return newest_at(self._bulletin)
 
     @staticmethod
-    def _read(lines: JsonLines, forget: Callable[[], None]) -> list[Row]:
+    def _read(lines: JsonLinesFollower, forget: Callable[[], None]) -> list[Row]:
         lives = lines.num_files
         rows = lines.read_new()
         if lines.num_files != lives:
@@ -265,7 +265,7 @@ def naming_a_stop(folder: RunFolder, settings: Settings) -> Iterator[None]:
         ) from error
 
 
-def progress_of(bulletin: Bulletin, *, steps: int) -> Progress:
+def progress_of(bulletin: RunSnapshot, *, steps: int) -> Progress:
     """Sum up the figures of a run that trains so many batches."""
     ends = bulletin.evaluations
     results = {int(number(row, "step")): result for row in ends if (result := held_out(row))}
@@ -277,7 +277,7 @@ def progress_of(bulletin: Bulletin, *, steps: int) -> Progress:
     )
 
 
-def newest_at(bulletin: Bulletin) -> float:
+def newest_at(bulletin: RunSnapshot) -> float:
     """Return when the newest batch was trained, Unix time; 0 before the first."""
     batches = bulletin.batches
     return number(batches[-1], "time") if batches else 0.0

@@ -15,7 +15,7 @@ GONE_SHOWN_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
+class GroupsInFlight:
     """Groups that are begun and not yet trained, and the most that may be begun."""
 
     sampling: int
@@ -56,7 +56,7 @@ class View:
     """Actors heard of within the hour; none while the store and the broker are away."""
     silent_after_s: float = 0.0
     """An actor that has been silent for longer counts as gone."""
-    fill: Fill | None = None
+    fill: GroupsInFlight | None = None
     closed: tuple[str, ...] = ()
     """Holders to which nothing is leased, and why."""
     sample: SampleLine | None = None

@@ -19,7 +19,7 @@ from configs.errors import NyalaError
 from configs.worker import Worker
 from console.command_line import AsJson, Overrides
 from console.display.display import print_line
-from console.run.checks.check import Check, Doubt
+from console.run.checks.check import Check, CheckWarning
 from console.run.run_folder import settings_of
 from console.verbs.join_pack import is_pack
 
@@ -30,11 +30,11 @@ from .machine import machine_checks
 # Checks under deadlines, one after the other, none of which can end the command.
 #
 # look ──returns figures──▶ ok
-# ──returns a Doubt──▶ warning
+# ──returns a CheckWarning──▶ warning
 # ──raises, or exceeds its limit──▶ failed ──▶ those that need it are skipped
 
 
-class Grade(StrEnum):
+class CheckStatus(StrEnum):
     """Outcome of a check."""
 
     OK = "ok"
@@ -44,12 +44,12 @@ class Grade(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """The result of one check."""
 
     group: str
     name: str
-    grade: Grade
+    grade: CheckStatus
     text: str
     """Figures, or what is wrong and the next step."""
     seconds: float
@@ -57,7 +57,7 @@ class Finding:
 
 def examine(
     checks: Sequence[Check], *, begins: Callable[[Check], None] = lambda _check: None
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     """Run the checks in their order.
 
     Args:
@@ -69,38 +69,42 @@ def examine(
         if (check.group, check.needs) in lost:
             lost.add((check.group, check.name))
             text = f"{check.needs} has to be put right first"
-            yield Finding(check.group, check.name, Grade.SKIPPED, text, 0.0)
+            yield CheckResult(check.group, check.name, CheckStatus.SKIPPED, text, 0.0)
             continue
         begins(check)
         began = time.monotonic()
         grade, text = _look(check)
-        if grade is Grade.FAILED:
+        if grade is CheckStatus.FAILED:
             lost.add((check.group, check.name))
-        yield Finding(check.group, check.name, grade, text, time.monotonic() - began)
+        yield CheckResult(check.group, check.name, grade, text, time.monotonic() - began)
 
 
-def _look(check: Check) -> tuple[Grade, str]:
+def _look(check: Check) -> tuple[CheckStatus, str]:
     """Run one check in a thread, which is left behind where it does not end."""
-    outcomes: list[tuple[Grade, str]] = []
+    outcomes: list[tuple[CheckStatus, str]] = []
     worker = Worker(lambda: outcomes.append(_outcome(check)), name=f"check-{check.name}").start()
     worker.join(check.limit_s)
     if outcomes:
         return outcomes[0]
-    return Grade.FAILED, (
+    return CheckStatus.FAILED, (
         f"{check.name} must be checked within {check.limit_s:g} s, got no end; look at what it "
         f"waits for: a network, a disk, or code of yours"
     )
 
 
-def _outcome(check: Check) -> tuple[Grade, str]:
+def _outcome(check: Check) -> tuple[CheckStatus, str]:
     try:
         answer = check.look()
     except NyalaError as error:
-        return Grade.FAILED, str(error)
+        return CheckStatus.FAILED, str(error)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - code of the user may raise anything
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        return Grade.FAILED, f"{check.name} must be checked without an error, got {reason}"
-    return (Grade.WARNING, answer.text) if isinstance(answer, Doubt) else (Grade.OK, answer)
+        return CheckStatus.FAILED, f"{check.name} must be checked without an error, got {reason}"
+    return (
+        (CheckStatus.WARNING, answer.text)
+        if isinstance(answer, CheckWarning)
+        else (CheckStatus.OK, answer)
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -137,15 +141,15 @@ def doctor(
     counts = Counter(finding.grade for finding in findings)
     if as_json:
         report = {
-            "failed": counts[Grade.FAILED],
-            "warnings": counts[Grade.WARNING],
+            "failed": counts[CheckStatus.FAILED],
+            "warnings": counts[CheckStatus.WARNING],
             "checks": [asdict(finding) for finding in findings],
         }
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
     else:
-        shown = [grade for grade in Grade if counts[grade] or grade is Grade.FAILED]
+        shown = [grade for grade in CheckStatus if counts[grade] or grade is CheckStatus.FAILED]
         print_line(console, ", ".join(f"{counts[grade]} {grade}" for grade in shown))
-    raise typer.Exit(FAILED if counts[Grade.FAILED] else 0)
+    raise typer.Exit(FAILED if counts[CheckStatus.FAILED] else 0)
 
 
 def _checks(path: Path | None, overrides: list[str]) -> list[Check]:
@@ -170,7 +174,7 @@ def _checks(path: Path | None, overrides: list[str]) -> list[Check]:
     ]
 
 
-def _examined(checks: list[Check], console: Console, *, is_silent: bool) -> Iterable[Finding]:
+def _examined(checks: list[Check], console: Console, *, is_silent: bool) -> Iterable[CheckResult]:
     """Run the checks, and print each as it ends; a terminal shows which is under way."""
     group = ""
     with console.status("") as progress:
@@ -183,7 +187,7 @@ def _examined(checks: list[Check], console: Console, *, is_silent: bool) -> Iter
             yield finding
 
 
-def _print(console: Console, finding: Finding) -> None:
+def _print(console: Console, finding: CheckResult) -> None:
     first, *rest = finding.text.split("\n")
     print_line(console, f"  {finding.grade:<8} {finding.name:<14} {first}")
     for line in rest:

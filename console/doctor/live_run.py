@@ -22,7 +22,7 @@ from configs.loader import load
 from configs.settings import Settings
 from console.display.progress import stopped_line
 from console.display.snapshot import duration
-from console.run.checks.check import Check, Doubt
+from console.run.checks.check import Check, CheckWarning
 from console.run.checks.store import GROUP as REDIS
 from console.run.checks.store import REACHED
 from console.run.run_folder import RunFolder, current_versions, read_versions
@@ -145,8 +145,10 @@ def run_checks(settings: Settings, folder: RunFolder, url: str | None) -> list[C
     place, name = url, settings.run.name
     limit_s = settings.broker.heartbeat_timeout_s
 
-    def asking(what: str, look: Callable[[Store], str | Doubt], needs: str = "store") -> Check:
-        def ask() -> str | Doubt:
+    def asking(
+        what: str, look: Callable[[Store], str | CheckWarning], needs: str = "store"
+    ) -> Check:
+        def ask() -> str | CheckWarning:
             with Store(place, run=name) as store:
                 return look(store)
 
@@ -181,7 +183,7 @@ def check_store(store: Store) -> str:
     return f"{stats.state}, {stats.created} tasks, {stats.dead} dead letters"
 
 
-def check_versions(folder: RunFolder) -> str | Doubt:
+def check_versions(folder: RunFolder) -> str | CheckWarning:
     """Check that packages of this machine are those that the run was started with."""
     then, now = read_versions(folder.path), current_versions()
     changed = [
@@ -190,7 +192,7 @@ def check_versions(folder: RunFolder) -> str | Doubt:
         if then.get(name) != now.get(name)
     ]
     if then and changed:
-        return Doubt(
+        return CheckWarning(
             f"versions should be those of the run's start, got {'; '.join(changed)}; a role that "
             f"is started again runs with what is there now"
         )
@@ -217,7 +219,7 @@ def check_code(settings: Settings, store: Store) -> str:
     return f"learner's life {stats.lineage}, batch {stats.version}; {hashes}"
 
 
-def check_brokers(store: Store, limit_s: float) -> str | Doubt:
+def check_brokers(store: Store, limit_s: float) -> str | CheckWarning:
     """Check that a broker of the run has reported lately."""
     ages = {
         endpoint: max(0.0, time.time() - figures.get("at", 0.0))
@@ -225,19 +227,19 @@ def check_brokers(store: Store, limit_s: float) -> str | Doubt:
     }
     listed = ", ".join(f"{endpoint} {duration(age)} ago" for endpoint, age in ages.items())
     if not ages or min(ages.values()) > limit_s:
-        return Doubt(
+        return CheckWarning(
             f"a broker should have been heard of within {limit_s:g} s, got {listed or 'none'}; if "
             f"the run is meant to be up, look at `nyala logs RUN broker`"
         )
     return f"heard of {listed}"
 
 
-def check_actors(store: Store, limit_s: float) -> str | Doubt:
+def check_actors(store: Store, limit_s: float) -> str | CheckWarning:
     """Check that actors sample and have the run's hashes, without which the broker refuses them."""
     seen = store.run(operations.actors())
     alive = [actor for actor in seen if actor.is_present(limit_s)]
     if not alive:
-        return Doubt(
+        return CheckWarning(
             f"an actor should have been heard of within {limit_s:g} s, got {len(seen)} within the "
             f"hour and none of late; start one with `nyala actor RUN`"
         )
@@ -250,7 +252,7 @@ def check_actors(store: Store, limit_s: float) -> str | Doubt:
     return f"{len(alive)} joined with the run's hashes: {', '.join(listed[:SHOWN])}{more}"
 
 
-def check_refusals(store: Store, folder: RunFolder) -> str | Doubt:
+def check_refusals(store: Store, folder: RunFolder) -> str | CheckWarning:
     """Check that no peer was refused, except as every restart brings about."""
     counts: Counter[str] = Counter()
     for figures in store.run(brokers()).values():
@@ -266,16 +268,16 @@ def check_refusals(store: Store, folder: RunFolder) -> str | Doubt:
     ]
     total = ", ".join(f"{count} x {code}" for code, count in sorted(counts.items()))
     reasons = "".join(f"\n  {line}" for line in dict.fromkeys(lines[-SHOWN:]))
-    return Doubt(
+    return CheckWarning(
         f"no peer should be refused, got {total}; a `mismatch` needs the run's own files, as in "
         f"`nyala join-pack`, and docs/security.md has the keys{reasons}"
     )
 
 
-def check_leases(store: Store, folder: RunFolder) -> str | Doubt:
+def check_leases(store: Store, folder: RunFolder) -> str | CheckWarning:
     """Check that leases are granted to every key."""
     lines = closed_lines(store.run(operations.closed()), folder.path)
-    return Doubt("; ".join(lines)) if lines else "granted to all"
+    return CheckWarning("; ".join(lines)) if lines else "granted to all"
 
 
 def _state(folder: RunFolder) -> str:

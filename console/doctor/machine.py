@@ -25,7 +25,7 @@ from configs.errors import SettingsError
 from configs.machine import folder_of_sockets, query_gpus, visible_gpus
 from configs.own_code import ROOT
 from configs.settings import BrokerSettings, LearnerSettings
-from console.run.checks.check import GIB, Check, Doubt, sized
+from console.run.checks.check import GIB, Check, CheckWarning, sized
 from console.run.checks.machine import check_address, check_devices
 from console.run.redis_server import find_binary
 
@@ -87,7 +87,7 @@ def check_floors() -> str:
     return f"nyala {installed['nyala'].version}, {', '.join(versions) or 'no engine'}"
 
 
-def check_clashes() -> str | Doubt:
+def check_clashes() -> str | CheckWarning:
     """Check that every package finds the packages it asks for, or both are as in the tested lock.
 
     Raises:
@@ -110,11 +110,11 @@ def check_clashes() -> str | Doubt:
         )
         if any(name in pins for name, _ in wrong):
             raise SettingsError(text)
-        return Doubt(text)
+        return CheckWarning(text)
     return f"none among {len(installed)} packages"
 
 
-def check_lock() -> str | Doubt:
+def check_lock() -> str | CheckWarning:
     """Check that versions are those of the tested lock."""
     installed = _installed()
     pins, lock = _pins(installed), _lock(installed)
@@ -127,14 +127,14 @@ def check_lock() -> str | Doubt:
     ]
     missing = [f"{name} missing" for name in pins if name not in installed]
     if other or missing:
-        return Doubt(
+        return CheckWarning(
             f"packages should have the versions of {lock.name}, with which all tests ran, got "
             f"{_some(other + missing)}; run ./run setup"
         )
     return f"{len(pins)} packages as in {lock.name}"
 
 
-def check_bytecode() -> str | Doubt:
+def check_bytecode() -> str | CheckWarning:
     """Check that the heavy packages are compiled; otherwise each process compiles them."""
     sources = [spec.origin for name in HEAVY if (spec := importlib.util.find_spec(name))]
     bare = [
@@ -144,7 +144,7 @@ def check_bytecode() -> str | Doubt:
     ]
     if bare:
         folder = Path(str(sources[0])).parents[1]
-        return Doubt(
+        return CheckWarning(
             f"packages should be compiled to bytecode, got none of {', '.join(bare)}: each process "
             f"compiles them, 20 to 40 s of an actor's start; "
             f"`python -m compileall -q -j 0 {folder}`"
@@ -152,12 +152,12 @@ def check_bytecode() -> str | Doubt:
     return f"{len(sources)} heavy packages compiled"
 
 
-def check_vllm() -> str | Doubt:
+def check_vllm() -> str | CheckWarning:
     """Check that this machine has what vLLM needs."""
     lack = lack_of_vllm(on_gpu=bool(visible_gpus()))
     if lack is None:
         return "can start on this machine"
-    return Doubt(f"{lack}; until then actors.engine: auto takes the small engine")
+    return CheckWarning(f"{lack}; until then actors.engine: auto takes the small engine")
 
 
 def _installed() -> dict[str, Distribution]:
@@ -282,7 +282,7 @@ def check_cards() -> str:
     return f"{listed}, {min(sizes, default=0)} MiB, driver {query_gpus('driver_version')[0]}"
 
 
-def check_shared_memory() -> str | Doubt:
+def check_shared_memory() -> str | CheckWarning:
     """Check that shared memory can be written, and is larger than a container's default.
 
     Raises:
@@ -295,7 +295,7 @@ def check_shared_memory() -> str | Doubt:
         )
     usage = shutil.disk_usage(SHARED_MEMORY)
     if usage.free < LEAST_SHARED_BYTES:
-        return Doubt(
+        return CheckWarning(
             f"{SHARED_MEMORY} should have {sized(LEAST_SHARED_BYTES)} free, got "
             f"{sized(usage.free)} of {sized(usage.total)}; enlarge it (docker: --shm-size, or "
             f"--ipc=host), or remove what fills it"
@@ -303,7 +303,7 @@ def check_shared_memory() -> str | Doubt:
     return f"{sized(usage.free)} of {sized(usage.total)} free"
 
 
-def check_disk(folder: Path) -> str | Doubt:
+def check_disk(folder: Path) -> str | CheckWarning:
     """Check that the disk of the runs can be written and has room.
 
     Raises:
@@ -326,15 +326,15 @@ def check_disk(folder: Path) -> str | Doubt:
     if usage.free < LEAST_DISK_BYTES:
         raise SettingsError(text)
     if usage.free < SPARE_DISK_BYTES:
-        return Doubt(text)
+        return CheckWarning(text)
     return f"{sized(usage.free)} of {sized(usage.total)} free at {place}"
 
 
-def check_open_files() -> str | Doubt:
+def check_open_files() -> str | CheckWarning:
     """Check that a process may open as many files as the broker of a fleet needs."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < LEAST_OPEN_FILES:
-        return Doubt(
+        return CheckWarning(
             f"the limit of open files should be >= {LEAST_OPEN_FILES} for a broker of many actors, "
             f"got {hard} (now {soft}, which nyala raises); `ulimit -Hn {LEAST_OPEN_FILES}` as root "
             f"before nyala, or LimitNOFILE of its service"
@@ -354,11 +354,11 @@ def check_sockets() -> str:
     return f"temporary ones are in {folder}: the path of {temporary} is too long for them"
 
 
-def check_default_port() -> str | Doubt:
+def check_default_port() -> str | CheckWarning:
     """Check that the broker's default address is free of other runs and programs."""
     endpoint = BrokerSettings().endpoint
     try:
         check_address("broker.endpoint", endpoint)
     except SettingsError as error:
-        return Doubt(str(error))
+        return CheckWarning(str(error))
     return f"{endpoint} is free"

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from configs.errors import SettingsError, printable
-from configs.json_lines import Follower
+from configs.json_lines import LineFollower
 from console.command_line import Run
 from console.display.display import print_line
 from console.run.run_folder import run_folder_of
@@ -43,7 +43,7 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self._process = path.stem
-        self._lines = Follower(path, newest_bytes=FIRST_READ_BYTES)
+        self._lines = LineFollower(path, newest_bytes=FIRST_READ_BYTES)
         self._timestamp = ""
 
     def read_new(self) -> list[LogLine]:

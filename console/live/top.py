@@ -35,10 +35,10 @@ from console.display.progress import (
     stopped_line,
 )
 from console.display.result import print_result
-from console.display.snapshot import Fill, View
+from console.display.snapshot import GroupsInFlight, View
 from console.run.actor_watch import ActorWatch, StoreLook
 from console.run.run_folder import RunFolder, RunState, run_folder_of
-from learner.reporting.bulletin import Bulletin
+from learner.reporting.bulletin import RunSnapshot
 
 # --------------------------------------------------------------------------------------------------
 # The parts of a snapshot that the store has: actors, the fill of the buffer, what is closed.
@@ -53,7 +53,9 @@ def with_store(view: View, look: StoreLook | None, settings: Settings) -> View:
         view,
         actors=look.actors,
         silent_after_s=settings.broker.heartbeat_timeout_s,
-        fill=Fill(**groups, memory=look.memory.share, batch=settings.run.groups_per_batch),
+        fill=GroupsInFlight(
+            **groups, memory=look.memory.share, batch=settings.run.groups_per_batch
+        ),
         closed=tuple(closed_lines(look.closed, settings.run.folder)),
     )
 
@@ -246,9 +248,9 @@ class RemoteRun:
         self._worker.check()
         if self._newest is None:
             stages = {self._address.endpoint: self._away}
-            return View(progress_of(Bulletin(), steps=0), stages, None, is_training=False)
+            return View(progress_of(RunSnapshot(), steps=0), stages, None, is_training=False)
         reply, at = self._newest
-        bulletin = Bulletin.decode(reply.bulletin) if reply.bulletin else Bulletin()
+        bulletin = RunSnapshot.decode(reply.bulletin) if reply.bulletin else RunSnapshot()
         progress = progress_of(bulletin, steps=reply.steps)
         seen = tuple(ActorSeen(a.incarnation, a.silent_s, a.fields) for a in reply.seen)
         silent_s = time.monotonic() - at
@@ -263,7 +265,7 @@ class RemoteRun:
             alarm=alarm,
             actors=seen,
             silent_after_s=reply.silent_after_s,
-            fill=Fill(**reply.groups, memory=reply.memory) if reply.groups else None,
+            fill=GroupsInFlight(**reply.groups, memory=reply.memory) if reply.groups else None,
             closed=reply.closed,
         )
 

@@ -15,7 +15,7 @@ MOST_TURNS = 4
 HELD_OUT = 10**9  # far from the indices of training
 
 
-class Game:
+class GuessingEpisode:
     """One episode of the game."""
 
     def __init__(self, secret: int) -> None:
@@ -59,14 +59,14 @@ class Game:
         return " more? " if guess < self._secret else " less? "
 
 
-class Guess:
+class GuessingGame:
     """Items by their number."""
 
     is_thread_safe = True
 
-    def begin(self, index: int, seed: int, *, held_out: bool) -> Game:  # noqa: ARG002 - an item is its index
+    def begin(self, index: int, seed: int, *, held_out: bool) -> GuessingEpisode:  # noqa: ARG002 - an item is its index
         """Make the game of an item; all members of a group play the same one."""
-        return Game(random.Random(index + HELD_OUT * held_out).choice(NUMBERS))
+        return GuessingEpisode(random.Random(index + HELD_OUT * held_out).choice(NUMBERS))
 
     def describe(self) -> str:
         """Name and settings; every actor of a run must have the same."""

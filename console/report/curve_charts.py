@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from learner.data.grades import ACCURACY, REWARD
-from learner.reporting.figures import Line, Plot
+from learner.reporting.figures import ChartLine, Plot
 
-from .curves import Evaluation, judged_by, lines_of
+from .curves import EvaluationFigures, judged_by, lines_of
 from .drawing import (
     Chart,
     Frame,
     Key,
     Point,
     Shape,
-    Spot,
+    Tooltip,
     buckets,
     frame_of,
     mean,
@@ -26,23 +26,23 @@ from .drawing import (
     thinned,
     unit_of,
 )
-from .record import Run
+from .record import ReportedRun
 
-_Scores: TypeAlias = tuple[str, str, list[tuple[Evaluation, float]]]
+_Scores: TypeAlias = tuple[str, str, list[tuple[EvaluationFigures, float]]]
 """Label, style and points of a curve."""
 
 SMOOTHING = 0.9  # share of the past in the running mean: half of it is younger than seven steps
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ChartCurve:
     """One line of a chart."""
 
     label: str
     colour: int
     dash: int
-    run: Run
-    line: Line
+    run: ReportedRun
+    line: ChartLine
     raw: Sequence[float]
     """A value for each batch."""
 
@@ -52,12 +52,12 @@ class Curve:
         return f"c{self.colour} d{self.dash}"
 
 
-def curve_charts(plots: Sequence[Plot], runs: Sequence[Run]) -> list[Chart]:
+def curve_charts(plots: Sequence[Plot], runs: Sequence[ReportedRun]) -> list[Chart]:
     """Draw those charts of which any of the runs has a figure."""
     return [chart for plot in plots if (chart := curve_chart(plot, runs)) is not None]
 
 
-def curve_chart(plot: Plot, runs: Sequence[Run]) -> Chart | None:
+def curve_chart(plot: Plot, runs: Sequence[ReportedRun]) -> Chart | None:
     """Draw one chart; None where no run has a figure for it."""
     curves = list(_curves(plot, runs))
     places = {id(curve): thinned([float(s) for s in curve.run.curves.steps]) for curve in curves}
@@ -86,13 +86,13 @@ def curve_chart(plot: Plot, runs: Sequence[Run]) -> Chart | None:
     return chart
 
 
-def score_chart(runs: Sequence[Run], *, over_time: bool = False) -> Chart | None:
+def score_chart(runs: Sequence[ReportedRun], *, over_time: bool = False) -> Chart | None:
     """Draw the score of held-out answers over batches, or over the time of the learner."""
     title = judged_by(run.evaluations for run in runs)
     return _held_out_chart(runs, title, _scores(runs), over_time=over_time)
 
 
-def reward_chart(runs: Sequence[Run]) -> Chart | None:
+def reward_chart(runs: Sequence[ReportedRun]) -> Chart | None:
     """Draw the reward of held-out answers, where they are judged by something else."""
     curves = [
         (run.name, f"c{number} d0", [(e, e.result.trained) for e in run.evaluations])
@@ -103,12 +103,12 @@ def reward_chart(runs: Sequence[Run]) -> Chart | None:
 
 
 def _held_out_chart(
-    runs: Sequence[Run], title: str, scores: Sequence[_Scores], *, over_time: bool
+    runs: Sequence[ReportedRun], title: str, scores: Sequence[_Scores], *, over_time: bool
 ) -> Chart | None:
     longest = max((e.spent_s for run in runs for e in run.evaluations), default=0.0)
     unit, seconds = unit_of(longest)
 
-    def place(evaluation: Evaluation) -> float:
+    def place(evaluation: EvaluationFigures) -> float:
         return evaluation.spent_s / seconds if over_time else float(evaluation.step)
 
     curves = [
@@ -158,9 +158,9 @@ def in_words(label: str, points: Sequence[Point]) -> str:
     )
 
 
-def _curves(plot: Plot, runs: Sequence[Run]) -> list[Curve]:
+def _curves(plot: Plot, runs: Sequence[ReportedRun]) -> list[ChartCurve]:
     lines = lines_of(plot)
-    curves: list[Curve] = []
+    curves: list[ChartCurve] = []
     for number, run in enumerate(runs):
         for index, (key, line) in enumerate(lines.items()):
             raw = run.curves.values[key]
@@ -171,11 +171,11 @@ def _curves(plot: Plot, runs: Sequence[Run]) -> list[Curve]:
             label = line.label if is_alone else f"{run.name}, {line.label}"
             label = run.name if len(lines) == 1 and not is_alone else label
             colour, dash = (index, 0) if is_alone else (number, min(index, 2))
-            curves.append(Curve(label, colour, dash, run, line, raw))
+            curves.append(ChartCurve(label, colour, dash, run, line, raw))
     return curves
 
 
-def _legend(curves: Sequence[Curve]) -> list[Key]:
+def _legend(curves: Sequence[ChartCurve]) -> list[Key]:
     """Explain colours and dashes: runs by colour where there are several, figures by dash."""
     runs = {curve.run.name: curve for curve in curves}
     figures = {curve.line.label: curve for curve in curves}
@@ -188,7 +188,7 @@ def _legend(curves: Sequence[Curve]) -> list[Key]:
     ]
 
 
-def _scores(runs: Sequence[Run]) -> list[_Scores]:
+def _scores(runs: Sequence[ReportedRun]) -> list[_Scores]:
     """List label, style and points: of each run, then of its environments where it is alone."""
     scores = [
         (
@@ -208,10 +208,10 @@ def _scores(runs: Sequence[Run]) -> list[_Scores]:
     return scores
 
 
-def _spots(frame: Frame, curves: Sequence[Curve]) -> list[Spot]:
+def _spots(frame: Frame, curves: Sequence[ChartCurve]) -> list[Tooltip]:
     """Make places that show the figures of a stretch of batches, by the longest of the runs."""
     longest = max((curve.run.curves.steps for curve in curves), key=len)
-    spots: list[Spot] = []
+    spots: list[Tooltip] = []
     for bucket in buckets(len(longest)):
         first, last = longest[bucket.start], longest[bucket.stop - 1]
         texts = [f"batch {first}" if first == last else f"batches {first} to {last}"]
@@ -220,7 +220,7 @@ def _spots(frame: Frame, curves: Sequence[Curve]) -> list[Spot]:
             inside = range(bisect_left(steps, first), bisect_right(steps, last))
             texts.append(f"{curve.label} {short(mean(curve.raw, inside))}")
         left, right = frame.x(first - 0.5), frame.x(last + 0.5)
-        spots.append(Spot(left, round(max(1.0, right - left), 1), "\n".join(texts)))
+        spots.append(Tooltip(left, round(max(1.0, right - left), 1), "\n".join(texts)))
     return spots
 
 

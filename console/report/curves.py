@@ -19,7 +19,7 @@ from pathlib import Path
 from configs.json_lines import number, read_rows
 from console.display.progress import scores_in
 from learner.data.grades import ACCURACY, HeldOut, common_title, held_out
-from learner.reporting.figures import FIGURES, NO_SIGNAL, TOKENS, Line, Plot
+from learner.reporting.figures import FIGURES, NO_SIGNAL, TOKENS, ChartLine, Plot
 from learner.training import ratio_bins
 
 # --------------------------------------------------------------------------------------------------
@@ -28,8 +28,8 @@ from learner.training import ratio_bins
 PERCENTILES = ("1", "5", "25", "50", "75", "95", "99")
 
 DERIVED = {
-    "tokens_per_s": Line(TOKENS, "tokens/s"),
-    "zero_variance_fraction": Line(NO_SIGNAL, "groups of equal rewards"),
+    "tokens_per_s": ChartLine(TOKENS, "tokens/s"),
+    "zero_variance_fraction": ChartLine(NO_SIGNAL, "groups of equal rewards"),
 }
 """Figures that are computed from others."""
 
@@ -53,7 +53,7 @@ KEYS = tuple(
 """Keys that are read from `metrics.jsonl`."""
 
 
-def lines_of(plot: Plot) -> dict[str, Line]:
+def lines_of(plot: Plot) -> dict[str, ChartLine]:
     """List the lines of a chart, by their figures."""
     return {key: line for key, line in LINES.items() if line.plot is plot}
 
@@ -67,7 +67,7 @@ NAN = math.nan
 
 
 @dataclass(slots=True)
-class Presence:
+class ActorBatchRange:
     """The batches that trained episodes which one incarnation of an actor had finished."""
 
     first: int
@@ -87,7 +87,7 @@ class Curves:
     """Figure -> its value at each batch, NaN where it has none. `a.b` is the entry b of a table."""
     lags: Counter[int] = field(default_factory=Counter)
     """Policy lag -> trained tokens of the whole run."""
-    actors: dict[str, Presence] = field(default_factory=dict)
+    actors: dict[str, ActorBatchRange] = field(default_factory=dict)
     alerts: Counter[str] = field(default_factory=Counter)
     """Alert of the guards -> batches that had it."""
     alerts_at: dict[str, int] = field(default_factory=dict)
@@ -134,7 +134,7 @@ def _count(curves: Curves, row: Mapping[str, object], step: int) -> None:
             curves.lags[int(lag)] += int(tokens)
     for actor, episodes in _table(row.get("episodes_by_actor")):
         if actor in curves.actors or len(curves.actors) < MAX_ACTORS:
-            presence = curves.actors.setdefault(actor, Presence(step, step))
+            presence = curves.actors.setdefault(actor, ActorBatchRange(step, step))
             presence.last = step
             presence.episodes += int(episodes)
     for name in _texts(row.get("alerts")):
@@ -226,7 +226,7 @@ def _ratios(upper: Sequence[float], lower: Sequence[float]) -> array[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class EvaluationFigures:
     """The figures of one evaluation."""
 
     step: int
@@ -242,7 +242,7 @@ class Evaluation:
         return self.result.score
 
 
-def read_evaluations(path: Path, spent_s: Mapping[int, float]) -> list[Evaluation]:
+def read_evaluations(path: Path, spent_s: Mapping[int, float]) -> list[EvaluationFigures]:
     """Read the evaluations that have an answer.
 
     Args:
@@ -250,7 +250,7 @@ def read_evaluations(path: Path, spent_s: Mapping[int, float]) -> list[Evaluatio
         spent_s: Batch -> seconds of the learner until it was trained.
     """
     return [
-        Evaluation(
+        EvaluationFigures(
             step=int(number(row, "step")),
             result=result,
             spent_s=spent_s.get(int(number(row, "step")), 0.0),
@@ -261,7 +261,7 @@ def read_evaluations(path: Path, spent_s: Mapping[int, float]) -> list[Evaluatio
     ]
 
 
-def judged_by(runs: Iterable[Sequence[Evaluation]]) -> str:
+def judged_by(runs: Iterable[Sequence[EvaluationFigures]]) -> str:
     """Name the metric of the answers of several runs; `score` where it differs."""
     titles = {evaluations[-1].result.title for evaluations in runs if evaluations}
     return common_title(titles) if titles else ACCURACY

@@ -46,7 +46,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class Tooltip:
     """A place that shows a text where a pointer rests on it; by default of the frame's height."""
 
     x: float
@@ -83,7 +83,7 @@ class Chart:
     x_ticks: list[Tick] = field(default_factory=list)
     y_ticks: list[Tick] = field(default_factory=list)
     legend: list[Key] = field(default_factory=list)
-    spots: list[Spot] = field(default_factory=list)
+    spots: list[Tooltip] = field(default_factory=list)
     x_label: str = "batch"
     bottom: float = BOTTOM
 
@@ -138,10 +138,10 @@ class Frame:
         left, right = self.x(x_low), self.x(x_high)
         return f"M{left:g} {self.bottom:g}V{self.y(value):g}H{right:g}V{self.bottom:g}Z"
 
-    def spot(self, point: Point, text: str, *, reach: int) -> Spot:
+    def spot(self, point: Point, text: str, *, reach: int) -> Tooltip:
         """Show a text around a point."""
         x, y = self.x(point[0]) - reach, self.y(point[1]) - reach
-        return Spot(x, 2 * reach, text, y=y, height=2 * reach)
+        return Tooltip(x, 2 * reach, text, y=y, height=2 * reach)
 
     def x_ticks(self, *, whole: bool = True) -> list[Tick]:
         """Label the horizontal axis."""

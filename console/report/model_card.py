@@ -19,7 +19,7 @@ from configs.settings import RunSettings, Settings
 from console.run.run_folder import RunFolder, read_versions
 from learner.data.grades import REWARD
 
-from .curves import Evaluation, read_evaluations
+from .curves import EvaluationFigures, read_evaluations
 from .record import changed_settings, setting_of
 
 # --------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def model_card(
     settings: Settings,
     step: int,
     *,
-    evaluations: Sequence[Evaluation],
+    evaluations: Sequence[EvaluationFigures],
     versions: Mapping[str, str],
     base: Mapping[str, object],
 ) -> str:
@@ -171,7 +171,7 @@ def _base(run: RunSettings) -> str:
     return code(_named(run.model))
 
 
-def _scores(evaluations: Sequence[Evaluation]) -> str:
+def _scores(evaluations: Sequence[EvaluationFigures]) -> str:
     """Write the first and the last evaluation, by environment where there are several."""
     if not evaluations:
         return "It was not evaluated."
@@ -193,7 +193,7 @@ def _scores(evaluations: Sequence[Evaluation]) -> str:
     return _table(head, [(name, *map(_figure, figures)) for name, *figures in rows])
 
 
-def _alike(first: Evaluation, last: Evaluation) -> float | None:
+def _alike(first: EvaluationFigures, last: EvaluationFigures) -> float | None:
     """Return the first score, if it was judged as the last one was."""
     return first.score if first.result.title == last.result.title else None
 

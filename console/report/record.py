@@ -17,14 +17,14 @@ from configs.errors import SettingsError
 from configs.loader import load
 from configs.settings import Settings
 from console.run.run_folder import RunState, read_versions, run_folder_of
-from learner.data.grades import Metric, metrics_of
+from learner.data.grades import AnswerMetric, metrics_of
 from learner.reporting.samples import SampleLine, read_samples
 
 from .curves import (
     KEYS,
     MAX_ACTORS,
     Curves,
-    Evaluation,
+    EvaluationFigures,
     accumulated,
     add_derived,
     read_curves,
@@ -45,7 +45,7 @@ from .curves import (
 GONE_AFTER = 5  # batches without an episode of it, beyond the policy lag: it no longer samples
 
 
-class End(StrEnum):
+class IncarnationEnd(StrEnum):
     """The way in which an actor's life ended."""
 
     LEFT = "left"
@@ -54,19 +54,19 @@ class End(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class ActorIncarnation:
     """One incarnation of an actor."""
 
     name: str
     began: float
     """Unix seconds."""
     ended: float
-    end: End
+    end: IncarnationEnd
     episodes: int
     """Episodes that the actor finished and that were trained."""
 
 
-def actor_lives(folder: Path, curves: Curves, *, max_policy_lag: int) -> list[Life]:
+def actor_lives(folder: Path, curves: Curves, *, max_policy_lag: int) -> list[ActorIncarnation]:
     """List the lives of a run's actors, the earliest first.
 
     Args:
@@ -79,27 +79,32 @@ def actor_lives(folder: Path, curves: Curves, *, max_policy_lag: int) -> list[Li
     newest = curves.times[-1]
     time_of = dict(zip(curves.steps, curves.times, strict=True))
     joined: dict[str, float] = {}
-    ended: dict[str, tuple[float, End]] = {}
+    ended: dict[str, tuple[float, IncarnationEnd]] = {}
     for event, name, time in _events(folder / "logs" / "audit.jsonl"):
         if event == "actor joined" and (name in joined or len(joined) < MAX_ACTORS):
             joined[name] = time
             ended.pop(name, None)
         elif name in joined:
-            ended[name] = time, End.LEFT if event == "actor left" else End.DIED
-    lives: list[Life] = []
+            ended[name] = (
+                time,
+                IncarnationEnd.LEFT if event == "actor left" else IncarnationEnd.DIED,
+            )
+    lives: list[ActorIncarnation] = []
     for name in joined.keys() | curves.actors.keys():
         seen = curves.actors.get(name)
         began = joined.get(name) or time_of.get(seen.first if seen else -1, curves.times[0])
         last = seen.last if seen else -1
         trained_at = max(began, time_of.get(last, began))
-        time, end = ended.get(name, (math.inf, End.OPEN))
+        time, end = ended.get(name, (math.inf, IncarnationEnd.OPEN))
         if time >= newest:  # with the run, or not at all
             is_gone = curves.steps[-1] - last > max_policy_lag + GONE_AFTER
             time = trained_at if is_gone and seen else newest
-            end = End.DIED if is_gone else End.OPEN
-        elif end is End.DIED and seen:
+            end = IncarnationEnd.DIED if is_gone else IncarnationEnd.OPEN
+        elif end is IncarnationEnd.DIED and seen:
             time = min(time, trained_at)  # noticed when another took its place
-        lives.append(Life(name, began, max(began, time), end, seen.episodes if seen else 0))
+        lives.append(
+            ActorIncarnation(name, began, max(began, time), end, seen.episodes if seen else 0)
+        )
     return sorted(lives, key=lambda life: (life.began, life.name))
 
 
@@ -132,7 +137,7 @@ EPSILON = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GreedyAnswer:
     """A greedy answer to a held-out question."""
 
     step: int
@@ -146,19 +151,19 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class AnswerChange:
     """A question with an early and a late answer."""
 
     question: str
     prompt: str
     note: str
     """Text from the environment, such as the right answer."""
-    early: Answer
-    late: Answer
+    early: GreedyAnswer
+    late: GreedyAnswer
 
 
 @dataclass(slots=True)
-class Changes:
+class AnswerChanges:
     """How the answers to the questions of a run changed."""
 
     first: int = 0
@@ -167,7 +172,7 @@ class Changes:
     better: int = 0
     worse: int = 0
     same: int = 0
-    shown: list[Change] = field(default_factory=list)
+    shown: list[AnswerChange] = field(default_factory=list)
 
     @property
     def sentence(self) -> str:
@@ -180,7 +185,7 @@ class Changes:
         )
 
 
-def changes_of(lines: Iterable[SampleLine], metrics: Mapping[str, Metric]) -> Changes:
+def changes_of(lines: Iterable[SampleLine], metrics: Mapping[str, AnswerMetric]) -> AnswerChanges:
     """Compare the first with the last evaluation that was kept."""
     early: dict[str, SampleLine] = {}
     late: dict[str, SampleLine] = {}
@@ -198,31 +203,31 @@ def changes_of(lines: Iterable[SampleLine], metrics: Mapping[str, Metric]) -> Ch
         if line.step == last and line.question in early:
             late.setdefault(line.question, line)
     if last == first:
-        return Changes()
+        return AnswerChanges()
     both = [*early.values(), *late.values()]
-    return _sorted(Changes(first, last), early, late, grades_by(metrics, both))
+    return _sorted(AnswerChanges(first, last), early, late, grades_by(metrics, both))
 
 
 def grades_by(
-    metrics: Mapping[str, Metric], lines: Iterable[SampleLine]
+    metrics: Mapping[str, AnswerMetric], lines: Iterable[SampleLine]
 ) -> Callable[[SampleLine], float]:
     """Return a function that grades an answer by the metric that all compared answers have."""
     parts: dict[str, list[dict[str, float]]] = {}
     for line in lines:
         parts.setdefault(line.environment, []).append(line.parts)
     used = {
-        name: metrics.get(name, Metric()).in_answers(of_environment)
+        name: metrics.get(name, AnswerMetric()).in_answers(of_environment)
         for name, of_environment in parts.items()
     }
     return lambda line: used[line.environment].grade(line.reward, line.parts)
 
 
 def _sorted(
-    changes: Changes,
+    changes: AnswerChanges,
     early: dict[str, SampleLine],
     late: dict[str, SampleLine],
     grade_of: Callable[[SampleLine], float],
-) -> Changes:
+) -> AnswerChanges:
     """Count the questions of each kind, and choose the first one or two of each to show."""
     kinds: dict[str, list[str]] = {"better": [], "worse": [], "right": [], "wrong": []}
     for question in sorted(late):
@@ -240,13 +245,15 @@ def _sorted(
     return changes
 
 
-def _change(early: SampleLine, late: SampleLine, grade_of: Callable[[SampleLine], float]) -> Change:
+def _change(
+    early: SampleLine, late: SampleLine, grade_of: Callable[[SampleLine], float]
+) -> AnswerChange:
     note = ", ".join(f"{name}: {text}" for name, text in late.notes.items())
     answers = [
-        Answer(e.step, grade_of(e), e.reward, cut(e.text), e.tokens, e.finish)
+        GreedyAnswer(e.step, grade_of(e), e.reward, cut(e.text), e.tokens, e.finish)
         for e in (early, late)
     ]
-    return Change(late.question, cut(late.prompt), cut(note), *answers)
+    return AnswerChange(late.question, cut(late.prompt), cut(note), *answers)
 
 
 def cut(text: str) -> str:
@@ -317,7 +324,7 @@ def _plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ReportedRun:
     """A run as the report shows it."""
 
     name: str
@@ -327,14 +334,14 @@ class Run:
     changed: Mapping[str, tuple[str, str]]
     """Path of a setting -> value and default, where they differ."""
     curves: Curves
-    evaluations: list[Evaluation]
+    evaluations: list[EvaluationFigures]
     summary: Mapping[str, object]
-    lives: list[Life]
-    changes: Changes
+    lives: list[ActorIncarnation]
+    changes: AnswerChanges
     versions: Mapping[str, str]
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> ReportedRun:
     """Read a run, whether it has finished or not.
 
     Args:
@@ -353,7 +360,7 @@ def read_run(path: Path) -> Run:
         )
     add_derived(curves)
     spent_s = accumulated(curves.values["durations_s"])
-    return Run(
+    return ReportedRun(
         name=settings.run.name,
         folder=folder.path,
         state=folder.state,

@@ -21,8 +21,8 @@ from .drawing import (
     Key,
     Point,
     Shape,
-    Spot,
     Tick,
+    Tooltip,
     buckets,
     frame_of,
     mean,
@@ -30,7 +30,7 @@ from .drawing import (
     thinned,
     unit_of,
 )
-from .record import End, Life, Run
+from .record import ActorIncarnation, IncarnationEnd, ReportedRun
 
 # --------------------------------------------------------------------------------------------------
 # The chart of a run's actors: a line for each life, or their number where there are many.
@@ -39,7 +39,7 @@ MAX_ROWS = 60  # lives drawn beneath each other
 
 
 @dataclass(frozen=True, slots=True)
-class Since:
+class TimeAxis:
     """The horizontal axis: time since the first life of the run began."""
 
     began: float
@@ -51,20 +51,20 @@ class Since:
         """Return a time in units of the axis."""
         return (time - self.began) / self.unit_s
 
-    def in_words(self, life: Life) -> str:
+    def in_words(self, life: ActorIncarnation) -> str:
         """Describe an actor's life in one line."""
         first, last = duration(life.began - self.began), duration(life.ended - self.began)
         return f"{life.name}: {first} to {last}, {life.end}, {life.episodes:,} episodes"
 
 
-def actor_chart(run: Run) -> Chart | None:
+def actor_chart(run: ReportedRun) -> Chart | None:
     """Draw when actors joined and died, and when a learner began another life."""
     lives = run.lives
     if not lives:
         return None
     began = min(*(life.began for life in lives), run.curves.times[0])
     newest = run.curves.times[-1]
-    since = Since(began, *unit_of(newest - began))
+    since = TimeAxis(began, *unit_of(newest - began))
     is_crowded = len(lives) > MAX_ROWS
     row = 6.0 if len(lives) > 12 else 14.0
     bottom = BOTTOM if is_crowded else TOP + max(40.0, row * len(lives))
@@ -90,34 +90,37 @@ def actor_chart(run: Run) -> Chart | None:
     for number, time in learners:
         x = frame.x(since.place(time))
         chart.shapes.append(Shape("mark", f"M{x:g} {TOP}V{bottom:g}"))
-        chart.spots.append(Spot(x - 3, 6, f"life {number} of the learner", height=bottom - TOP))
+        chart.spots.append(Tooltip(x - 3, 6, f"life {number} of the learner", height=bottom - TOP))
     return chart
 
 
 def _draw_lives(
-    chart: Chart, frame: Frame, lives: Sequence[Life], since: Since, row: float
+    chart: Chart, frame: Frame, lives: Sequence[ActorIncarnation], since: TimeAxis, row: float
 ) -> None:
     for number, life in enumerate(lives):
         y = TOP + row * (number + 0.5)
         left, right = (frame.x(since.place(t)) for t in (life.began, life.ended))
         chart.shapes.append(Shape("life c0", f"M{left:g} {y:g}H{max(right, left + 1):g}"))
-        if life.end is not End.OPEN:
-            style, r = ("cross", 3) if life.end is End.DIED else ("end c0", 3)
+        if life.end is not IncarnationEnd.OPEN:
+            style, r = ("cross", 3) if life.end is IncarnationEnd.DIED else ("end c0", 3)
             cross = f"M{right - r:g} {y - r:g}l{2 * r} {2 * r}m0 {-2 * r}l{-2 * r} {2 * r}"
             chart.shapes.append(
-                Shape(style, cross if life.end is End.DIED else f"M{right:g} {y - r:g}v{2 * r}")
+                Shape(
+                    style,
+                    cross if life.end is IncarnationEnd.DIED else f"M{right:g} {y - r:g}v{2 * r}",
+                )
             )
         chart.spots.append(
-            Spot(left, max(4.0, RIGHT - left), since.in_words(life), y=y - row / 2, height=row)
+            Tooltip(left, max(4.0, RIGHT - left), since.in_words(life), y=y - row / 2, height=row)
         )
     chart.legend = [Key("life c0", "at work")]
-    if any(life.end is End.DIED for life in lives):
+    if any(life.end is IncarnationEnd.DIED for life in lives):
         chart.legend.append(Key("cross", "died or fell silent"))
-    if any(life.end is End.LEFT for life in lives):
+    if any(life.end is IncarnationEnd.LEFT for life in lives):
         chart.legend.append(Key("end c0", "drained and left"))
 
 
-def _learner_lives(run: Run) -> list[tuple[int, float]]:
+def _learner_lives(run: ReportedRun) -> list[tuple[int, float]]:
     """List the later lives of the learner and when each trained its first batch."""
     lineages, times = run.curves.values["lineage"], run.curves.times
     return [
@@ -127,10 +130,10 @@ def _learner_lives(run: Run) -> list[tuple[int, float]]:
     ]
 
 
-def _numbers(lives: Sequence[Life], since: Since) -> list[Point]:
+def _numbers(lives: Sequence[ActorIncarnation], since: TimeAxis) -> list[Point]:
     """Count the live actors over time: time and number, a step at each change."""
     changes = [(life.began, 1) for life in lives]
-    changes += [(life.ended, -1) for life in lives if life.end is not End.OPEN]
+    changes += [(life.ended, -1) for life in lives if life.end is not IncarnationEnd.OPEN]
     points: list[Point] = []
     count = 0
     for time, change in sorted(changes):
@@ -152,7 +155,7 @@ FAR = 0.1  # nats: half of a usual clip bound
 STRETCHES = 40  # of the learner's time: shares of single batches jump too much to be read
 
 
-def ratio_chart(run: Run) -> Chart | None:
+def ratio_chart(run: ReportedRun) -> Chart | None:
     """Draw the spread of importance ratios, batch by batch."""
     xs = thinned([float(step) for step in run.curves.steps])
     raw = {p: run.curves.values[f"ratio_percentiles.{p}"] for p in PERCENTILES}
@@ -185,11 +188,11 @@ def ratio_chart(run: Run) -> Chart | None:
     for bucket in buckets(len(steps)):
         values = ", ".join(f"{p} %: {short(mean(raw[p], bucket))}" for p in PERCENTILES)
         left, width = _stretch(frame, steps[bucket.start], steps[bucket.stop - 1])
-        chart.spots.append(Spot(left, width, f"batch {steps[bucket.start]}\n{values}"))
+        chart.spots.append(Tooltip(left, width, f"batch {steps[bucket.start]}\n{values}"))
     return chart
 
 
-def ratio_histogram(run: Run) -> Chart | None:
+def ratio_histogram(run: ReportedRun) -> Chart | None:
     """Draw the spread of the log-ratios of the first and of the last batches."""
     steps = run.curves.steps
     quarter = max(1, len(steps) // QUARTER)
@@ -218,7 +221,7 @@ def ratio_histogram(run: Run) -> Chart | None:
     for i, of_bin in enumerate(zip(*shares, strict=True)):
         texts = [f"{name}: {share:.1%}" for name, share in zip(names, of_bin, strict=True)]
         left, width = _stretch(frame, i, i)
-        chart.spots.append(Spot(left, width, "\n".join([_bin_in_words(i), *texts])))
+        chart.spots.append(Tooltip(left, width, "\n".join([_bin_in_words(i), *texts])))
     chart.summary = "; ".join(
         f"{name}: {heights[ZERO]:.1%} within {ratio_bins.EDGES[ZERO]:g} of 0, "
         f"{_beyond(FAR, heights):.1%} beyond {FAR:g}"
@@ -232,7 +235,7 @@ def _nearer_to_zero(i: int) -> float:
     return i + 0.5 * ((i < ZERO) - (i > ZERO))
 
 
-def _shares_of_bins(run: Run, part: range) -> list[float]:
+def _shares_of_bins(run: ReportedRun, part: range) -> list[float]:
     """Return the share of these batches' tokens in each bin; zeros where none was counted."""
     counts = [run.curves.values[f"log_ratio_histogram.{name}"] for name in ratio_bins.NAMES]
     sums = [_total(counted[part.start : part.stop]) for counted in counts]
@@ -256,7 +259,7 @@ def _bin_in_words(i: int) -> str:
     return f"log ratio {edges[i - 1]} to {edges[i]}"
 
 
-def lag_chart(run: Run) -> Chart | None:
+def lag_chart(run: ReportedRun) -> Chart | None:
     """Draw the lags of all trained tokens as a histogram."""
     total = sum(run.curves.lags.values())
     if not total:
@@ -280,12 +283,12 @@ def lag_chart(run: Run) -> Chart | None:
     for i, share in enumerate(shares):
         chart.shapes.append(Shape("bar c0", frame.bar(i - 0.4, i + 0.4, share)))
         left, wide = _stretch(frame, i, i)
-        chart.spots.append(Spot(left, wide, f"lag {names[i]}: {share:.1%} of tokens"))
+        chart.spots.append(Tooltip(left, wide, f"lag {names[i]}: {share:.1%} of tokens"))
     chart.summary = ", ".join(f"{name}: {s:.1%}" for name, s in zip(names, shares, strict=True))
     return chart
 
 
-def phase_chart(run: Run) -> Chart | None:
+def phase_chart(run: ReportedRun) -> Chart | None:
     """Draw how the learner spends its time, as shares of each batch."""
     values, steps = run.curves.values, run.curves.steps[1:]  # the first waits for actors to start
     keys: defaultdict[str, list[str]] = defaultdict(list)
@@ -325,7 +328,9 @@ def phase_chart(run: Run) -> Chart | None:
     for i, bucket in enumerate(stretches):
         texts = [f"{name} {short(of_phase[i])} s" for name, of_phase in seconds.items()]
         left, width = _stretch(frame, steps[bucket.start], steps[bucket.stop - 1])
-        chart.spots.append(Spot(left, width, "\n".join([f"batch {steps[bucket.start]}", *texts])))
+        chart.spots.append(
+            Tooltip(left, width, "\n".join([f"batch {steps[bucket.start]}", *texts]))
+        )
     return chart
 
 

@@ -13,7 +13,7 @@ from learner.reporting.figures import LEARNING, OFF_POLICY, SPEED, Plot
 from .curve_charts import curve_charts, reward_chart, score_chart
 from .curves import judged_by, lines_of
 from .drawing import Chart, buckets, mean, short
-from .record import Run, setting_of
+from .record import ReportedRun, setting_of
 from .run_charts import actor_chart, lag_chart, phase_chart, ratio_chart, ratio_histogram
 
 # --------------------------------------------------------------------------------------------------
@@ -29,7 +29,7 @@ class Tile:
     note: str = ""
 
 
-def headline(run: Run) -> str:
+def headline(run: ReportedRun) -> str:
     """Write how far a run is and how its score has changed."""
     step, steps = run.curves.steps[-1], run.settings.run.steps
     folder = RunFolder(run.folder)
@@ -47,7 +47,7 @@ def headline(run: Run) -> str:
     return f"{text[0].upper()}{text[1:]}. Model: {run.settings.run.model}."
 
 
-def tiles(run: Run) -> list[Tile]:
+def tiles(run: ReportedRun) -> list[Tile]:
     """Choose the figures that say most about a run; a dash where there is none."""
     curves, values = run.curves, run.curves.values
     spent_s = _sum(values["durations_s"])
@@ -78,7 +78,7 @@ def tiles(run: Run) -> list[Tile]:
     ]
 
 
-def _ends(run: Run) -> str:
+def _ends(run: ReportedRun) -> str:
     died = sum(life.end == "died" for life in run.lives)
     return f"{died:,} of them died" if died else "none of them died"
 
@@ -92,7 +92,7 @@ def _sum(values: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReportRow:
     """The values of one setting, figure or version in all runs."""
 
     label: str
@@ -105,10 +105,10 @@ class Row:
         return len(set(self.cells)) > 1
 
 
-def figure_rows(runs: Sequence[Run]) -> list[Row]:
+def figure_rows(runs: Sequence[ReportedRun]) -> list[ReportRow]:
     """Put the figures of the runs side by side."""
     return [
-        Row(_label(same), [f"{t.value} ({t.note})" if t.note else t.value for t in same])
+        ReportRow(_label(same), [f"{t.value} ({t.note})" if t.note else t.value for t in same])
         for same in zip(*(tiles(run) for run in runs), strict=True)
     ]
 
@@ -118,19 +118,19 @@ def _label(same: Sequence[Tile]) -> str:
     return " or ".join(dict.fromkeys(tile.label for tile in same))
 
 
-def setting_rows(runs: Sequence[Run]) -> list[Row]:
+def setting_rows(runs: Sequence[ReportedRun]) -> list[ReportRow]:
     """List the settings that any run has changed."""
     defaults = {path: default for run in runs for path, (_, default) in run.changed.items()}
     return [
-        Row(path, [setting_of(run.settings, path) for run in runs], default)
+        ReportRow(path, [setting_of(run.settings, path) for run in runs], default)
         for path, default in defaults.items()
     ]
 
 
-def version_rows(runs: Sequence[Run]) -> list[Row]:
+def version_rows(runs: Sequence[ReportedRun]) -> list[ReportRow]:
     """List versions of packages, where they were written down."""
     names = dict.fromkeys(name for run in runs for name in run.versions)
-    return [Row(name, [_known(run.versions, name) for run in runs]) for name in names]
+    return [ReportRow(name, [_known(run.versions, name) for run in runs]) for name in names]
 
 
 def _known(versions: Mapping[str, str], name: str) -> str:
@@ -150,7 +150,7 @@ class TableRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class CurveTable:
     """The numbers of a section's curves, of one run."""
 
     title: str
@@ -164,10 +164,10 @@ class Section:
 
     title: str
     charts: Sequence[Chart]
-    tables: Sequence[Table]
+    tables: Sequence[CurveTable]
 
 
-def sections_of(runs: Sequence[Run]) -> list[Section]:
+def sections_of(runs: Sequence[ReportedRun]) -> list[Section]:
     """Draw all charts, those with a line for each run first."""
     drawn = [score_chart(runs), score_chart(runs, over_time=True), reward_chart(runs)]
     charts = [chart for chart in drawn if chart is not None]
@@ -181,11 +181,11 @@ def sections_of(runs: Sequence[Run]) -> list[Section]:
 
 def _section(
     title: str,
-    runs: Sequence[Run],
+    runs: Sequence[ReportedRun],
     plots: Sequence[Plot],
     *,
     before: Sequence[Chart] = (),
-    after: Sequence[Callable[[Run], Chart | None]] = (),
+    after: Sequence[Callable[[ReportedRun], Chart | None]] = (),
 ) -> Section:
     charts = [*before, *curve_charts(plots, runs)]
     for draw in after:
@@ -194,11 +194,11 @@ def _section(
     return Section(title, charts, tables)
 
 
-def _named(chart: Chart, run: Run, runs: Sequence[Run]) -> Chart:
+def _named(chart: Chart, run: ReportedRun, runs: Sequence[ReportedRun]) -> Chart:
     return chart if len(runs) == 1 else replace(chart, title=f"{chart.title}: {run.name}")
 
 
-def _table(run: Run, plots: Sequence[Plot], *, is_alone: bool) -> Table:
+def _table(run: ReportedRun, plots: Sequence[Plot], *, is_alone: bool) -> CurveTable:
     """List the numbers of the curves, a row for each of their points."""
     steps, values = run.curves.steps, run.curves.values
     columns = [
@@ -217,4 +217,4 @@ def _table(run: Run, plots: Sequence[Plot], *, is_alone: bool) -> Table:
             )
         )
     title = "Numbers of these curves" if is_alone else f"Numbers of these curves: {run.name}"
-    return Table(title, ["batch", *(name for name, _ in columns)], rows)
+    return CurveTable(title, ["batch", *(name for name, _ in columns)], rows)

@@ -21,7 +21,7 @@ from console.display.display import print_line
 from console.run.run_folder import RunFolder
 
 from .drawing import MOST, short
-from .record import Run, read_run
+from .record import ReportedRun, read_run
 from .sections import figure_rows, headline, sections_of, setting_rows, tiles, version_rows
 
 PAGE = Path(__file__).parent / "page"
@@ -44,7 +44,7 @@ def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
     return target
 
 
-def render(runs: Sequence[Run]) -> str:
+def render(runs: Sequence[ReportedRun]) -> str:
     """Return the report as an HTML page."""
     return (
         page_templates(PAGE)
@@ -84,7 +84,7 @@ def _without_controls(value: object) -> object:
     return printable_lines(value) if type(value) is str else value
 
 
-def _advice(run: Run) -> list[str]:
+def _advice(run: ReportedRun) -> list[str]:
     """List advice, then the alerts of the guards with their number."""
     newest = run.curves.advice_at
     advice = [f"{text} (batch {newest[rule]:,})" for rule, text in run.curves.advice.items()]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from buffer import operations
-from buffer.operations.values import ActorSeen, Closed, Memory, Stats
+from buffer.operations.values import ActorSeen, LeasingPauses, RedisMemory, Stats
 from buffer.sampling import why_nobody_samples
 from buffer.store import Store
 from configs.errors import NyalaError
@@ -38,8 +38,8 @@ class StoreLook:
 
     stats: Stats
     actors: tuple[ActorSeen, ...]
-    memory: Memory
-    closed: Closed
+    memory: RedisMemory
+    closed: LeasingPauses
 
 
 class PendingDeaths:
@@ -206,8 +206,8 @@ def idle_reason(
     settings: Settings,
     stats: Stats,
     seen: Iterable[ActorSeen],
-    memory: Memory,
-    closed: Closed,
+    memory: RedisMemory,
+    closed: LeasingPauses,
     *,
     num_processes: int = 0,
 ) -> str | None:

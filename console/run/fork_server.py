@@ -86,7 +86,7 @@ class ForkServer:
             socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             for _ in range(2 if ENGINES[engine].is_forked_apart else 1)
         ]
-        lines = [Line(ours) for ours, _ in pairs]
+        lines = [ForkServerConnection(ours) for ours, _ in pairs]
         self._lines = {"learner": lines[0], CHECKS: lines[0], "actors": lines[-1]}
         learner, actor = ([str(theirs.fileno()) for _, theirs in pairs] + ["-"])[:2]
         servers = [(engine, learner, actor)]
@@ -158,7 +158,7 @@ class ForkServer:
                 os.killpg(server.pid, signal.SIGKILL)
             server.wait()
 
-    def _line(self, command: Command) -> Line | None:
+    def _line(self, command: Command) -> ForkServerConnection | None:
         """Return the line for a command; None if no server has its module and environment."""
         python, module = command.arguments[: len(PYTHON)], command.arguments[len(PYTHON) :][:1]
         # The command may have more variables: libraries have set them here since.
@@ -167,7 +167,7 @@ class ForkServer:
         return self._lines.get("".join(module))
 
 
-class Line:
+class ForkServerConnection:
     """A connection to the server, until it fails."""
 
     def __init__(self, connection: socket.socket) -> None:

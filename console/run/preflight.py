@@ -20,7 +20,7 @@ from configs.hashes import is_hosted
 from configs.machine import visible_gpus
 from configs.settings import RunSettings, Settings
 
-from .checks.check import Check, Doubt
+from .checks.check import Check, CheckWarning
 from .checks.machine import check_addresses, check_devices, check_keys, check_trackers
 from .checks.model import (
     check_disk,
@@ -187,7 +187,7 @@ def _run_checks(checks: Sequence[Check]) -> Findings:
             problems += [str(error)] if str(error) not in problems else []
             lost.add((check.group, check.name))
         else:
-            doubts += [result.text] if isinstance(result, Doubt) else []
+            doubts += [result.text] if isinstance(result, CheckWarning) else []
     return Findings(problems, doubts)
 
 
@@ -200,12 +200,12 @@ def doubts_about(settings: Settings, *, redis_url: str | None) -> list[str]:
         except NyalaError as error:
             texts.append(str(error))
         else:
-            texts += [result.text] if isinstance(result, Doubt) else []
+            texts += [result.text] if isinstance(result, CheckWarning) else []
     return texts
 
 
-def _doubt(text: str | None, otherwise: str) -> str | Doubt:
-    return otherwise if text is None else Doubt(text)
+def _doubt(text: str | None, otherwise: str) -> str | CheckWarning:
+    return otherwise if text is None else CheckWarning(text)
 
 
 def _listed(problems: Sequence[str]) -> str:

@@ -226,7 +226,7 @@ def _leave_terminal() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """How and why a run ended."""
 
     is_finished: bool
@@ -275,7 +275,7 @@ class Supervisor:
                 self._due[process.name] = self._clock()
         self.tick()
 
-    def tick(self) -> Outcome | None:
+    def tick(self) -> RunOutcome | None:
         """Look at every process once and restart those that are due; an outcome ends the run."""
         for process in self._processes:
             if process.name in self._left or process.poll() is None:
@@ -314,7 +314,7 @@ class Supervisor:
             killed += self._wait_or_kill(members, timeout_s, times_urged)
         return killed
 
-    def _look_at(self, process: Supervised) -> Outcome | None:
+    def _look_at(self, process: Supervised) -> RunOutcome | None:
         """Decide once about a process that has ended; start it when its pause is over."""
         due = self._due.get(process.name)
         if due is not None:
@@ -336,10 +336,10 @@ class Supervisor:
                 self._log(decision.reason)
                 self._left.add(process.name)
             case Action.FINISH:
-                return Outcome(True, decision.reason, process.name)
+                return RunOutcome(True, decision.reason, process.name)
             case Action.FAIL:
                 error = self._last_error(process.name)
-                return Outcome(False, decision.reason, process.name, error, code)
+                return RunOutcome(False, decision.reason, process.name, error, code)
         return None
 
     def _why(self, process: Supervised) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from actors.engine.choice import engine_device
-from actors.engine.engine import Delta, Engine, Request
+from actors.engine.engine import Delta, Engine, GenerationRequest
 from actors.engine.tokenizer import ModelTokenizer
 from actors.engine.torch_engine import TorchOptions, torch_engine
 from actors.engine.turns import StopStrings
@@ -17,7 +17,7 @@ from configs.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PromptCompletion:
     """One completion of the prompt."""
 
     text: str
@@ -40,7 +40,7 @@ async def answer(
     temperature: float,
     max_tokens: int | None = None,
     on_tokens: Callable[[int], None] = lambda _: None,
-) -> list[Answer]:
+) -> list[PromptCompletion]:
     """Ask a model for answers to one prompt.
 
     Args:
@@ -75,7 +75,7 @@ async def answer(
         seed=secrets.randbits(31),
     )
     requests = [
-        Request(str(i), token_ids, longest, temperature, tokenizer.stop_token_ids, stops)
+        GenerationRequest(str(i), token_ids, longest, temperature, tokenizer.stop_token_ids, stops)
         for i in range(n)
     ]
     engine = torch_engine(options)
@@ -88,7 +88,7 @@ async def answer(
 
 
 async def _sample(
-    engine: Engine, requests: list[Request], on_tokens: Callable[[int], None]
+    engine: Engine, requests: list[GenerationRequest], on_tokens: Callable[[int], None]
 ) -> dict[str, list[Delta]]:
     engine.submit(requests)
     deltas: dict[str, list[Delta]] = defaultdict(list)
@@ -104,9 +104,11 @@ async def _sample(
     return deltas
 
 
-def _read(deltas: list[Delta], tokenizer: ModelTokenizer, stops: StopStrings | None) -> Answer:
+def _read(
+    deltas: list[Delta], tokenizer: ModelTokenizer, stops: StopStrings | None
+) -> PromptCompletion:
     token_ids = [token for delta in deltas for token in delta.token_ids]
     ended = token_ids[-1:] and token_ids[-1] in tokenizer.stop_token_ids
     text = tokenizer.decode(token_ids[:-1] if ended else token_ids)
     cut = text if stops is None else stops.cut(text)
-    return Answer(cut, deltas[-1].finish_reason or "", len(token_ids))
+    return PromptCompletion(cut, deltas[-1].finish_reason or "", len(token_ids))

@@ -23,7 +23,7 @@ from console.display.display import print_line
 from console.run.run_folder import run_folder_of
 from learner.reporting.samples import SampleLine, logprobs_of, read_samples
 
-from .query import Found, Pick, Query, choose, follow, parse_steps
+from .query import Pick, Query, SampleSelection, choose, follow, parse_steps
 
 # --------------------------------------------------------------------------------------------------
 # Samples on a terminal of any width: text blocks with a rule above each, or columns by step.
@@ -239,7 +239,7 @@ def samples(
     show(console, chosen.samples, full=full)
 
 
-def _summary(chosen: Found, query: Query, *, is_followed: bool) -> str:
+def _summary(chosen: SampleSelection, query: Query, *, is_followed: bool) -> str:
     """Write how many samples are shown, of how many that fit."""
     shown = f"{len(chosen.samples)} of {chosen.fitting:,}"
     if is_followed:

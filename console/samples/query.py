@@ -78,7 +78,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SampleSelection:
     """Samples to show, and how many there were to choose from."""
 
     samples: list[SampleLine]
@@ -109,7 +109,7 @@ def parse_steps(text: str | None) -> Steps | None:
     return Steps(int(ends[0]), int(ends[1]))
 
 
-def choose(lines: Lines, query: Query, *, n: int | None, random: Random) -> Found:
+def choose(lines: Lines, query: Query, *, n: int | None, random: Random) -> SampleSelection:
     """Choose among the samples that fit; `best` and `worst` mean those that were trained.
 
     Args:
@@ -143,10 +143,12 @@ def choose(lines: Lines, query: Query, *, n: int | None, random: Random) -> Foun
     if not held:
         raise _nothing(lines, "no sample fits")
     shown = held if n is None else nlargest(n, held, key=_first)
-    return Found([line for _, line in shown], fitting)
+    return SampleSelection([line for _, line in shown], fitting)
 
 
-def follow(lines: Lines, query: Query, *, prompt: str, n: int | None, random: Random) -> Found:
+def follow(
+    lines: Lines, query: Query, *, prompt: str, n: int | None, random: Random
+) -> SampleSelection:
     """Choose one sample of a question for each of several steps.
 
     Args:
@@ -171,7 +173,7 @@ def follow(lines: Lines, query: Query, *, prompt: str, n: int | None, random: Ra
             by_step[line.step] = place, line
     steps = sorted(by_step)
     shown = [by_step[step][1] for step in _spread(steps, n)]
-    return Found(shown, len(steps))
+    return SampleSelection(shown, len(steps))
 
 
 def _question(lines: Lines, query: Query, prompt: str) -> str:

@@ -19,7 +19,7 @@ from configs.errors import SettingsError
 from configs.json_lines import number, read_rows
 from console.display.snapshot import duration
 from console.report.curves import judged_by
-from console.report.drawing import Point as Place
+from console.report.drawing import Point
 from console.run.run_folder import RunFolder
 from console.verbs.compare import read_course
 
@@ -39,7 +39,7 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SweepPoint:
     """One run of a sweep."""
 
     name: str
@@ -72,7 +72,7 @@ def parse_axis(text: str) -> Axis:
     return Axis(path.strip(), tuple(parsed))
 
 
-def grid(axes: Sequence[Axis], *, base: str) -> list[Point]:
+def grid(axes: Sequence[Axis], *, base: str) -> list[SweepPoint]:
     """Combine all values of all axes; the last axis changes fastest.
 
     Args:
@@ -100,7 +100,7 @@ def grid(axes: Sequence[Axis], *, base: str) -> list[Point]:
     return points
 
 
-def named_point(values: Mapping[str, str], base: str) -> Point:
+def named_point(values: Mapping[str, str], base: str) -> SweepPoint:
     """Return a point with a name made from its values."""
     ends = [path.rpartition(".")[2] for path in values]
     short = ends if len({*ends}) == len(ends) else list(values)
@@ -110,7 +110,7 @@ def named_point(values: Mapping[str, str], base: str) -> Point:
         # What was replaced or cut off may be all that tells two runs apart.
         digest = hashlib.blake2b(repr(sorted(values.items())).encode()).hexdigest()
         name = f"{name[: LONGEST_NAME - DIGEST_CHARACTERS - 1]}-{digest[:DIGEST_CHARACTERS]}"
-    return Point(name, values)
+    return SweepPoint(name, values)
 
 
 def _split(text: str) -> list[str]:
@@ -136,13 +136,13 @@ LAST = 10  # batches whose rewards are averaged: single batches jump
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SweepRunProgress:
     """The progress of one run of the sweep."""
 
-    point: Point
+    point: SweepPoint
     folder: Path
     state: str
-    scores: Sequence[Place]
+    scores: Sequence[Point]
     """Batch and held-out score of each evaluation."""
     judged_by: str
     """Metric of the score, such as `accuracy`."""
@@ -189,13 +189,13 @@ class Outcome:
         }
 
 
-def outcome_of(point: Point, folder: Path) -> Outcome:
+def outcome_of(point: SweepPoint, folder: Path) -> SweepRunProgress:
     """Read the outcome of a run from its folder."""
     files = RunFolder(folder)
     course = read_course(folder)
     rows = read_rows(files.metrics)
     rewards = [number(row, "reward_mean", default=math.nan) for row in rows[-LAST:]]
-    return Outcome(
+    return SweepRunProgress(
         point=point,
         folder=folder,
         state=str(files.state),
@@ -207,7 +207,7 @@ def outcome_of(point: Point, folder: Path) -> Outcome:
     )
 
 
-def ranked(outcomes: Sequence[Outcome]) -> list[Outcome]:
+def ranked(outcomes: Sequence[SweepRunProgress]) -> list[SweepRunProgress]:
     """Sort runs, the best one first."""
     return sorted(outcomes, key=lambda outcome: outcome.score, reverse=True)
 

@@ -11,7 +11,7 @@ from console.report.drawing import Chart, Key, Shape, Tick, frame_of, short
 from console.report.write import page_templates
 from learner.data.grades import common_title
 
-from .grid import Axis, Outcome, ranked
+from .grid import Axis, SweepRunProgress, ranked
 from .study import NUMBER
 
 PAGE = Path(__file__).parent / "page"
@@ -19,7 +19,9 @@ COLOURS = 8
 LABELS = 6  # of an axis: more would touch each other
 
 
-def write_sweep(path: Path, name: str, axes: Sequence[Axis], outcomes: Sequence[Outcome]) -> Path:
+def write_sweep(
+    path: Path, name: str, axes: Sequence[Axis], outcomes: Sequence[SweepRunProgress]
+) -> Path:
     """Write the page of a sweep; an earlier one is replaced."""
     order = ranked(outcomes)
     charts = [_curves(order), *(_scores(axis, order) for axis in axes)]
@@ -36,7 +38,7 @@ def write_sweep(path: Path, name: str, axes: Sequence[Axis], outcomes: Sequence[
     return path
 
 
-def _curves(outcomes: Sequence[Outcome]) -> Chart | None:
+def _curves(outcomes: Sequence[SweepRunProgress]) -> Chart | None:
     """Draw the held-out score of all runs; colours are used again beyond eight."""
     places = [place for outcome in outcomes for place in outcome.scores]
     frame = frame_of([x for x, _ in places], [y for _, y in places], least=0.0, most=1.0)
@@ -62,7 +64,7 @@ def _curves(outcomes: Sequence[Outcome]) -> Chart | None:
     return chart
 
 
-def _scores(axis: Axis, outcomes: Sequence[Outcome]) -> Chart | None:
+def _scores(axis: Axis, outcomes: Sequence[SweepRunProgress]) -> Chart | None:
     """Draw the last score (the reward where there is none) of all runs over one setting."""
     has_score = any(math.isfinite(outcome.held_out) for outcome in outcomes)
     scores = [(outcome, outcome.held_out if has_score else outcome.reward) for outcome in outcomes]
@@ -88,7 +90,7 @@ def _scores(axis: Axis, outcomes: Sequence[Outcome]) -> Chart | None:
     return chart
 
 
-def _title(outcomes: Sequence[Outcome]) -> str:
+def _title(outcomes: Sequence[SweepRunProgress]) -> str:
     return common_title(outcome.judged_by for outcome in outcomes if outcome.scores)
 
 
@@ -99,5 +101,5 @@ def _ordered(values: set[str]) -> list[str]:
     return sorted(values)
 
 
-def _label(outcome: Outcome) -> str:
+def _label(outcome: SweepRunProgress) -> str:
     return ", ".join(f"{path} {value}" for path, value in outcome.point.values.items())

@@ -18,7 +18,7 @@ from typing import Any
 from configs.errors import SettingsError
 from configs.machine import install_command
 
-from .grid import Axis, Point, named_point
+from .grid import Axis, SweepPoint, named_point
 
 NAME = "study.jsonl"
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
@@ -104,7 +104,7 @@ class Study:
     def __len__(self) -> int:
         return max(self._trials, len(self._study.trials))
 
-    def points(self) -> Iterator[Point]:
+    def points(self) -> Iterator[SweepPoint]:
         """Yield the points to be made, each when it is asked for."""
         for begun in self._study.get_trials(states=(self._states.RUNNING,)):
             if len(begun.params) == len(self._axes):
@@ -117,7 +117,7 @@ class Study:
                 _suggest(trial, axis)
             yield self._point(trial)
 
-    def made(self) -> list[Point]:
+    def made(self) -> list[SweepPoint]:
         """List the points of all runs so far."""
         trials = self._study.trials
         points = [self._point(trial) for trial in trials if len(trial.params) == len(self._axes)]
@@ -130,7 +130,7 @@ class Study:
         else:
             self._study.tell(self._numbers[name], score)
 
-    def _point(self, trial: Any) -> Point:
+    def _point(self, trial: Any) -> SweepPoint:
         values = {axis.path: _written(trial.params[axis.path]) for axis in self._axes}
         point = named_point(values, self._base)
         self._numbers[point.name] = trial.number

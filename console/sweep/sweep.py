@@ -22,9 +22,9 @@ from console.live.stop import stop_limit_s
 from console.run.own_files import resolve
 from console.run.run_folder import RunFolder, RunState, changes_of_result, settings_of
 from console.verbs.compare import judge_of
-from console.verbs.tables import Facts, print_facts
+from console.verbs.tables import ResultTable, print_facts
 
-from .grid import Axis, Point, grid, outcome_of, parse_axis, ranked
+from .grid import Axis, SweepPoint, grid, outcome_of, parse_axis, ranked
 from .page import write_sweep
 from .study import Study, range_of
 
@@ -41,7 +41,7 @@ LOOK_EVERY_S = 0.2
 class Planned:
     """A run that is to be started."""
 
-    point: Point
+    point: SweepPoint
     arguments: Sequence[str]
     """Arguments of `nyala up`."""
     log: Path
@@ -94,18 +94,18 @@ def _failure(process: UpProcess) -> str | None:
 FAILED, STOPPED = 1, 130
 
 
-class Source(Protocol):
+class PointSource(Protocol):
     """The source of a sweep's points."""
 
     def __len__(self) -> int:
         """Return the number of runs in all."""
         ...
 
-    def points(self) -> Iterator[Point]:
+    def points(self) -> Iterator[SweepPoint]:
         """Yield the points of the runs to be started."""
         ...
 
-    def made(self) -> list[Point]:
+    def made(self) -> list[SweepPoint]:
         """List the points that the table shows."""
         ...
 
@@ -118,15 +118,15 @@ class Source(Protocol):
 class Grid:
     """All points, known from the beginning."""
 
-    all_points: Sequence[Point]
+    all_points: Sequence[SweepPoint]
 
     def __len__(self) -> int:
         return len(self.all_points)
 
-    def points(self) -> Iterator[Point]:
+    def points(self) -> Iterator[SweepPoint]:
         return iter(self.all_points)
 
-    def made(self) -> list[Point]:
+    def made(self) -> list[SweepPoint]:
         return list(self.all_points)
 
     def tell(self, name: str, score: float | None) -> None:
@@ -142,7 +142,7 @@ class Sweep:
     axes: Sequence[Axis]
     folder: Path
 
-    def prepare(self, point: Point) -> tuple[Settings, list[str]]:
+    def prepare(self, point: SweepPoint) -> tuple[Settings, list[str]]:
         """Return all settings of a run, and the overrides that make them.
 
         Raises:
@@ -163,7 +163,7 @@ class Sweep:
             )
         return settings, changes
 
-    def carry_out(self, source: Source, console: Console, *, jobs: int) -> int:
+    def carry_out(self, source: PointSource, console: Console, *, jobs: int) -> int:
         """Start the runs that have not finished; return the exit code."""
         print_line(console, f"{len(source)} runs in {self.folder}")
         number = 0
@@ -197,7 +197,7 @@ class Sweep:
         self._show(source, console)
         return FAILED if failures else 0
 
-    def _planned(self, point: Point, settings: Settings, changes: Sequence[str]) -> Planned:
+    def _planned(self, point: SweepPoint, settings: Settings, changes: Sequence[str]) -> Planned:
         flags = [text for change in changes for text in ("--set", change)]
         return Planned(
             point=point,
@@ -206,7 +206,7 @@ class Sweep:
             stop_s=stop_limit_s(settings),
         )
 
-    def _unlike(self, points: Sequence[Point]) -> str | None:
+    def _unlike(self, points: Sequence[SweepPoint]) -> str | None:
         """Describe how the runs are judged differently; None where they are judged alike."""
         judges: dict[str, set[str]] = {}
         all_settings = [self.prepare(point)[0] for point in points]
@@ -224,15 +224,15 @@ class Sweep:
             f"run.eval_metric to a part of the reward that all have, such as exact"
         )
 
-    def _score(self, point: Point) -> float | None:
+    def _score(self, point: SweepPoint) -> float | None:
         score = outcome_of(point, self.folder / point.name).figure
         return score if math.isfinite(score) else None
 
-    def _show(self, source: Source, console: Console) -> None:
+    def _show(self, source: PointSource, console: Console) -> None:
         """Print the table of runs, and write the page."""
         outcomes = [outcome_of(point, self.folder / point.name) for point in source.made()]
         rows = [outcome.short_row() for outcome in ranked(outcomes)]
-        print_facts(Facts("The best first:", rows), as_json=False, console=console)
+        print_facts(ResultTable("The best first:", rows), as_json=False, console=console)
         if doubt := self._unlike(source.made()):
             print_line(console, f"warning: {doubt}")
         page = write_sweep(self.folder / "sweep.html", self.folder.name, self.axes, outcomes)

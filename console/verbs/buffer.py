@@ -34,7 +34,7 @@ from console.run.run_folder import run_folder_of, settings_of
 from console.samples.command import print_json_lines, print_samples
 from learner.reporting.samples import Origin, SampleLine, sample_line
 
-from .tables import Facts, print_facts
+from .tables import ResultTable, print_facts
 
 # --------------------------------------------------------------------------------------------------
 # Queries of `nyala buffer` to the store of a run, answered as plain rows.
@@ -65,7 +65,7 @@ class BufferOfRun:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def counts(self) -> Facts:
+    def counts(self) -> ResultTable:
         """Count tasks by place, and memory."""
         stats, memory = self._store.run(operations.stats()), self._store.run(operations.memory())
         rows: list[dict[str, Any]] = [
@@ -80,7 +80,7 @@ class BufferOfRun:
             rows.append({"place": "lost", "tasks": lost})
         kept = stats.kept_units + stats.reused_units
         reuse = f"; {kept} groups kept for reuse, {stats.reused_units} in a batch" if kept else ""
-        return Facts(
+        return ResultTable(
             f"{stats.state}, lineage {stats.lineage}, {stats.version} batches trained, "
             f"{stats.committed_step} committed; {stats.created} tasks created; "
             f"{memory.used_bytes / 2**20:.1f} MiB used ({memory.share:.0%} of the limit){reuse}",
@@ -88,7 +88,7 @@ class BufferOfRun:
             {**asdict(stats), "memory": memory._asdict()},
         )
 
-    def waiting(self, n: int) -> Facts:
+    def waiting(self, n: int) -> ResultTable:
         """List the oldest complete units, with figures of their records."""
         rows = []
         for unit in self._store.run(operations.peek(n)):
@@ -110,7 +110,7 @@ class BufferOfRun:
                     ),
                 }
             )
-        return Facts(f"{len(rows)} complete units wait, the oldest first", rows)
+        return ResultTable(f"{len(rows)} complete units wait, the oldest first", rows)
 
     def texts(self, n: int, settings: Settings) -> list[SampleLine]:
         """Return the episodes of the oldest complete units as text; no step has trained them."""
@@ -130,7 +130,7 @@ class BufferOfRun:
             lines += [sample_line(origin, record, decode) for record in _readable(records)]
         return lines
 
-    def resume(self) -> Facts:
+    def resume(self) -> ResultTable:
         """Let all leases be granted again."""
         closed = self._store.run(operations.closed())
         self._store.run(operations.resume())
@@ -138,16 +138,16 @@ class BufferOfRun:
         rows += [
             {"what": f"key {tag}", "was closed for": key.why} for tag, key in closed.keys.items()
         ]
-        return Facts("leasing goes on" if rows else "nothing was closed", rows)
+        return ResultTable("leasing goes on" if rows else "nothing was closed", rows)
 
-    def dead(self, offset: int, n: int) -> Facts:
+    def dead(self, offset: int, n: int) -> ResultTable:
         """List one page of dead letters."""
         letters = self._store.run(operations.dead_letters(offset, n))
         stats = self._store.run(operations.stats())
         title = f"{stats.dead - stats.purged} dead letters, {stats.purged} more were purged"
-        return Facts(title, [_letter(letter) for letter in letters])
+        return ResultTable(title, [_letter(letter) for letter in letters])
 
-    def dead_task(self, task_id: int) -> Facts:
+    def dead_task(self, task_id: int) -> ResultTable:
         """Return all that a dead letter keeps.
 
         Raises:
@@ -163,14 +163,14 @@ class BufferOfRun:
         facts |= _completion(dead.chunks)
         facts |= _record(dead.record)
         rows = [{"of": name, "is": value} for name, value in facts.items() if name != "token_ids"]
-        return Facts(f"dead letter {task_id}", rows, facts)
+        return ResultTable(f"dead letter {task_id}", rows, facts)
 
-    def requeue(self, task_ids: Sequence[int], *, every: bool) -> Facts:
+    def requeue(self, task_ids: Sequence[int], *, every: bool) -> ResultTable:
         """Put dead letters back among the tasks that wait."""
         ids = self._chosen(task_ids, every=every)
         return _verdicts("requeued", ids, self._store.run(operations.requeue_dead(ids)))
 
-    def purge(self, task_ids: Sequence[int], *, every: bool) -> Facts:
+    def purge(self, task_ids: Sequence[int], *, every: bool) -> ResultTable:
         """Delete dead letters for good."""
         ids = self._chosen(task_ids, every=every)
         return _verdicts("purged", ids, self._store.run(operations.purge_dead(ids)))
@@ -246,10 +246,10 @@ def _record(record: bytes | None) -> dict[str, Any]:
     }
 
 
-def _verdicts(what: str, ids: Sequence[int], verdicts: Sequence[str]) -> Facts:
+def _verdicts(what: str, ids: Sequence[int], verdicts: Sequence[str]) -> ResultTable:
     rows = [{"task": i, "verdict": verdict} for i, verdict in zip(ids, verdicts, strict=True)]
     refused = ("GONE", "TRAINED", "ENDED")
-    return Facts(f"{sum(v not in refused for v in verdicts)} of {len(ids)} {what}", rows)
+    return ResultTable(f"{sum(v not in refused for v in verdicts)} of {len(ids)} {what}", rows)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ def _waiting(line: SampleLine) -> str:
     return f"group {line.group} waits, task {line.task}, reward {line.reward:.3g}, {line.finish}"
 
 
-def _show(run: Path, as_json: bool, ask: Callable[[BufferOfRun], Facts]) -> None:
+def _show(run: Path, as_json: bool, ask: Callable[[BufferOfRun], ResultTable]) -> None:
     """Ask the store of a run and print its answer."""
     with open_buffer(run) as buffer:
         facts = ask(buffer)

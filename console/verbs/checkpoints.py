@@ -12,7 +12,7 @@ from console.report.model_card import write_card
 from console.run.run_folder import settings_of
 from learner.checkpointing.folders import listed, step_of
 
-from .tables import Facts, print_facts
+from .tables import ResultTable, print_facts
 
 Name = Annotated[
     str | None,
@@ -41,7 +41,7 @@ def list_checkpoints(run: Run, as_json: AsJson = False) -> None:
     Example: `nyala checkpoint list runs/demo`
     """
     rows = list(listed(_folder(run)))
-    print_facts(Facts(f"{len(rows)} checkpoints of {run}", rows), as_json=as_json)
+    print_facts(ResultTable(f"{len(rows)} checkpoints of {run}", rows), as_json=as_json)
 
 
 @app.command()
@@ -57,7 +57,7 @@ def verify(run: Run, checkpoints: Names = None, as_json: AsJson = False) -> None
     rows = list(verified(_folder(run), checkpoints or []))
     bad = sum(row["finding"] != "intact" for row in rows)
     title = f"{len(rows) - bad} of {len(rows)} checkpoints are intact"
-    print_facts(Facts(title, rows), as_json=as_json)
+    print_facts(ResultTable(title, rows), as_json=as_json)
     if bad:
         raise typer.Exit(1)
 
@@ -114,7 +114,7 @@ def prune(
 
     settings = settings_of(run)
     rows = list(pruned(settings.run.folder, keep, keep_best=settings.learner.keep_best))
-    print_facts(Facts(f"{len(rows)} checkpoints are removed", rows), as_json=as_json)
+    print_facts(ResultTable(f"{len(rows)} checkpoints are removed", rows), as_json=as_json)
 
 
 def _folder(run: Path) -> Path:

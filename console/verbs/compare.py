@@ -23,7 +23,7 @@ from console.command_line import AsJson
 from console.display.display import print_line
 from console.display.snapshot import duration
 from console.report.curves import (
-    Evaluation,
+    EvaluationFigures,
     accumulated,
     durations,
     judged_by,
@@ -32,10 +32,10 @@ from console.report.curves import (
 )
 from console.report.record import grades_by
 from console.run.run_folder import RunFolder, run_folder_of
-from learner.data.grades import ACCURACY, REWARD, Metric, metrics_of
+from learner.data.grades import ACCURACY, REWARD, AnswerMetric, metrics_of
 from learner.reporting.samples import SampleLine, read_samples
 
-from .tables import Facts, print_facts
+from .tables import ResultTable, print_facts
 
 # --------------------------------------------------------------------------------------------------
 # Paired bootstrap: an interval for the mean difference of two runs on the same questions.
@@ -94,7 +94,7 @@ Question = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Graded:
+class EvaluationGrades:
     """The graded answers of one evaluation."""
 
     step: int
@@ -104,8 +104,8 @@ class Graded:
 
 
 def grades_of(
-    lines: Iterable[SampleLine], metrics: Mapping[str, Metric], *, run: str, step: int | None
-) -> Graded:
+    lines: Iterable[SampleLine], metrics: Mapping[str, AnswerMetric], *, run: str, step: int | None
+) -> EvaluationGrades:
     """Read the grades of one evaluation.
 
     Args:
@@ -139,12 +139,14 @@ def grades_of(
     grade_of, by_question = grades_by(metrics, kept), defaultdict(list)
     for line in kept:
         by_question[line.environment, line.question].append(grade_of(line))
-    return Graded(newest, {question: fmean(grades) for question, grades in by_question.items()})
+    return EvaluationGrades(
+        newest, {question: fmean(grades) for question, grades in by_question.items()}
+    )
 
 
 def metrics_to_compare(
     first: Settings, second: Settings, names: tuple[str, str], chosen: str | None
-) -> dict[str, Metric]:
+) -> dict[str, AnswerMetric]:
     """Return the metric of each environment by which the answers of two runs are judged.
 
     Args:
@@ -158,7 +160,7 @@ def metrics_to_compare(
     """
     metrics = [metrics_of(settings.run, settings.rewards) for settings in (first, second)]
     if chosen is not None:
-        return {name: Metric(chosen, chosen) for by_name in metrics for name in by_name}
+        return {name: AnswerMetric(chosen, chosen) for by_name in metrics for name in by_name}
     for name in metrics[0].keys() & metrics[1].keys():
         judges = [judge_of(by_name, name) for by_name in (first, second)]
         if judges[0] != judges[1]:
@@ -181,7 +183,7 @@ def judge_of(settings: Settings, name: str) -> str:
     return f"the reward ({of})"
 
 
-def shared(first: Graded, second: Graded) -> list[Question]:
+def shared(first: EvaluationGrades, second: EvaluationGrades) -> list[Question]:
     """List the questions that both runs were asked.
 
     Raises:
@@ -204,7 +206,7 @@ KEYS = ("wall_s", "trained_tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class TimeToScore:
     """The first evaluation of a run that reached a score."""
 
     step: int
@@ -215,10 +217,10 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class LearningCurve:
     """The evaluations of a run, and the tokens and seconds that each of its batches ended at."""
 
-    evaluations: Sequence[Evaluation]
+    evaluations: Sequence[EvaluationFigures]
     tokens_by_step: dict[int, float]
     spent_by_step: dict[int, float]
 
@@ -227,28 +229,28 @@ class Course:
         """Highest held-out score; 0 without an evaluation."""
         return max((evaluation.score for evaluation in self.evaluations), default=0.0)
 
-    def reached(self, score: float) -> Reached:
+    def reached(self, score: float) -> TimeToScore:
         """Find the first evaluation with at least this score."""
         first = next(evaluation for evaluation in self.evaluations if evaluation.score >= score)
         tokens = self.tokens_by_step.get(first.step, 0.0)
-        return Reached(first.step, first.spent_s, tokens)
+        return TimeToScore(first.step, first.spent_s, tokens)
 
 
-def read_course(folder: Path) -> Course:
+def read_course(folder: Path) -> LearningCurve:
     """Read the evaluations of a run, with the tokens and seconds that led to each."""
     files = RunFolder(folder)
     curves = read_curves(files.metrics, KEYS)
     tokens = accumulated(curves.values["trained_tokens"])
     spent_s = accumulated(durations(curves.values["wall_s"]))
     spent_by_step = dict(zip(curves.steps, spent_s, strict=True))
-    return Course(
+    return LearningCurve(
         read_evaluations(files.evaluations, spent_by_step),
         dict(zip(curves.steps, tokens, strict=True)),
         spent_by_step,
     )
 
 
-def same_score(first: Course, second: Course) -> float | None:
+def same_score(first: LearningCurve, second: LearningCurve) -> float | None:
     """Return the highest score that both runs have reached, judged by the same.
 
     None where it is not above what both began with: then there is nothing to time.
@@ -269,7 +271,7 @@ POINTS = 100.0
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ScoreDifference:
     """The grades of two runs on the same questions."""
 
     environment: str | None
@@ -301,14 +303,14 @@ class Comparison:
     names: tuple[str, str]
     steps: tuple[int, int]
     """Batches after which each run was asked."""
-    overall: Difference
-    by_environment: Sequence[Difference]
+    overall: ScoreDifference
+    by_environment: Sequence[ScoreDifference]
     """Differences by environment, where there are several."""
     metric: str
     """Metric by which the answers are judged."""
     score: float | None
     """Score that both runs reached; None where neither rose to one."""
-    reached: tuple[Reached, Reached] | None
+    reached: tuple[TimeToScore, TimeToScore] | None
 
     def sentences(self) -> list[str]:
         """Write the result, then the counts and the course that it comes from."""
@@ -397,14 +399,17 @@ def compare(
 
 
 def _difference(
-    environment: str | None, questions: Sequence[Question], first: Graded, second: Graded
-) -> Difference:
+    environment: str | None,
+    questions: Sequence[Question],
+    first: EvaluationGrades,
+    second: EvaluationGrades,
+) -> ScoreDifference:
     before = [first.grades[question] for question in questions]
     after = [second.grades[question] for question in questions]
     differences = [b - a for a, b in zip(before, after, strict=True)]
     better = sum(difference > EPSILON for difference in differences)
     worse = sum(difference < -EPSILON for difference in differences)
-    return Difference(
+    return ScoreDifference(
         environment=environment,
         first=fmean(before),
         second=fmean(after),
@@ -462,10 +467,10 @@ def compare_runs(
         print_line(console, f"{sentence}.")
     if comparison.by_environment:
         rows = [_row(comparison, difference) for difference in comparison.by_environment]
-        print_facts(Facts("By environment:", rows), as_json=False, console=console)
+        print_facts(ResultTable("By environment:", rows), as_json=False, console=console)
 
 
-def _row(comparison: Comparison, difference: Difference) -> dict[str, Any]:
+def _row(comparison: Comparison, difference: ScoreDifference) -> dict[str, Any]:
     a, b = comparison.names
     low, high = 100 * difference.interval.low, 100 * difference.interval.high
     return {

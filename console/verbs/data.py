@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from actors.chat import Message, Prompt, text_of
+from actors.chat import ChatMessage, Prompt, text_of
 from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.dataset.environment import Dataset, DatasetConversation
 from actors.environments.registry import make_dataset, naming
@@ -24,7 +24,7 @@ from configs.settings import ActorSettings, RunSettings
 from console.command_line import AsJson, Config, ConfigOption, Overrides, one_of
 from console.run.checks.reward import prompt_lengths
 
-from .tables import Facts, print_facts
+from .tables import ResultTable, print_facts
 
 # --------------------------------------------------------------------------------------------------
 # Examination of a dataset before a run is trained on it: counts, lengths, answers.
@@ -33,7 +33,7 @@ from .tables import Facts, print_facts
 LATEX = re.compile(r"\\[A-Za-z]+|[\^_]\{")
 
 
-class Finding(NamedTuple):
+class DataFinding(NamedTuple):
     """One line of an examination."""
 
     what: str
@@ -46,7 +46,7 @@ class Finding(NamedTuple):
         return {"what": self.what, "found": self.result, "advice": self.advice}
 
 
-class Count(NamedTuple):
+class TokenCounters(NamedTuple):
     """The functions that count tokens."""
 
     prompt: Callable[[Prompt], int]
@@ -63,7 +63,9 @@ PROMPTS_S = 120.0
 """Limit of the time for counting the tokens of prompts."""
 
 
-def examine(dataset: Dataset, run: RunSettings, *, count: Count, rows: int) -> Iterator[Finding]:
+def examine(
+    dataset: Dataset, run: RunSettings, *, count: TokenCounters, rows: int
+) -> Iterator[DataFinding]:
     """Count the prompts of all rows, and look at the first rows of both sides.
 
     Args:
@@ -76,12 +78,12 @@ def examine(dataset: Dataset, run: RunSettings, *, count: Count, rows: int) -> I
     training, held_out, _ = dataset.counts
     yield from _counts(dataset, run)
     if len(seen) < training + held_out:
-        yield Finding(
+        yield DataFinding(
             "rows looked at",
             f"{len(seen):,} of {training + held_out:,}; prompts of all",
             f"--rows {training + held_out} looks at all answers, too",
         )
-    yield Finding("columns", ", ".join(seen[0][0].columns))
+    yield DataFinding("columns", ", ".join(seen[0][0].columns))
     yield _prompts(dataset, run, count)
     answers = [c.answer for c, _ in seen if c.answer is not None]
     if answers and not dataset.describes_answers:
@@ -89,62 +91,66 @@ def examine(dataset: Dataset, run: RunSettings, *, count: Count, rows: int) -> I
         yield _lengths("answer", map(count.answer, answers), limit, name)
     asked = Counter(conversation.identity for conversation, _ in seen)
     again = sum(asked.values()) - len(asked)
-    yield Finding("questions asked twice", f"{again:,}", "they count twice as much" * bool(again))
+    yield DataFinding(
+        "questions asked twice", f"{again:,}", "they count twice as much" * bool(again)
+    )
     in_latex = sum(LATEX.search(answer) is not None for answer in answers)
     if in_latex and run.environment_settings.get("scorer") in (None, "exact", "numeric"):
         advice = "scorer: math-verify compares them by their value; install the extra `math`"
-        yield Finding("answers in LaTeX", f"{in_latex:,} of {len(answers):,}", advice)
+        yield DataFinding("answers in LaTeX", f"{in_latex:,} of {len(answers):,}", advice)
     if answers and not dataset.describes_answers:
         yield _said_back([conversation for conversation, _ in seen])
 
 
-def _counts(dataset: Dataset, run: RunSettings) -> Iterator[Finding]:
+def _counts(dataset: Dataset, run: RunSettings) -> Iterator[DataFinding]:
     """Count the rows of each side; a side that the run needs must have some."""
     training, held_out, left_out = dataset.counts
     nothing = f"{REFUSED}: none is left to train on; hold out fewer"
-    yield Finding("rows to train on", f"{training:,}", nothing * (run.is_trained and not training))
+    yield DataFinding(
+        "rows to train on", f"{training:,}", nothing * (run.is_trained and not training)
+    )
     advice = ""
     if run.eval_episodes and not held_out:
         advice = f"{REFUSED}: name a file as held_out, or set run.eval_episodes to 0"
     elif run.eval_episodes > held_out:
         advice = f"an evaluation of {run.eval_episodes} asks some twice"
-    yield Finding("rows held out", f"{held_out:,}", advice)
+    yield DataFinding("rows held out", f"{held_out:,}", advice)
     if left_out:
-        yield Finding("rows left out", f"{left_out:,}", "they are held out, too")
+        yield DataFinding("rows left out", f"{left_out:,}", "they are held out, too")
 
 
-def _prompts(dataset: Dataset, run: RunSettings, count: Count) -> Finding:
+def _prompts(dataset: Dataset, run: RunSettings, count: TokenCounters) -> DataFinding:
     """Count the tokens of all prompts, as the checks of a start do."""
     counted = prompt_lengths(dataset, lambda prompt, _: count.prompt(prompt), seconds=PROMPTS_S)
     spread = _spread(counted.tokens, run.max_prompt_tokens, "run.max_prompt_tokens")
     refusal = counted.refusal(run)
     if not counted.is_whole:
         spread += f" (of {counted.looked_at})"
-    return Finding("prompt, tokens", spread, f"{REFUSED}: {refusal}" if refusal else "")
+    return DataFinding("prompt, tokens", spread, f"{REFUSED}: {refusal}" if refusal else "")
 
 
 def _spread(lengths: Sequence[int], limit: int, setting: str) -> str:
     return f"{min(lengths)} to {max(lengths)}, median {median(lengths):g}, {setting} {limit}"
 
 
-def _lengths(what: str, counts: Iterable[int], limit: int, setting: str) -> Finding:
+def _lengths(what: str, counts: Iterable[int], limit: int, setting: str) -> DataFinding:
     lengths = list(counts)
     over = sum(length > limit for length in lengths)
     spread = _spread(lengths, limit, setting)
     advice = f"{over} of {len(lengths)} are too long: raise {setting}, or leave them out"
-    return Finding(f"{what}, tokens", spread, advice if over else "")
+    return DataFinding(f"{what}, tokens", spread, advice if over else "")
 
 
-def _said_back(conversations: list[DatasetConversation]) -> Finding:
+def _said_back(conversations: list[DatasetConversation]) -> DataFinding:
     right: list[bool] = []
     for conversation in conversations:
         conversation.step(conversation.answer or "")
         right.append(conversation.score().parts["exact"] == 1.0)
     result = f"{sum(right)} of {len(right)} right"
     if all(right):
-        return Finding("answers, said back to the scorer", result)
+        return DataFinding("answers, said back to the scorer", result)
     advice = f"the first that is not: {quoted(conversations[right.index(False)].answer, 60)}"
-    return Finding(
+    return DataFinding(
         "answers, said back to the scorer", result, advice if any(right) else f"{NOTHING}; {advice}"
     )
 
@@ -196,14 +202,18 @@ def check(
                 title = f"{run.environment_settings.get('path')}, as {run.name} would train on it"
                 label = {"environment": name} if len(environments) > 1 else {}
                 findings = _examine(run, settings.actors, rows)
-                examined.append(Facts(title, [label | finding.as_row() for finding in findings]))
+                examined.append(
+                    ResultTable(title, [label | finding.as_row() for finding in findings])
+                )
     if not examined:
         names = ", ".join(run.environment for _, run in environments)
         raise SettingsError(
             f"run.environment must be dataset, got {names}; only rows of a file can be counted"
         )
     if as_json:
-        print_facts(Facts("", [row for facts in examined for row in facts.rows]), as_json=True)
+        print_facts(
+            ResultTable("", [row for facts in examined for row in facts.rows]), as_json=True
+        )
     else:
         for facts in examined:
             print_facts(facts, as_json=False)
@@ -211,25 +221,25 @@ def check(
         raise typer.Exit(1)
 
 
-def _examine(run: RunSettings, actors: ActorSettings, rows: int) -> list[Finding]:
+def _examine(run: RunSettings, actors: ActorSettings, rows: int) -> list[DataFinding]:
     """Look at the dataset of a run that has one environment."""
     dataset = make_dataset(run)
     findings = list(examine(dataset, run, count=token_counter(run), rows=rows))
     return findings + (asyncio.run(_rewards(dataset, run, actors)) if run.reward else [])
 
 
-def token_counter(run: RunSettings) -> Count:
+def token_counter(run: RunSettings) -> TokenCounters:
     """Return the functions that count the tokens of prompts and answers."""
     if run.model == "init":  # one character is one token
-        return Count(lambda prompt: len(text_of(prompt)), lambda answer: len(answer) + 1)
+        return TokenCounters(lambda prompt: len(text_of(prompt)), lambda answer: len(answer) + 1)
     tokenizer = ModelTokenizer.of(run)
-    return Count(
+    return TokenCounters(
         lambda prompt: len(tokenizer.encode_prompt(prompt)),
         lambda answer: len(tokenizer.encode_answer(answer)),
     )
 
 
-async def _rewards(dataset: Dataset, run: RunSettings, actors: ActorSettings) -> list[Finding]:
+async def _rewards(dataset: Dataset, run: RunSettings, actors: ActorSettings) -> list[DataFinding]:
     """Let reward functions judge right answers, where there are any, and empty ones."""
     items = [dataset.begin(index, 0, held_out=not run.is_trained) for index in range(SAMPLES)]
     pool = RewardPool(run, actors)
@@ -265,7 +275,7 @@ def _sample(run: RunSettings, item: DatasetConversation, text: str, index: int) 
     item.step(text)
     return RewardSample.of(
         item,
-        [Message("assistant", text)],
+        [ChatMessage("assistant", text)],
         index=index,
         environment_reward=item.score().reward,
         data_source=run.environment,
@@ -281,7 +291,7 @@ def _is_more(right: Sequence[Parts | RewardError], empty: Sequence[Parts | Rewar
     )
 
 
-def _judged(what: str, results: list[dict[str, float] | RewardError]) -> Finding:
+def _judged(what: str, results: list[dict[str, float] | RewardError]) -> DataFinding:
     scored = [result for result in results if not isinstance(result, RewardError)]
     failed = [result for result in results if isinstance(result, RewardError)]
     means = {
@@ -290,4 +300,4 @@ def _judged(what: str, results: list[dict[str, float] | RewardError]) -> Finding
     }
     mean_parts = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items()) or "none"
     advice = f"{len(failed)} of {len(results)} failed: {failed[0]}" if failed else ""
-    return Finding(f"reward of {len(results)} {what} answers", mean_parts, advice)
+    return DataFinding(f"reward of {len(results)} {what} answers", mean_parts, advice)

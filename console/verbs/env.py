@@ -20,7 +20,7 @@ from actors.engine.tokenizer import ModelTokenizer
 from actors.engine_of_settings import make_engine
 from actors.environments.registry import make_environment, naming
 from actors.episodes.maker import EpisodeError, EpisodeMaker
-from actors.episodes.play import Played, echo, follow_script, play, play_model
+from actors.episodes.play import PlayedEpisode, echo, follow_script, play, play_model
 from actors.rewards.pool import Parts, RewardPool
 from broker.protocol.messages import Lease, TaskSpec
 from configs.errors import RewardError, SettingsError
@@ -32,7 +32,7 @@ from console.display.display import print_line
 from console.run.run_folder import RunFolder
 from learner.data.records import shaped
 
-from .tables import Facts, print_facts
+from .tables import ResultTable, print_facts
 
 LONGEST_S = 1800.0  # all episodes of the model, its loading included
 SEED = 0
@@ -45,7 +45,7 @@ app = typer.Typer(
 )
 
 
-class Policy(StrEnum):
+class PolicyKind(StrEnum):
     """The policy that plays the episodes."""
 
     SCRIPT = "script"
@@ -58,14 +58,14 @@ class Shown:
     """An episode, its policy, and what the reward functions of the run give for it."""
 
     environment: str
-    policy: Policy
-    played: Played
+    policy: PolicyKind
+    played: PlayedEpisode
     rewards: Parts | RewardError
     reward: float | None
     """Reward that would be trained; None = a function failed."""
 
 
-class Model(NamedTuple):
+class LoadedModel(NamedTuple):
     """The model of a run, ready to play."""
 
     engine: Engine
@@ -87,7 +87,7 @@ def show(
         int, typer.Option("-n", min=1, max=1000, help="Episodes of each policy.")
     ] = 3,
     policy: Annotated[
-        list[Policy] | None,
+        list[PolicyKind] | None,
         typer.Option(help="Policy that plays; may be given several times. Default: all three."),
     ] = None,
     as_json: AsJson = False,
@@ -100,27 +100,27 @@ def show(
     Example: `nyala env test mine.yaml --policy script --policy echo`
     """
     settings = load(one_of(config, config_option), overrides or ())
-    policies = policy or list(Policy)
+    policies = policy or list(PolicyKind)
     quiet_libraries()
     with own_stdout():
         shown = asyncio.run(_play_all(settings, policies, episodes))
     if as_json:
-        print_facts(Facts("", [_as_json(episode) for episode in shown]), as_json=True)
+        print_facts(ResultTable("", [_as_json(episode) for episode in shown]), as_json=True)
         return
     console = Console()
     for episode in shown:
         _print(console, episode, of=f" of {episode.environment}" * bool(settings.run.environments))
 
 
-async def _play_all(settings: Settings, policies: Sequence[Policy], n: int) -> list[Shown]:
-    if Policy.MODEL in policies:
+async def _play_all(settings: Settings, policies: Sequence[PolicyKind], n: int) -> list[Shown]:
+    if PolicyKind.MODEL in policies:
         _check_model(settings.run)
         for run in settings.run.by_environment.values():
             with naming(run):
                 await _check_prompts(run, settings.actors, n)
     async with AsyncExitStack() as stack:
-        model: Model | None = None
-        if Policy.MODEL in policies:
+        model: LoadedModel | None = None
+        if PolicyKind.MODEL in policies:
             await stack.enter_async_context(asyncio.timeout(LONGEST_S))
             model = await stack.enter_async_context(started_model(settings))
         shown = []
@@ -142,7 +142,7 @@ async def _play_all(settings: Settings, policies: Sequence[Policy], n: int) -> l
 
 
 def _reward_of(
-    run: RunSettings, rewards: RewardSettings, played: Played, parts: Parts | RewardError
+    run: RunSettings, rewards: RewardSettings, played: PlayedEpisode, parts: Parts | RewardError
 ) -> float | None:
     if isinstance(parts, RewardError):
         return None
@@ -150,7 +150,7 @@ def _reward_of(
 
 
 def trained_reward(
-    run: RunSettings, rewards: RewardSettings, played: Played, parts: Parts
+    run: RunSettings, rewards: RewardSettings, played: PlayedEpisode, parts: Parts
 ) -> tuple[float, Parts]:
     """Weigh the parts of an episode's reward as the learner does; return it and the parts."""
     score = played.score.judged(parts) if parts else played.score
@@ -159,20 +159,24 @@ def trained_reward(
 
 
 async def _play_one(
-    run: RunSettings, actors: ActorSettings, policies: Sequence[Policy], n: int, model: Model | None
-) -> list[tuple[Policy, Played]]:
+    run: RunSettings,
+    actors: ActorSettings,
+    policies: Sequence[PolicyKind],
+    n: int,
+    model: LoadedModel | None,
+) -> list[tuple[PolicyKind, PlayedEpisode]]:
     """Let each of the policies play an environment."""
     environment = make_environment(run)
     specs, limit_s = _specs(run, n), actors.environment_timeout_s
-    played: list[tuple[Policy, Played]] = []
-    for policy, speak in ((Policy.SCRIPT, follow_script), (Policy.ECHO, echo)):
+    played: list[tuple[PolicyKind, PlayedEpisode]] = []
+    for policy, speak in ((PolicyKind.SCRIPT, follow_script), (PolicyKind.ECHO, echo)):
         if policy in policies:
             episodes = [await play(environment, spec, speak, limit_s=limit_s) for spec in specs]
             played += [(policy, episode) for episode in episodes]
     if model is not None:
         maker = EpisodeMaker(model.tokenizer, run, "env-test", limit_s=limit_s)
         episodes = await play_model(model.engine, model.tokenizer, maker, environment, specs)
-        played += [(Policy.MODEL, episode) for episode in episodes]
+        played += [(PolicyKind.MODEL, episode) for episode in episodes]
     return played
 
 
@@ -228,19 +232,19 @@ def own_stdout() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def started_model(settings: Settings) -> AsyncIterator[Model]:
+async def started_model(settings: Settings) -> AsyncIterator[LoadedModel]:
     """Start the engine of the run's model for the body, and end it afterwards."""
     tokenizer = ModelTokenizer.of(settings.run)
     engine, _ = make_engine(settings)
     await engine.start()
     try:
-        yield Model(engine, tokenizer)
+        yield LoadedModel(engine, tokenizer)
     finally:
         await engine.close()
 
 
 async def judge(
-    run: RunSettings, actors: ActorSettings, played: Sequence[Played]
+    run: RunSettings, actors: ActorSettings, played: Sequence[PlayedEpisode]
 ) -> list[Parts | RewardError]:
     if not run.reward_functions:
         return [{} for _ in played]

@@ -35,7 +35,7 @@ from .env import judge, own_stdout, started_model, trained_reward
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-class Graded(NamedTuple):
+class GradedAnswer(NamedTuple):
     """The greedy answer to a held-out question."""
 
     environment: str
@@ -102,12 +102,12 @@ def _at(folder: Path) -> Iterator[ModelOfRun]:
     yield ModelOfRun(str(folder), str(place.resolve() if place.exists() else folder), 0)
 
 
-async def _answers(settings: Settings) -> list[Graded]:
+async def _answers(settings: Settings) -> list[GradedAnswer]:
     """Answer all held-out questions, and grade them as the learner does."""
     check_model(settings.run)
     mixture, metrics = settings.run.mixture, metrics_of(settings.run, settings.rewards)
     numbers = [(mixture.held_out(number), number) for number in range(mixture.num_questions)]
-    answers: list[Graded] = []
+    answers: list[GradedAnswer] = []
     async with started_model(settings) as model:
         for at, (name, run) in enumerate(settings.run.by_environment.items()):
             items = [(place.item, number) for place, number in numbers if place.environment == at]
@@ -128,13 +128,13 @@ async def _answers(settings: Settings) -> list[Graded]:
                 shown.append(trained_reward(run, settings.rewards, episode, functions))
             metric = metrics[name].in_answers(parts for _, parts in shown)
             answers += [
-                Graded(name, metric.title, metric.grade(reward, parts), reward)
+                GradedAnswer(name, metric.title, metric.grade(reward, parts), reward)
                 for reward, parts in shown
             ]
     return answers
 
 
-def _figures(answers: list[Graded]) -> dict[str, Any]:
+def _figures(answers: list[GradedAnswer]) -> dict[str, Any]:
     grades, n = [answer.grade for answer in answers], len(answers)
     return {
         "metric": common_title(answer.title for answer in answers),

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from broker.transport.allow_list import Member, Role, read_allowed
+from broker.transport.allow_list import AllowListEntry, Role, read_allowed
 from broker.transport.allow_list import add as add_key
 from broker.transport.allow_list import revoke as revoke_key
 from broker.transport.enrolled import (
@@ -146,7 +146,7 @@ def rotate(name: Name, folder: Folder = HERE) -> None:
         print(f"{name} has a new key; `nyala keys revoke {previous}` ends the old one")
 
 
-def _position(line: tuple[bytes, Member]) -> tuple[str, str]:
+def _position(line: tuple[bytes, AllowListEntry]) -> tuple[str, str]:
     member = line[1]
     return (member.enrolled_by or member.name, member.name if member.enrolled_by else "")
 

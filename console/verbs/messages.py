@@ -35,7 +35,7 @@ Nodes = Sequence[ast.AST]
 """All nodes of a module."""
 
 
-class Found(NamedTuple):
+class ModuleMessage(NamedTuple):
     """A message, and the module that has it."""
 
     module: str
@@ -57,16 +57,16 @@ def error_classes() -> frozenset[str]:
     return frozenset(classes - {"NyalaError"})
 
 
-def texts_for_people() -> list[Found]:
+def texts_for_people() -> list[ModuleMessage]:
     """Find the texts about something that a person has to change."""
-    texts: dict[Found, None] = {}
+    texts: dict[ModuleMessage, None] = {}
     for module, nodes in modules():
         hidden, raised = _hidden(nodes), _raised(nodes)
         for node in nodes:
             if isinstance(node, ast.JoinedStr | ast.Constant) and id(node) not in hidden:
                 text = shape(node)
                 if id(node) in raised or OWN_STYLE.match(text):
-                    texts[Found(module, text)] = None
+                    texts[ModuleMessage(module, text)] = None
     return list(texts)
 
 
@@ -162,7 +162,7 @@ REFUSED = (
 )
 
 
-class Message(NamedTuple):
+class ExplainedMessage(NamedTuple):
     """One message, its cause and its cure."""
 
     family: str
@@ -178,10 +178,10 @@ def explained() -> dict[str, dict[str, list[str]]]:
     return causes
 
 
-def messages() -> list[Message]:
+def messages() -> list[ExplainedMessage]:
     """List the messages that are explained by hand, then the refusals."""
     by_hand = [
-        Message(family, text, *why)
+        ExplainedMessage(family, text, *why)
         for family, rows in explained().items()
         for text, why in rows.items()
     ]
@@ -204,7 +204,7 @@ def as_lines(wanted: str | None) -> str:
     )
 
 
-def _with(words: Sequence[str], every: Sequence[Message]) -> list[Message]:
+def _with(words: Sequence[str], every: Sequence[ExplainedMessage]) -> list[ExplainedMessage]:
     """Choose the messages with these words side by side, values between them, else with all."""
     beside = re.compile(r"\s+(?:<\S+>\s+)*".join(map(re.escape, words)))
     texts = {message: " ".join(message).lower() for message in every}
@@ -231,15 +231,15 @@ def as_markdown() -> str:
     return "\n".join(parts)
 
 
-def _refused() -> Iterator[tuple[str, Message]]:
+def _refused() -> Iterator[tuple[str, ExplainedMessage]]:
     for module, text in texts_for_people():
         shown, _, then = text.partition("; ")
         what, _, got = shown.partition(", got ")
         cure = then or what.removeprefix(f"{UNNAMED} ")
-        yield module, Message("refused", " ".join(shown.split()), f"got {got}", cure)
+        yield module, ExplainedMessage("refused", " ".join(shown.split()), f"got {got}", cure)
 
 
-def _fits(message: Message, seen: str) -> bool:
+def _fits(message: ExplainedMessage, seen: str) -> bool:
     """Whether a text that a person has seen is this message, with values filled in."""
     fixed = VALUE.split(message.text)
     if sum(map(len, fixed)) < LEAST_FIXED:

@@ -27,8 +27,8 @@ from console.run.run_folder import RunFolder, settings_of
 from console.run.supervisor import (
     SETTINGS_ERROR,
     SUPERVISE_EVERY_S,
-    Outcome,
     RestartPolicy,
+    RunOutcome,
     StopSignals,
     Supervisor,
 )
@@ -178,7 +178,7 @@ def _watch(
     return code
 
 
-def _until_the_end(supervisor: Supervisor) -> Outcome | None:
+def _until_the_end(supervisor: Supervisor) -> RunOutcome | None:
     """Return the failure; None once all actors have drained."""
     while not supervisor.is_over:
         outcome = supervisor.tick()

@@ -33,8 +33,8 @@ from console.run.run_folder import RunFolder, RunState, write_versions
 from console.run.supervisor import (
     SETTINGS_ERROR,
     SUPERVISE_EVERY_S,
-    Outcome,
     RestartPolicy,
+    RunOutcome,
     StopSignals,
     Supervisor,
     cause_of_end,
@@ -133,7 +133,7 @@ class Session:
             )
             raise
 
-    def _supervise(self, server: RedisServer | None) -> Outcome:
+    def _supervise(self, server: RedisServer | None) -> RunOutcome:
         """Start all processes and watch them; all have ended when this returns or raises."""
         guard = ProcessGuard(grace_s=self._settings.console.stop_timeout_s)
         try:
@@ -169,7 +169,7 @@ class Session:
         server: RedisServer | None,
         display: Display,
         stages: Stages,
-    ) -> Outcome:
+    ) -> RunOutcome:
         """Start Redis, then the rest at once; stop all of it in order, whatever happens."""
         url = self._folder.redis_url.read_text(encoding="utf-8").strip()
         self._actors = actors = ActorWatch(url, self._settings)
@@ -216,7 +216,7 @@ class Session:
 
     def _look_until_the_end(
         self, supervisor: Supervisor, display: Display, stages: Stages
-    ) -> Outcome:
+    ) -> RunOutcome:
         progress = RunProgress(self._folder, steps=self._settings.run.steps)
         samples = NewestSample(self._folder.samples)
         resumed_at = progress.look().step

@@ -14,7 +14,7 @@ from configs.error_text import allowed, suggest
 from configs.errors import SettingsError
 from configs.markdown import table
 from configs.settings import Settings
-from configs.tables.base import Table
+from configs.tables.base import SettingsTable
 
 UNITS = (
     (r"_s$", "s"),
@@ -112,7 +112,7 @@ def _of(name: str) -> Iterator[Setting]:
     yield from _below(model, shown=name, path=name)
 
 
-def _below(model: type[Table], *, shown: str, path: str) -> Iterator[Setting]:
+def _below(model: type[SettingsTable], *, shown: str, path: str) -> Iterator[Setting]:
     for key, field in model.model_fields.items():
         inner = _tables_in(field)
         if inner and not _is_list(field):
@@ -127,10 +127,10 @@ def _below(model: type[Table], *, shown: str, path: str) -> Iterator[Setting]:
             yield from _below(inner[0], shown=name + item, path=f"{path}.{key}{entry}")
 
 
-def _tables_in(field: FieldInfo) -> Sequence[type[Table]]:
+def _tables_in(field: FieldInfo) -> Sequence[type[SettingsTable]]:
     """Find the tables that a setting is, or is a list of."""
     kinds = (field.annotation, *get_args(field.annotation))
-    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Table)]
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, SettingsTable)]
 
 
 def _is_list(field: FieldInfo) -> bool:

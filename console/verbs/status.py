@@ -18,7 +18,7 @@ from rich.console import Console
 
 from buffer.operations import actors, closed, memory, stats
 from buffer.operations.run import brokers
-from buffer.operations.values import LEFT, ActorSeen, Closed, Memory, Stats
+from buffer.operations.values import LEFT, ActorSeen, LeasingPauses, RedisMemory, Stats
 from buffer.sampling import closed_lines
 from buffer.store import Store
 from configs.errors import NyalaError, printable
@@ -151,7 +151,7 @@ def _state_without_store(folder: RunFolder, settings: Settings, error: Exception
 
 def _ask_store(
     url: str, run: str
-) -> tuple[Stats, list[ActorSeen], dict[str, dict[str, float]], Closed, Memory]:
+) -> tuple[Stats, list[ActorSeen], dict[str, dict[str, float]], LeasingPauses, RedisMemory]:
     with Store(url, run=run) as store:
         ask = store.run
         used = ask(memory(of_run=True))
@@ -164,7 +164,7 @@ def _wanted_lines(progress: Progress, alive: int) -> list[str]:
     return [f"{progress.actors_wanted_why}: {progress.actors_wanted} wanted, {alive} there"]
 
 
-def _quota_line(settings: Settings, used: Memory, alive: int) -> str:
+def _quota_line(settings: Settings, used: RedisMemory, alive: int) -> str:
     """Write what the run uses of its quota."""
     most = settings.buffer.max_run_bytes
     limit = "" if most is None else f" of {most / 2**20:.1f}"

@@ -17,7 +17,7 @@ from console.display.display import print_line
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ResultTable:
     """The result of a verb, as a title and rows."""
 
     title: str
@@ -27,7 +27,7 @@ class Facts:
     """Shown instead of the rows as JSON."""
 
 
-def print_facts(facts: Facts, *, as_json: bool, console: Console | None = None) -> None:
+def print_facts(facts: ResultTable, *, as_json: bool, console: Console | None = None) -> None:
     """Print the result of a verb to stdout."""
     if as_json:
         shown = facts.rows if facts.full is None else facts.full

@@ -21,7 +21,7 @@ from console.display.progress import naming_a_stop
 from console.run.run_folder import run_folder_of
 from learner.weights.log import read_weight_log
 
-from .tables import Facts, print_facts
+from .tables import ResultTable, print_facts
 
 PULLER = "weights-pull"  # a key of its own, since that of an actor is in use
 
@@ -84,7 +84,7 @@ def pull(
     print_facts(pulled(run, to, timeout_s=timeout_s), as_json=as_json)
 
 
-def listed(run: Path, n: int) -> Facts:
+def listed(run: Path, n: int) -> ResultTable:
     """List the newest `n` versions, oldest first, each with its delivery."""
     versions: dict[tuple[int, int], dict[str, Any]] = {}
     for line in read_weight_log(run_folder_of(run).path):
@@ -109,10 +109,10 @@ def listed(run: Path, n: int) -> Facts:
                 "density": sent.get("density"),
             }
         )
-    return Facts(f"{len(versions)} versions published", rows, {"versions": rows})
+    return ResultTable(f"{len(versions)} versions published", rows, {"versions": rows})
 
 
-def verified(run: Path, file: Path | None) -> Facts:
+def verified(run: Path, file: Path | None) -> ResultTable:
     """Check the log of a run, and a file against it.
 
     Raises:
@@ -137,7 +137,7 @@ def verified(run: Path, file: Path | None) -> Facts:
     said = f"{len(digests)} versions, each with one digest, in order"
     if file is not None:
         said += f"; {_check_file(file, digests)}"
-    return Facts(said, [], {"versions": len(digests), "verified": True})
+    return ResultTable(said, [], {"versions": len(digests), "verified": True})
 
 
 def _check_file(file: Path, digests: dict[tuple[int, int], str]) -> str:
@@ -153,7 +153,7 @@ def _check_file(file: Path, digests: dict[tuple[int, int], str]) -> str:
     return f"{file} is version {weights.version.lineage}.{weights.version.step}"
 
 
-def pulled(run: Path, to: Path, *, timeout_s: float) -> Facts:
+def pulled(run: Path, to: Path, *, timeout_s: float) -> ResultTable:
     """Pull the current version of a live run into a file.
 
     Raises:
@@ -178,7 +178,7 @@ def pulled(run: Path, to: Path, *, timeout_s: float) -> Facts:
         download(publication, to, keys=keys, run=settings.run.name, timeout_s=timeout_s)
     )
     version = manifest.version
-    return Facts(
+    return ResultTable(
         f"{to} holds version {version.lineage}.{version.step}, {manifest.num_bytes} bytes of "
         f"weights, digest {manifest.digest}",
         [],

@@ -33,11 +33,11 @@ from lab.fault_case import (
     results_as_markdown,
 )
 from lab.faults import clock_jumps
-from lab.live_run import LiveRun, Stuck
+from lab.live_run import ExpectationFailed, LiveRun
 from lab.matrix import GUARD_S, Plan, live_run, measure
 
 from . import growth, lying_actor
-from .growth import Growth, RoleGrowth, Whole
+from .growth import ResourceCounts, ResourceSampler, RoleGrowth
 
 QUIET_SHARE = 0.25
 QUIET_S = 60.0
@@ -51,14 +51,14 @@ OnProgress = Callable[[float, str], None]
 
 
 @dataclass(slots=True)
-class Endured:
+class EnduranceResult:
     """The results of an endurance run."""
 
     minutes: float = 0.0
     rows: list[FaultResult] = field(default_factory=list)
     roles: list[RoleGrowth] = field(default_factory=list)
-    first: Whole | None = None
-    last: Whole | None = None
+    first: ResourceCounts | None = None
+    last: ResourceCounts | None = None
     tasks: dict[str, int] = field(default_factory=dict)
     """Tasks by state at the end, and `created`."""
     batches: int = 0
@@ -111,7 +111,7 @@ class HonestCase(FaultCase):
         return [task for task in held if not task.incarnation.startswith(lying_actor.NAME)]
 
 
-def endure(plan: Plan, *, minutes: float, seed: int, on_progress: OnProgress) -> Endured:
+def endure(plan: Plan, *, minutes: float, seed: int, on_progress: OnProgress) -> EnduranceResult:
     """Hurt one run for so long; write `endurance.md` and `endurance.json` at the end."""
     plan.folder.mkdir(parents=True)
     entries = {path.name for path in growth.SHARED.iterdir()}
@@ -122,7 +122,7 @@ def endure(plan: Plan, *, minutes: float, seed: int, on_progress: OnProgress) ->
         if fault.place in {None, place} and not fault.overrides and fault.obstacle() is None
     ]
     ground = Fault("endurance", "a run to hurt", lambda _: None, place=place)
-    result = Endured()
+    result = EnduranceResult()
     try:
         with live_run(plan, "ring", ground) as run, _liar(run, seed) as granted:
             _hurt(run, faults, result, minutes=minutes, seed=seed, on_progress=on_progress)
@@ -141,7 +141,7 @@ def endure(plan: Plan, *, minutes: float, seed: int, on_progress: OnProgress) ->
 def _hurt(
     run: LiveRun,
     faults: list[Fault],
-    result: Endured,
+    result: EnduranceResult,
     *,
     minutes: float,
     seed: int,
@@ -150,7 +150,7 @@ def _hurt(
     """Inject faults until the time is over, then wait until the run is complete again."""
     draw, began = random.Random(seed), time.monotonic()
     report_at = 0.0
-    seen = Growth(lambda: roles_of(run))
+    seen = ResourceSampler(lambda: roles_of(run))
     seen.start()
     try:
         _be_whole(run)
@@ -236,7 +236,7 @@ def roles_of(run: LiveRun) -> dict[int, str]:
     return roles
 
 
-def _count(run: LiveRun, result: Endured, file: Path) -> None:
+def _count(run: LiveRun, result: EnduranceResult, file: Path) -> None:
     """Count the tasks by state, and report dead tasks that the liar never had."""
     stats, letters = run.stats(), _dead_letters(run)
     granted = {int(word) for word in file.read_text(encoding="utf-8").split()}  # after the letters
@@ -295,6 +295,8 @@ def _liar(run: LiveRun, seed: int) -> Iterator[Path]:
         try:
             yield granted
             if process.poll() is not None:
-                raise Stuck(f"the lying actor must lie to the end; its log is {folder}/liar.log")
+                raise ExpectationFailed(
+                    f"the lying actor must lie to the end; its log is {folder}/liar.log"
+                )
         finally:
             process.kill()

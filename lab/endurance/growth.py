@@ -37,7 +37,7 @@ Processes = Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class ResourceCounts:
     """Counts over all processes of a run at one moment."""
 
     processes: int
@@ -71,7 +71,7 @@ class RoleGrowth:
 
 
 @dataclass(slots=True)
-class Growth:
+class ResourceSampler:
     """Samples of the processes of a run, taken in a thread of its own."""
 
     processes: Callable[[], Processes]
@@ -156,13 +156,13 @@ def _ends(lives: Sequence[Line]) -> tuple[float, float, float]:
     return sums[moments[0]], sums[moments[-1]], max(sums.values())
 
 
-def whole(pids: Iterable[int]) -> Whole:
+def whole(pids: Iterable[int]) -> ResourceCounts:
     """Count these processes, their listening sockets and their entries of /dev/shm."""
     alive = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     links = {link for pid in alive for link in _links(pid)}
     listening = sum(f"socket:[{inode}]" in links for inode in _listening())
     shared = {name for pid in alive for name in shared_names(pid)}
-    return Whole(len(alive), listening, len(shared))
+    return ResourceCounts(len(alive), listening, len(shared))
 
 
 def shared_names(pid: int) -> set[str]:

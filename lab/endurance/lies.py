@@ -49,7 +49,7 @@ Request: TypeAlias = LeaseRequest | BeatRequest | SubmitRequest | ReleaseRequest
 
 
 @dataclass
-class Lies:
+class ForgedRequests:
     """Chooses the next requests of one incarnation."""
 
     rng: random.Random

@@ -24,7 +24,7 @@ from configs.hashes import run_hashes
 from configs.loader import load
 from configs.settings import Settings
 
-from .lies import Lies, ask
+from .lies import ForgedRequests, ask
 
 NAME = "liar"
 """Prefix of its keys and incarnations."""
@@ -41,7 +41,7 @@ class LyingActor:
         self._settings, self._granted, self._rng = settings, granted, rng
         keys = settings.broker.keys or settings.run.folder / "keys"
         self._incarnation = f"{name}-{rng.getrandbits(32):08x}"
-        self._lies = Lies(
+        self._lies = ForgedRequests(
             rng,
             self._incarnation,
             group_size=settings.run.group_size,

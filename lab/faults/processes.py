@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from console.run.supervisor import ENGINE_DIED
 from lab.actor_fleet import Actor, descendants
 from lab.fault_case import Fault, FaultCase
-from lab.live_run import Stuck
+from lab.live_run import ExpectationFailed
 
 CORE = "EngineCore"  # in the title that vLLM gives the process
 COMMIT_TRIES = 30  # checkpoints to stop behind: the window before the commit is a few milliseconds
@@ -91,7 +91,9 @@ def kill_engine_core(case: FaultCase) -> None:
     finally:
         fleet.remove(victim)
     if victim.process.poll() != ENGINE_DIED:
-        raise Stuck(f"the actor must end with {ENGINE_DIED}, got {victim.process.poll()}")
+        raise ExpectationFailed(
+            f"the actor must end with {ENGINE_DIED}, got {victim.process.poll()}"
+        )
 
 
 def _no_vllm() -> str | None:
@@ -154,7 +156,9 @@ def kill_learner_while_saving(case: FaultCase) -> None:
             case.recover()
             return
         os.kill(pid, signal.SIGCONT)
-    raise Stuck(f"the learner must be met while it saves, got {COMMIT_TRIES} saves without that")
+    raise ExpectationFailed(
+        f"the learner must be met while it saves, got {COMMIT_TRIES} saves without that"
+    )
 
 
 def kill_publisher(case: FaultCase) -> None:

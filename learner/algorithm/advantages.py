@@ -35,7 +35,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outcomes:
+class BatchRewards:
     """Rewards, lengths and groups of a batch's episodes, in the order of the batch."""
 
     rewards_E: Float64
@@ -65,25 +65,25 @@ class Outcomes:
         return [np.flatnonzero(self.groups_E == group) for group in range(num_groups)]
 
 
-Whitening = Callable[[Float64, Outcomes], Float64]
+Whitening = Callable[[Float64, BatchRewards], Float64]
 
 # Keeps a group whose rewards differ by rounding alone from being blown up to unit variance.
 STD_FLOOR = 1e-4
 
 
-def leave_plain(advantages_E: Float64, _outcomes: Outcomes) -> Float64:
+def leave_plain(advantages_E: Float64, _outcomes: BatchRewards) -> Float64:
     """Return the advantages unchanged."""
     return advantages_E
 
 
-def whiten_group(advantages_E: Float64, outcomes: Outcomes) -> Float64:
+def whiten_group(advantages_E: Float64, outcomes: BatchRewards) -> Float64:
     """Bring each group to mean 0 and sample standard deviation 1, over its episodes."""
     centred_E = advantages_E - outcomes.group_mean(advantages_E)
     variance_E = outcomes.group_sum(centred_E**2) / np.maximum(1, outcomes.sizes_E - 1)
     return np.asarray(centred_E / (np.sqrt(variance_E) + STD_FLOOR))
 
 
-def whiten_batch(advantages_E: Float64, outcomes: Outcomes) -> Float64:
+def whiten_batch(advantages_E: Float64, outcomes: BatchRewards) -> Float64:
     """Bring the batch to mean 0 and standard deviation 1, over its trained tokens.
 
     Over tokens, as for advantages that differ from token to token: an episode counts as often as
@@ -104,17 +104,17 @@ WHITENINGS: Mapping[str, Whitening] = {
 # --------------------------------------------------------------------------------------------------
 # Advantages of a batch's episodes, from their rewards.
 
-Advantage = Callable[[Outcomes, AlgorithmSettings], Float64]
+Advantage = Callable[[BatchRewards, AlgorithmSettings], Float64]
 
 
-def estimate(outcomes: Outcomes, settings: AlgorithmSettings) -> Float64:
+def estimate(outcomes: BatchRewards, settings: AlgorithmSettings) -> Float64:
     """Compute the advantages of a batch under the settings. Shape [E]."""
     advantages_E = ADVANTAGES[settings.advantage](outcomes, settings)
     scope = settings.whiten or WHITENED_BY.get(settings.advantage, "none")
     return WHITENINGS[scope](advantages_E, outcomes)
 
 
-def grpo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+def grpo(outcomes: BatchRewards, _settings: AlgorithmSettings) -> Float64:
     """Centre the rewards of a group, which whitening by group divides by their deviation.
 
     Formula:
@@ -129,7 +129,7 @@ def grpo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
     return outcomes.rewards_E - outcomes.group_mean(outcomes.rewards_E)
 
 
-def dr_grpo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+def dr_grpo(outcomes: BatchRewards, _settings: AlgorithmSettings) -> Float64:
     """Centre the rewards of a group: nearly solved and nearly hopeless prompts do not weigh more.
 
     Formula:
@@ -144,7 +144,7 @@ def dr_grpo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
     return outcomes.rewards_E - outcomes.group_mean(outcomes.rewards_E)
 
 
-def rloo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+def rloo(outcomes: BatchRewards, _settings: AlgorithmSettings) -> Float64:
     """Subtract from each reward the mean of the group's others: a baseline without bias.
 
     Formula:
@@ -161,7 +161,7 @@ def rloo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
     return np.asarray(centred_E * sizes_E / np.maximum(1, sizes_E - 1))
 
 
-def reinforce_pp(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+def reinforce_pp(outcomes: BatchRewards, _settings: AlgorithmSettings) -> Float64:
     """Take the reward itself; whitening by batch is the only baseline.
 
     Formula:
@@ -176,7 +176,7 @@ def reinforce_pp(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
     return outcomes.rewards_E
 
 
-def reinforce_pp_baseline(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+def reinforce_pp_baseline(outcomes: BatchRewards, _settings: AlgorithmSettings) -> Float64:
     """Centre the rewards of a group; whitening by batch scales all groups alike.
 
     Formula:
@@ -191,7 +191,7 @@ def reinforce_pp_baseline(outcomes: Outcomes, _settings: AlgorithmSettings) -> F
     return outcomes.rewards_E - outcomes.group_mean(outcomes.rewards_E)
 
 
-def gpg(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+def gpg(outcomes: BatchRewards, _settings: AlgorithmSettings) -> Float64:
     """Centre the rewards of a group and compensate for groups of equal rewards.
 
     M of the batch's E episodes are in groups of equal rewards: their zeros would make the average
@@ -212,7 +212,7 @@ def gpg(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
     return centred_E * len(centred_E) / max(1, len(centred_E) - num_idle)
 
 
-def opo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+def opo(outcomes: BatchRewards, _settings: AlgorithmSettings) -> Float64:
     """Subtract the group's mean reward, weighted by length.
 
     That is the baseline of least variance where the squared gradient of an episode grows with its
@@ -234,7 +234,7 @@ def opo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
     return outcomes.rewards_E - weighted_E / outcomes.group_sum(weights_E)
 
 
-def pass_at_k(outcomes: Outcomes, settings: AlgorithmSettings) -> Float64:
+def pass_at_k(outcomes: BatchRewards, settings: AlgorithmSettings) -> Float64:
     """Reward what an episode adds to the best of k = `pass_k`, S being all sets of k members.
 
     For rewards 0 and 1 that is the paper's closed form: with c of n right, p = 1 - C(n-c, k) /
@@ -258,7 +258,7 @@ def pass_at_k(outcomes: Outcomes, settings: AlgorithmSettings) -> Float64:
     return advantages_E
 
 
-def gae(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+def gae(outcomes: BatchRewards, _settings: AlgorithmSettings) -> Float64:
     """Weigh the temporal differences that follow a token, with the values of a critic.
 
     delta_t = r_t + gamma V(x_(t+1)) - V(x_t). What is planned here is the plain reward;
@@ -277,7 +277,7 @@ def gae(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
     return outcomes.rewards_E
 
 
-def vtrace(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+def vtrace(outcomes: BatchRewards, _settings: AlgorithmSettings) -> Float64:
     """Weigh the temporal difference to the next V-trace target v by pi/mu.
 
     What is planned here is the plain reward; `token_advantages.py` makes advantages of it. Reads

@@ -23,7 +23,7 @@ Float32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class MinibatchSize:
     """Size of the minibatch of one optimizer step, over all ranks."""
 
     tokens: int
@@ -34,10 +34,10 @@ class Counts:
     """`run.max_completion_tokens`: the constant that Dr.GRPO divides by."""
 
 
-Aggregation = Callable[[Int64, Counts], Float32]
+Aggregation = Callable[[Int64, MinibatchSize], Float32]
 
 
-def token(lengths_E: Int64, counts: Counts) -> Float32:
+def token(lengths_E: Int64, counts: MinibatchSize) -> Float32:
     """Average over all tokens: long episodes weigh more.
 
     Formula:
@@ -52,7 +52,7 @@ def token(lengths_E: Int64, counts: Counts) -> Float32:
     return np.full(len(lengths_E), 1 / max(1, counts.tokens), dtype=np.float32)
 
 
-def sequence(lengths_E: Int64, counts: Counts) -> Float32:
+def sequence(lengths_E: Int64, counts: MinibatchSize) -> Float32:
     """Average over the tokens of each episode, then over episodes: episodes weigh alike.
 
     Formula:
@@ -68,7 +68,7 @@ def sequence(lengths_E: Int64, counts: Counts) -> Float32:
     return (1 / (np.maximum(1, lengths_E) * max(1, counts.episodes))).astype(np.float32)
 
 
-def sequence_sum(lengths_E: Int64, counts: Counts) -> Float32:
+def sequence_sum(lengths_E: Int64, counts: MinibatchSize) -> Float32:
     """Add up over the tokens of each episode, then average over episodes.
 
     Formula:
@@ -83,7 +83,7 @@ def sequence_sum(lengths_E: Int64, counts: Counts) -> Float32:
     return np.full(len(lengths_E), 1 / max(1, counts.episodes), dtype=np.float32)
 
 
-def dr_grpo(lengths_E: Int64, counts: Counts) -> Float32:
+def dr_grpo(lengths_E: Int64, counts: MinibatchSize) -> Float32:
     """Divide by a constant length: a token weighs the same in every episode of every batch.
 
     Formula:

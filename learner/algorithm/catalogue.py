@@ -28,7 +28,7 @@ WORD = re.compile(r"\w+(?:\.\w+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChoiceSetting:
     """One of the settings that take a name."""
 
     setting: str
@@ -43,11 +43,11 @@ class Choice:
 
 
 CHOICES = (
-    Choice("algorithm.advantage", ADVANTAGES),
-    Choice("algorithm.correction", CORRECTIONS),
-    Choice("algorithm.surrogate", SURROGATES),
-    Choice("algorithm.proximal", PROXIMALS),
-    Choice("algorithm.aggregation", AGGREGATIONS),
+    ChoiceSetting("algorithm.advantage", ADVANTAGES),
+    ChoiceSetting("algorithm.correction", CORRECTIONS),
+    ChoiceSetting("algorithm.surrogate", SURROGATES),
+    ChoiceSetting("algorithm.proximal", PROXIMALS),
+    ChoiceSetting("algorithm.aggregation", AGGREGATIONS),
 )
 
 

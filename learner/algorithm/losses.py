@@ -47,7 +47,7 @@ from configs.settings import AlgorithmSettings
 
 from . import corrections, surrogates
 from .corrections import CORRECTIONS
-from .microbatch import Prepared, Segments
+from .microbatch import PreparedMicrobatch, Segments
 from .reference_kl import kl_penalty
 from .surrogates import SURROGATES, Objective, Terms
 
@@ -63,10 +63,10 @@ from .surrogates import SURROGATES, Objective, Terms
 #
 # Shapes: N scored tokens (flat).
 
-Anchor = Callable[[Tensor, Prepared], Tensor]
+Anchor = Callable[[Tensor, PreparedMicrobatch], Tensor]
 
 
-def behaviour(_log_pi_N: Tensor, prepared: Prepared) -> Tensor:
+def behaviour(_log_pi_N: Tensor, prepared: PreparedMicrobatch) -> Tensor:
     """Measure from the policy that sampled the tokens.
 
     Formula:
@@ -81,7 +81,7 @@ def behaviour(_log_pi_N: Tensor, prepared: Prepared) -> Tensor:
     return prepared.microbatch.behaviour_logprobs_N
 
 
-def recomputed(_log_pi_N: Tensor, prepared: Prepared) -> Tensor:
+def recomputed(_log_pi_N: Tensor, prepared: PreparedMicrobatch) -> Tensor:
     """Measure from the policy at the beginning of the batch, and weigh with prox/mu.
 
     Formula:
@@ -98,7 +98,7 @@ def recomputed(_log_pi_N: Tensor, prepared: Prepared) -> Tensor:
     return prepared.log_prox_N
 
 
-def interpolated(log_pi_N: Tensor, prepared: Prepared) -> Tensor:
+def interpolated(log_pi_N: Tensor, prepared: PreparedMicrobatch) -> Tensor:
     """Estimate the policy at the beginning of the batch from mu, pi and the token's policy lag.
 
     Formula:
@@ -143,7 +143,7 @@ class PolicyLoss:
 
 
 def policy_loss(
-    log_pi_N: Tensor, entropies_N: Tensor, prepared: Prepared, settings: AlgorithmSettings
+    log_pi_N: Tensor, entropies_N: Tensor, prepared: PreparedMicrobatch, settings: AlgorithmSettings
 ) -> PolicyLoss:
     """Compute the loss of one microbatch.
 
@@ -159,14 +159,14 @@ def policy_loss(
 
 
 def loss_alone(
-    log_pi_N: Tensor, entropies_N: Tensor, prepared: Prepared, settings: AlgorithmSettings
+    log_pi_N: Tensor, entropies_N: Tensor, prepared: PreparedMicrobatch, settings: AlgorithmSettings
 ) -> Tensor:
     """Compute it without the tokens that were masked or clipped."""
     return _loss_of(log_pi_N, entropies_N, prepared, settings)[0]
 
 
 def _loss_of(
-    log_pi_N: Tensor, entropies_N: Tensor, prepared: Prepared, settings: AlgorithmSettings
+    log_pi_N: Tensor, entropies_N: Tensor, prepared: PreparedMicrobatch, settings: AlgorithmSettings
 ) -> tuple[Tensor, Tensor, Objective]:
     """Return the tokens that the correction keeps, and the objective, too."""
     microbatch = prepared.microbatch

@@ -28,7 +28,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
+class AttendedTokens:
     """The tokens that each sequence sees: those of the one it continues, then its own."""
 
     places: Tensor
@@ -39,7 +39,7 @@ class Seen:
     """Tokens that each sequence sees, on the host."""
 
 
-class Run(NamedTuple):
+class UniformSequences(NamedTuple):
     """Neighbouring sequences that are equally long and see equally many tokens."""
 
     number: int
@@ -62,7 +62,7 @@ class Sequences:
     """Begin of each sequence, and T. Shape [S + 1], int32."""
     lengths: tuple[int, ...]
     """Tokens of each sequence, on the host: no kernel waits for them."""
-    seen: Seen | None
+    seen: AttendedTokens | None
     """The tokens that each sequence sees; None = each sees only itself."""
 
     @classmethod
@@ -105,7 +105,7 @@ class Sequences:
             self.before_T.to(device),
             self.bounds.to(device),
             self.lengths,
-            seen and Seen(seen.places.to(device), seen.bounds.to(device), seen.lengths),
+            seen and AttendedTokens(seen.places.to(device), seen.bounds.to(device), seen.lengths),
         )
 
     @property
@@ -113,11 +113,11 @@ class Sequences:
         """Tokens that each sequence sees, its own included."""
         return self.lengths if self.seen is None else self.seen.lengths
 
-    def equal_runs(self) -> Iterator[Run]:
+    def equal_runs(self) -> Iterator[UniformSequences]:
         """Neighbouring sequences that attention can take together."""
         sizes = zip(self.lengths, self.seen_lengths, strict=True)
         for size, run in itertools.groupby(sizes):
-            yield Run(len(list(run)), *size)
+            yield UniformSequences(len(list(run)), *size)
 
 
 def _join(seen: Sequence[np.ndarray], lengths: Sequence[int]) -> Tensor:
@@ -126,10 +126,10 @@ def _join(seen: Sequence[np.ndarray], lengths: Sequence[int]) -> Tensor:
     return torch.from_numpy(np.concatenate(parts))
 
 
-def _seen(seen: Sequence[np.ndarray]) -> Seen:
+def _seen(seen: Sequence[np.ndarray]) -> AttendedTokens:
     lengths = tuple(len(places) for places in seen)
     bounds = [0, *itertools.accumulate(lengths)]
-    return Seen(
+    return AttendedTokens(
         torch.from_numpy(np.concatenate(seen)), torch.tensor(bounds, dtype=torch.int32), lengths
     )
 
@@ -173,7 +173,7 @@ class Microbatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
+class PreparedMicrobatch:
     """A microbatch on the learner's device, with the constants of a batch's optimizer steps."""
 
     microbatch: Microbatch
@@ -188,13 +188,13 @@ class Prepared:
     log_ratio_bound: float = math.inf
     """M2PO: largest |log(pi/mu)| that stays, set before each optimizer step; nats."""
 
-    def take(self, places: Tensor | slice) -> Prepared:
+    def take(self, places: Tensor | slice) -> PreparedMicrobatch:
         """Keep only some of the N tokens; values of sequences and episodes stay as they are."""
         microbatch = replace(self.microbatch, **_taken(self.microbatch, places))
         return replace(self, microbatch=microbatch, **_taken(self, places))
 
 
-def _taken(owner: Microbatch | Prepared, places: Tensor | slice) -> dict[str, Any]:
+def _taken(owner: Microbatch | PreparedMicrobatch, places: Tensor | slice) -> dict[str, Any]:
     values = {f.name: getattr(owner, f.name) for f in fields(owner) if f.name.endswith("_N")}
     return {name: None if value is None else value[places] for name, value in values.items()}
 

@@ -72,10 +72,10 @@ from .manifest import (
 from .tensors import (
     PREFIX,
     SUFFIX,
+    CheckpointedModel,
     HostCopies,
-    Part,
-    Piece,
     Shards,
+    TensorShard,
     encode_shards,
     make_moments,
     model_tensors,
@@ -125,7 +125,7 @@ def check_adapter(path: Path, wanted: Adapter | None) -> None:
 
 def check_critic(
     path: Path,
-    part: Part,
+    part: CheckpointedModel,
     tensors: Mapping[str, Tensor],
     saved: Mapping[str, object],
     critic: Critic | None,
@@ -436,7 +436,7 @@ class Checkpoints:
         pieces = self._copies.on_host(tensors, copied=copied)
         return self._encode(pieces, random_state(self._ranks.device))
 
-    def _encode(self, pieces: Mapping[str, Piece], random: bytes) -> Files:
+    def _encode(self, pieces: Mapping[str, TensorShard], random: bytes) -> Files:
         """Encode this rank's pieces and the states of its random number generators as files."""
         rank = self._ranks.rank
         return {

@@ -23,7 +23,7 @@ from configs.hashes import run_hashes, settings_hash
 from configs.settings import BufferSettings, RunSettings
 from learner.data.curriculum import training_tasks
 from learner.data.evaluation import is_due, round_tasks
-from learner.data.ledger import Facts
+from learner.data.ledger import LedgerSnapshot
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -38,7 +38,12 @@ class RunsOperations(Protocol):
 
 
 def recover(
-    store: RunsOperations, run_id: str, *, run: RunSettings, buffer: BufferSettings, facts: Facts
+    store: RunsOperations,
+    run_id: str,
+    *,
+    run: RunSettings,
+    buffer: BufferSettings,
+    facts: LedgerSnapshot,
 ) -> None:
     """Make the store agree with the facts, then let actors and learner go on.
 
@@ -118,7 +123,7 @@ def publish_pointer(store: RunsOperations, publication: Publication) -> None:
     store.run(operations.publish(*publication.version, fields))
 
 
-def _reassert_batches(store: RunsOperations, run: RunSettings, facts: Facts) -> int:
+def _reassert_batches(store: RunsOperations, run: RunSettings, facts: LedgerSnapshot) -> int:
     """Bring claims and commits up to the facts; return the number of lost committed groups."""
     lineage = facts.lineage
     committed = _groups_in(store.run(operations.committed_tasks()), run.group_size)
@@ -136,7 +141,7 @@ def _reassert_batches(store: RunsOperations, run: RunSettings, facts: Facts) -> 
     return len(forgotten)
 
 
-def _create_again(store: RunsOperations, run: RunSettings, facts: Facts) -> int:
+def _create_again(store: RunsOperations, run: RunSettings, facts: LedgerSnapshot) -> int:
     """Create the groups that are missing from the store; returns the number of tasks."""
     exists = known_groups(store, run)
     missing = [g for g in range(facts.reach) if g >= len(exists) or not exists[g]]
@@ -146,7 +151,7 @@ def _create_again(store: RunsOperations, run: RunSettings, facts: Facts) -> int:
     return store.run(operations.create(facts.lineage, tasks))
 
 
-def _reopen_rounds(store: RunsOperations, run: RunSettings, facts: Facts) -> None:
+def _reopen_rounds(store: RunsOperations, run: RunSettings, facts: LedgerSnapshot) -> None:
     """Create the missing tasks of open evaluation rounds, and close rounds that have ended."""
     for step in range(facts.step + 1):
         if step in facts.open_rounds:

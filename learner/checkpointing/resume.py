@@ -21,7 +21,7 @@ from configs.errors import CheckpointError, LostLineage, SettingsError
 from configs.hashes import settings_hash
 from configs.settings import BufferSettings, RunSettings
 from configs.validation.store import memory_shortage
-from learner.data.ledger import Facts, Ledger, from_ranges
+from learner.data.ledger import Ledger, LedgerSnapshot, from_ranges
 from learner.data.retrying_store import RetryingStore
 from learner.model.lora import reset_adapters
 from learner.model.policy import Policy
@@ -73,7 +73,7 @@ class StartState:
     def ledger(self) -> Ledger:
         """Make the ledger with the facts of this start."""
         return Ledger(
-            Facts(
+            LedgerSnapshot(
                 lineage=self.lineage,
                 owner=self.owner,
                 lineages=self.lineages,

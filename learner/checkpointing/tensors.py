@@ -51,7 +51,7 @@ TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorShard:
     """The part of a tensor that a rank holds."""
 
     local: Tensor
@@ -69,7 +69,7 @@ def is_written_here(tensor: Tensor, *, is_first: bool) -> bool:
     )
 
 
-def encode_shards(pieces: Mapping[str, Piece]) -> Iterator[bytes | memoryview]:
+def encode_shards(pieces: Mapping[str, TensorShard]) -> Iterator[bytes | memoryview]:
     """Encode pieces as a safetensors file, in chunks."""
     header: dict[str, Any] = {}
     boxes: dict[str, Box] = {}
@@ -156,7 +156,7 @@ class Shards:
 # A tied parameter has one name. Names do not depend on how modules are wrapped.
 
 
-class Part(NamedTuple):
+class CheckpointedModel(NamedTuple):
     """A model with its optimizer, and the prefixes of their names."""
 
     name: str
@@ -165,15 +165,19 @@ class Part(NamedTuple):
     optimizer: ScheduledOptimizer
 
 
-def parts_of(policy: Policy, optimizer: ScheduledOptimizer, critic: Critic | None) -> list[Part]:
+def parts_of(
+    policy: Policy, optimizer: ScheduledOptimizer, critic: Critic | None
+) -> list[CheckpointedModel]:
     """List the parts of the state that have tensors in a checkpoint."""
-    parts = [Part("model", "optimizer", policy, optimizer)]
+    parts = [CheckpointedModel("model", "optimizer", policy, optimizer)]
     if critic is not None:
-        parts.append(Part("critic", "critic_optimizer", critic.model, critic.optimizer))
+        parts.append(
+            CheckpointedModel("critic", "critic_optimizer", critic.model, critic.optimizer)
+        )
     return parts
 
 
-def model_tensors(part: Part) -> dict[str, Tensor]:
+def model_tensors(part: CheckpointedModel) -> dict[str, Tensor]:
     """Return parameters and buffers by name; where some are frozen, only trained parameters."""
     named: dict[str, Tensor] = {}
     seen: set[int] = set()
@@ -187,7 +191,7 @@ def model_tensors(part: Part) -> dict[str, Tensor]:
     return named
 
 
-def moments(part: Part) -> dict[str, Tensor]:
+def moments(part: CheckpointedModel) -> dict[str, Tensor]:
     """Return the optimizer's moments by name."""
     return {
         f"{prefix}.{key}": moment
@@ -197,7 +201,9 @@ def moments(part: Part) -> dict[str, Tensor]:
 
 
 def make_moments(
-    part: Part, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, torch.dtype]
+    part: CheckpointedModel,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, torch.dtype],
 ) -> dict[str, Tensor]:
     """Replace the optimizer's state by empty tensors for what was saved, and name them.
 
@@ -224,7 +230,7 @@ def make_moments(
     return tensors
 
 
-def _optimized(part: Part) -> Iterator[tuple[str, nn.Parameter]]:
+def _optimized(part: CheckpointedModel) -> Iterator[tuple[str, nn.Parameter]]:
     for name, tensor in model_tensors(part).items():
         if isinstance(tensor, nn.Parameter):
             yield part.optimizer_name + name.removeprefix(part.name), tensor
@@ -237,7 +243,7 @@ class HostCopies:
         self._buffers: dict[str, Tensor] = {}
         self._boxes: dict[str, Box] = {}
 
-    def find(self, parts: list[Part], *, is_first: bool) -> dict[str, Tensor]:
+    def find(self, parts: list[CheckpointedModel], *, is_first: bool) -> dict[str, Tensor]:
         """Find the tensors of which this rank writes its pieces, without copying them.
 
         Args:
@@ -258,7 +264,9 @@ class HostCopies:
         """Return copies of what `find` returned: made `anew`, or those of the last time."""
         return self._copy(tensors) if anew else {name: self._buffers[name] for name in tensors}
 
-    def on_host(self, tensors: Mapping[str, Tensor], *, copied: bool = False) -> dict[str, Piece]:
+    def on_host(
+        self, tensors: Mapping[str, Tensor], *, copied: bool = False
+    ) -> dict[str, TensorShard]:
         """Return the pieces of the tensors that `find` returned, in host memory.
 
         Args:
@@ -267,7 +275,7 @@ class HostCopies:
         """
         if copied or any(tensor.is_cuda for tensor in tensors.values()):
             tensors = self._copy(tensors)
-        return {name: Piece(local, self._boxes[name]) for name, local in tensors.items()}
+        return {name: TensorShard(local, self._boxes[name]) for name, local in tensors.items()}
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for name, tensor in tensors.items():

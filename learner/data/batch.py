@@ -21,8 +21,8 @@ import torch
 from buffer.record.episode import Episode
 from configs.errors import RecordError
 from configs.settings import AlgorithmSettings
-from learner.algorithm.advantages import Outcomes, estimate
-from learner.algorithm.aggregations import AGGREGATIONS, Counts
+from learner.algorithm.advantages import BatchRewards, estimate
+from learner.algorithm.aggregations import AGGREGATIONS, MinibatchSize
 from learner.algorithm.microbatch import Microbatch, Sequences, empty_microbatch
 from learner.model.sequence_cost import SequenceCost
 
@@ -52,7 +52,7 @@ class BatchPlan:
 
     step: int
     rows: tuple[PlanRow, ...]
-    counts: tuple[Counts, ...]
+    counts: tuple[MinibatchSize, ...]
     """Counts of each minibatch."""
 
     def task_ids_of(self, rank: int) -> list[int]:
@@ -131,18 +131,18 @@ def plan_batch(
     )
 
 
-def _count(episodes: Sequence[Episode], max_completion_tokens: int) -> Counts:
+def _count(episodes: Sequence[Episode], max_completion_tokens: int) -> MinibatchSize:
     trained = [episode.completion.num_trained for episode in episodes]
-    return Counts(
+    return MinibatchSize(
         tokens=sum(trained),
         episodes=sum(1 for tokens in trained if tokens),
         max_completion_tokens=max_completion_tokens,
     )
 
 
-def _outcomes(episodes: Sequence[Episode]) -> Outcomes:
+def _outcomes(episodes: Sequence[Episode]) -> BatchRewards:
     group_ids = [episode.group_id for episode in episodes]
-    return Outcomes(
+    return BatchRewards(
         rewards_E=np.array([episode.reward for episode in episodes], dtype=np.float64),
         lengths_E=np.array([e.completion.num_trained for e in episodes], dtype=np.float64),
         groups_E=np.unique(group_ids, return_inverse=True)[1],

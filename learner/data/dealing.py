@@ -25,7 +25,7 @@ SLACK = 1.05  # of the least time, for fewer microbatches: where prompts are lon
 FILLED = 0.97  # of the budget, on average: fuller ones leave no choice, and costs differ more
 
 
-class Place(NamedTuple):
+class SequencePlacement(NamedTuple):
     """The rank and the microbatch that train a sequence."""
 
     rank: int
@@ -63,7 +63,7 @@ class Bundle(NamedTuple):
 
 def deal_episodes(
     sizes: Sequence[Size], cost: SequenceCost, *, ranks: int, microbatch_tokens: int
-) -> list[Place]:
+) -> list[SequencePlacement]:
     """Deal episodes to the microbatches of all ranks, in the bundles that take the least time.
 
     Args:
@@ -72,7 +72,7 @@ def deal_episodes(
         ranks: Number of ranks.
         microbatch_tokens: Most tokens of a microbatch.
     """
-    deals: list[tuple[int, float, list[Place]]] = []
+    deals: list[tuple[int, float, list[SequencePlacement]]] = []
     cheapest = least = math.inf
     prompts = {size.prompt: size.prompt_tokens for size in sizes}
     tokens = sum(prompts.values()) + sum(size.tokens for size in sizes)
@@ -122,11 +122,11 @@ def _bundle(sizes: Sequence[Size], room: int) -> list[list[int]]:
 
 
 def _weigh(
-    places: Sequence[Place], sizes: Sequence[Size], cost: SequenceCost
-) -> dict[Place, float]:
+    places: Sequence[SequencePlacement], sizes: Sequence[Size], cost: SequenceCost
+) -> dict[SequencePlacement, float]:
     """Return the cost of each microbatch, in which a prompt counts once."""
-    costs: defaultdict[Place, float] = defaultdict(float)
-    prompts: set[tuple[Place, bytes]] = set()
+    costs: defaultdict[SequencePlacement, float] = defaultdict(float)
+    prompts: set[tuple[SequencePlacement, bytes]] = set()
     for place, size in zip(places, sizes, strict=True):
         if (place, size.prompt) not in prompts:
             prompts.add((place, size.prompt))
@@ -143,7 +143,7 @@ def _deal_bundles(
     budget: int,
     *,
     is_tight: bool,
-) -> list[Place]:
+) -> list[SequencePlacement]:
     """Deal bundles as `deal` does sequences, and return the place of each episode.
 
     Args:
@@ -155,7 +155,7 @@ def _deal_bundles(
         is_tight: Fill the room that bundles leave in a microbatch with episodes of later bundles,
             longest first, which repeat their prompt.
     """
-    places: dict[int, Place] = {}
+    places: dict[int, SequencePlacement] = {}
     left = list(bundles)
     for number in itertools.count():
         if not left:
@@ -164,7 +164,11 @@ def _deal_bundles(
         costs = [-bundle.negative_cost for bundle in left]
         most = _most(tokens, costs, ranks, budget)
         dealt = _fill(range(len(left)), tokens, costs, most, ranks=ranks, room=budget)
-        places |= {row: Place(rank, number) for n, rank in dealt.items() for row in left[n].rows}
+        places |= {
+            row: SequencePlacement(rank, number)
+            for n, rank in dealt.items()
+            for row in left[n].rows
+        }
         left, first = [bundle for n, bundle in enumerate(left) if n not in dealt], left
         if not is_tight:
             continue
@@ -173,14 +177,16 @@ def _deal_bundles(
             free = budget - sum(bundle.tokens for bundle in bundles_here)
             prompts = {sizes[bundle.rows[0]].prompt for bundle in bundles_here}
             waiting = [row for bundle in left for row in bundle.rows if row not in places]
-            places |= {row: Place(rank, number) for row in _gap(sizes, waiting, free, prompts)}
+            places |= {
+                row: SequencePlacement(rank, number) for row in _gap(sizes, waiting, free, prompts)
+            }
         left = sorted(_left_of(left, places, sizes, cost))
     raise AssertionError("unreachable")
 
 
 def _left_of(
     bundles: Iterable[Bundle],
-    places: Mapping[int, Place],
+    places: Mapping[int, SequencePlacement],
     sizes: Sequence[Size],
     cost: SequenceCost,
 ) -> Iterator[Bundle]:
@@ -207,9 +213,9 @@ def _gap(
             yield row
 
 
-def lockstep(places: Sequence[Place], costs: Sequence[float]) -> float:
+def lockstep(places: Sequence[SequencePlacement], costs: Sequence[float]) -> float:
     """Time of ranks that wait for one another in every microbatch, in units of cost."""
-    sums: defaultdict[Place, float] = defaultdict(float)
+    sums: defaultdict[SequencePlacement, float] = defaultdict(float)
     for place, cost in zip(places, costs, strict=True):
         sums[place] += cost
     dearest: defaultdict[int, float] = defaultdict(float)
@@ -220,7 +226,7 @@ def lockstep(places: Sequence[Place], costs: Sequence[float]) -> float:
 
 def deal(
     tokens: Sequence[int], costs: Sequence[float], *, ranks: int, microbatch_tokens: int
-) -> list[Place]:
+) -> list[SequencePlacement]:
     """Deal sequences to the microbatches of all ranks, within the budget of each.
 
     The j-th microbatches are filled together: dearest first, each sequence to the rank with the
@@ -233,7 +239,7 @@ def deal(
         ranks: Number of ranks.
         microbatch_tokens: Most tokens of a microbatch.
     """
-    places: dict[int, Place] = {}
+    places: dict[int, SequencePlacement] = {}
     left = sorted(range(len(costs)), key=lambda row: (-costs[row], row))
     number = 0
     while left:
@@ -241,7 +247,7 @@ def deal(
             [tokens[row] for row in left], [costs[row] for row in left], ranks, microbatch_tokens
         )
         dealt = _fill(left, tokens, costs, most, ranks=ranks, room=microbatch_tokens)
-        places |= {row: Place(rank, number) for row, rank in dealt.items()}
+        places |= {row: SequencePlacement(rank, number) for row, rank in dealt.items()}
         left = [row for row in left if row not in dealt]
         number += 1
     return [places[row] for row in range(len(costs))]

@@ -30,7 +30,7 @@ from configs.tables.algorithm import RewardSettings
 from configs.traces import trace_created
 
 from .curriculum import eval_task, eval_task_id, num_eval_tasks
-from .grades import ACCURACY, REWARD, Metric, common_title, mean_parts, metrics_of
+from .grades import ACCURACY, REWARD, AnswerMetric, common_title, mean_parts, metrics_of
 from .ledger import Ledger
 from .records import shape_reward
 from .retrying_store import RetryingStore
@@ -41,7 +41,7 @@ from .retrying_store import RetryingStore
 # Legend of estimates: n sampled answers to a question, c of them right.
 
 
-class Answer(NamedTuple):
+class EvaluationAnswer(NamedTuple):
     """One answer to a held-out question."""
 
     environment: str
@@ -70,7 +70,9 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - comb(n - c, k) / comb(n, k)
 
 
-def figures_of(answers: Sequence[Answer], metrics: Mapping[str, Metric]) -> dict[str, float]:
+def figures_of(
+    answers: Sequence[EvaluationAnswer], metrics: Mapping[str, AnswerMetric]
+) -> dict[str, float]:
     """Return `score` and `reward` of the greedy answers, `avg@n` and `pass@k` of the others.
 
     `avg@n` is the mean over questions of the mean grade of their answers, n the most that one of
@@ -102,7 +104,7 @@ def figures_of(answers: Sequence[Answer], metrics: Mapping[str, Metric]) -> dict
 
 
 def environment_figures(
-    answers: Sequence[Answer], metrics: Mapping[str, Metric]
+    answers: Sequence[EvaluationAnswer], metrics: Mapping[str, AnswerMetric]
 ) -> dict[str, dict[str, float | str]]:
     """Return the figures of each environment, their `metric`, and its answers as `episodes`."""
     figures: dict[str, dict[str, float | str]] = {}
@@ -117,7 +119,7 @@ def environment_figures(
     return figures
 
 
-def _grade(answer: Answer, metrics: Mapping[str, Metric]) -> float:
+def _grade(answer: EvaluationAnswer, metrics: Mapping[str, AnswerMetric]) -> float:
     return metrics[answer.environment].grade(answer.episode.reward, answer.episode.reward_parts)
 
 
@@ -138,7 +140,7 @@ COLLECT_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class EvaluationResult:
     """The result of one round: a line of `eval.jsonl`."""
 
     step: int
@@ -169,7 +171,7 @@ class Evaluation:
     """Seconds from creation to close."""
 
 
-def log_result(evaluation: Evaluation) -> None:
+def log_result(evaluation: EvaluationResult) -> None:
     """Log the result of a round, and of each environment where there are several."""
     figures = {evaluation.metric: evaluation.score, REWARD: evaluation.reward, **evaluation.sampled}
     log.info("evaluated", step=evaluation.step, **_rounded(figures))
@@ -222,8 +224,8 @@ class Evaluations:
         rewards: RewardSettings,
         ledger: Ledger,
         timeout_s: float,
-        report: Callable[[Evaluation], None],
-        keep: Callable[[int, Sequence[Answer]], None] = lambda _step, _answers: None,
+        report: Callable[[EvaluationResult], None],
+        keep: Callable[[int, Sequence[EvaluationAnswer]], None] = lambda _step, _answers: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
@@ -300,7 +302,7 @@ class Evaluations:
         writers = [{span.version for span in e.completion.versions} for e in episodes]
         evaluated = PolicyVersion(self._lineage, round_.step)
         self._report(
-            Evaluation(
+            EvaluationResult(
                 step=round_.step,
                 metric=title,
                 score=score,
@@ -317,7 +319,7 @@ class Evaluations:
             )
         )
 
-    def _found_in(self, answers: Sequence[Answer]) -> dict[str, Metric]:
+    def _found_in(self, answers: Sequence[EvaluationAnswer]) -> dict[str, AnswerMetric]:
         """Return the metric by which the answers of each environment can be judged."""
         metrics = {}
         for name, metric in self._metrics.items():
@@ -334,7 +336,7 @@ class Evaluations:
                 )
         return metrics
 
-    def _answers(self, step: int, records: Mapping[int, bytes]) -> list[Answer]:
+    def _answers(self, step: int, records: Mapping[int, bytes]) -> list[EvaluationAnswer]:
         """Read the records of answers; a task's question follows from its number in the round."""
         first = eval_task_id(self._run, self._lineage, step, 0)
         answers = []
@@ -347,7 +349,9 @@ class Evaluations:
                     self._rewards,
                     max_completion_tokens=self._run.max_completion_tokens,
                 )
-                answers.append(Answer(self._names[environment], question, sample, episode))
+                answers.append(
+                    EvaluationAnswer(self._names[environment], question, sample, episode)
+                )
         return answers
 
 

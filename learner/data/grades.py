@@ -25,7 +25,7 @@ MIXED = "score"
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class AnswerMetric:
     """The metric by which the answers of one environment are judged."""
 
     part: str = EXACT
@@ -33,16 +33,16 @@ class Metric:
     title: str = ACCURACY
     """Title that is shown to people."""
 
-    def in_answers(self, parts: Iterable[Mapping[str, float]]) -> Metric:
+    def in_answers(self, parts: Iterable[Mapping[str, float]]) -> AnswerMetric:
         """Return the metric that these answers have: the reward where none has the part."""
-        return self if any(self.part in names for names in parts) else Metric(REWARD, REWARD)
+        return self if any(self.part in names for names in parts) else AnswerMetric(REWARD, REWARD)
 
     def grade(self, reward: float, parts: Mapping[str, float]) -> float:
         """Grade an answer, 1 = right; it counts 0 if it lacks a part that other answers have."""
         return reward if self.part == REWARD else parts.get(self.part, 0.0)
 
 
-def metrics_of(run: RunSettings, rewards: RewardSettings) -> dict[str, Metric]:
+def metrics_of(run: RunSettings, rewards: RewardSettings) -> dict[str, AnswerMetric]:
     """Return the metric of each environment, by its name."""
     return {name: _metric(alone, rewards) for name, alone in run.by_environment.items()}
 
@@ -52,12 +52,14 @@ def weighs_exact(rewards: RewardSettings) -> bool:
     return not rewards.weights or rewards.weights.get(EXACT, 0.0) > 0
 
 
-def _metric(run: RunSettings, rewards: RewardSettings) -> Metric:
+def _metric(run: RunSettings, rewards: RewardSettings) -> AnswerMetric:
     is_trained = not run.reward_functions and weighs_exact(rewards)
     part = run.eval_metric or (EXACT if is_trained else REWARD)
     if part != EXACT or EXACT in run.reward_functions:
-        return Metric(part, part)
-    return Metric(EXACT, f"{ACCURACY} of the environment" if run.reward_functions else ACCURACY)
+        return AnswerMetric(part, part)
+    return AnswerMetric(
+        EXACT, f"{ACCURACY} of the environment" if run.reward_functions else ACCURACY
+    )
 
 
 def common_title(titles: Iterable[str]) -> str:

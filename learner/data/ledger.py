@@ -18,7 +18,7 @@ from broker.protocol.messages import Publication
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class LedgerSnapshot:
     """The ledger at one moment. Producer: `Ledger`. Consumers: recovery and checkpoints."""
 
     lineage: int
@@ -67,14 +67,14 @@ class Facts:
 class Ledger:
     """The facts of one learner, on rank 0; any thread may read and write."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: LedgerSnapshot) -> None:
         self._facts = facts
         self._lock = threading.Lock()
         self.lineage = facts.lineage
         self.lineages = facts.lineages
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> LedgerSnapshot:
         """The facts as they are now."""
         return self._facts
 

@@ -35,7 +35,7 @@ Recover = Callable[[Store, str], None]
 """Writes again what the store lost, into the server process with this run_id."""
 
 
-class GoneAtStop:
+class SuppressUnreachableStore:
     """A block that ends early and without an error if the store is away while the learner stops.
 
     When all processes of a run are told to end at once, the store may be the first to go. What it
@@ -102,9 +102,9 @@ class RetryingStore:
         """
         return self._patiently(lambda: self._attempt(operation))
 
-    def may_be_gone(self) -> GoneAtStop:
+    def may_be_gone(self) -> SuppressUnreachableStore:
         """Go on without a store that is away while the learner stops."""
-        return GoneAtStop(self._stopping)
+        return SuppressUnreachableStore(self._stopping)
 
     def _patiently(self, attempt: Callable[[], T]) -> T:
         deadline = time.monotonic() + self._patience_s

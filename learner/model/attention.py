@@ -37,7 +37,7 @@ from configs.errors import SettingsError
 from learner.algorithm.microbatch import Sequences
 
 from .memory_rules import WEIGHTS_AT_ONCE
-from .sequence_parallel import ALONE, Cut
+from .sequence_parallel import ALONE, SequenceSplit
 
 PACKED = "packed"
 """Name under which transformers finds `attend`. It builds no mask for a name of its own."""
@@ -244,7 +244,7 @@ def attend_over_ranks(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    cut: Cut,
+    cut: SequenceSplit,
     **how: Any,
 ) -> tuple[Tensor, None]:
     """Attend as `attend` does, where each of several ranks has a part of the tokens."""
@@ -268,7 +268,7 @@ def pack_attention(model: PreTrainedModel) -> None:
         raise _cannot_be_packed(model, "it computes its attention in a way of its own")
 
 
-def run_trunk(trunk: nn.Module, sequences: Sequences, cut: Cut) -> Tensor:
+def run_trunk(trunk: nn.Module, sequences: Sequences, cut: SequenceSplit) -> Tensor:
     """Run a model without its output layer over this rank's part of packed sequences.
 
     Returns:
@@ -307,7 +307,7 @@ def check_packing(causal_lm: PreTrainedModel) -> None:
     pack_attention(causal_lm)
     try:
         sequences = Sequences.of(pieces, prefixes=[None, None, 1, 1])
-        whole = Cut(ALONE, sequences, torch.arange(len(sequences.token_ids_T)))
+        whole = SequenceSplit(ALONE, sequences, torch.arange(len(sequences.token_ids_T)))
         packed_TD = run_trunk(causal_lm.base_model, sequences, whole)
     except TypeError as error:  # `sequences` does not arrive
         raise _cannot_be_packed(causal_lm, str(error)) from error

@@ -1,7 +1,7 @@
 """Triton kernels for logits, which read them once and keep the rest in registers.
 
-`Chunk` (`logits.py`) does the same by torch's operators, where a machine cannot run these. They
-compute in float32, whatever the logits are in.
+`LogitChunk` (`logits.py`) does the same by torch's operators, where a machine cannot run these.
+They compute in float32, whatever the logits are in.
 
 Shapes: C tokens of a chunk, V vocabulary.
 """

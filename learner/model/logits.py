@@ -175,7 +175,7 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Slopes:
+class LossDerivatives:
     """Derivatives of a loss. Shapes [C]."""
 
     logprobs_C: Tensor
@@ -183,7 +183,7 @@ class Slopes:
     """None = the loss does not depend on entropies."""
 
 
-class Chunk:
+class LogitChunk:
     """Logits of consecutive tokens, which their gradient replaces."""
 
     def __init__(
@@ -249,7 +249,9 @@ class Chunk:
             drawn_C[rows] = (shares_RV < left_R1).sum(-1)
         return self._part.count(drawn_C, self.logits_CV.shape[1])
 
-    def differentiate(self, log_sums_C: Tensor, entropies_C: Tensor, slopes: Slopes) -> None:
+    def differentiate(
+        self, log_sums_C: Tensor, entropies_C: Tensor, slopes: LossDerivatives
+    ) -> None:
         """Put the gradient of a loss in the place of the logits.
 
         Args:
@@ -310,7 +312,7 @@ class Gradients:
         )
         """Gradients of states, weight and bias; None where they are not needed."""
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: LogitChunk) -> None:
         """Add the gradients of a chunk whose logits have been replaced by their gradient."""
         states_ND, weight_VD, *_ = self._inputs
         gradient_CV = chunk.logits_CV.to(weight_VD.dtype)
@@ -329,7 +331,7 @@ class Gradients:
         return self.of_inputs
 
 
-def chunks(inputs: Inputs, targets_N: Tensor, softmax: Softmax) -> Iterator[Chunk]:
+def chunks(inputs: Inputs, targets_N: Tensor, softmax: Softmax) -> Iterator[LogitChunk]:
     """Compute the logits of one chunk after the other, each in the place of the one before."""
     states_ND, weight_VD, bias_V, part = inputs
     least = CHUNK_SIZES[states_ND.device.type]
@@ -350,7 +352,9 @@ def chunks(inputs: Inputs, targets_N: Tensor, softmax: Softmax) -> Iterator[Chun
         _multiply(states_ND[rows], weight_VD.T, logits_CV)
         if bias_V is not None:
             logits_CV.add_(bias_V)
-        yield Chunk(rows, logits_CV, targets_N[rows], softmax=softmax, scratch=scratch, part=part)
+        yield LogitChunk(
+            rows, logits_CV, targets_N[rows], softmax=softmax, scratch=scratch, part=part
+        )
 
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:

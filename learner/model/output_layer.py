@@ -31,7 +31,7 @@ from .logits import (
     ALL_OF_IT,
     Gradients,
     Inputs,
-    Slopes,
+    LossDerivatives,
     Softmax,
     Statistics,
     VocabularyPart,
@@ -104,7 +104,7 @@ class ScoresWithLoss(Function):
 
 def _differentiate(
     loss_of: LossOfTokens, rows: slice, at: Statistics, *, entropy_gradient: bool
-) -> tuple[Tensor, Slopes]:
+) -> tuple[Tensor, LossDerivatives]:
     """Compute a chunk's part of the loss, and its derivatives."""
     logprobs_C = at.logprobs_C.detach().requires_grad_()
     entropies_C = at.entropies_C.detach().requires_grad_(entropy_gradient)
@@ -112,7 +112,9 @@ def _differentiate(
     with torch.enable_grad():
         loss = loss_of(rows, logprobs_C, entropies_C)
         of_logprobs_C, *of_entropies_C = torch.autograd.grad(loss, by)
-    return loss.detach(), Slopes(of_logprobs_C, of_entropies_C[0] if entropy_gradient else None)
+    return loss.detach(), LossDerivatives(
+        of_logprobs_C, of_entropies_C[0] if entropy_gradient else None
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -123,7 +125,7 @@ def _differentiate(
 # Shapes: N scored tokens (flat), D model width, V vocabulary.
 
 
-class Scores(Function):
+class ScoresWithoutLoss(Function):
     """Log-probs and entropies as a function of states, weight and bias."""
 
     @staticmethod
@@ -165,7 +167,7 @@ class Scores(Function):
         for chunk in chunks(inputs, targets_N, ctx.softmax):
             rows = chunk.rows
             of_entropies_C = entropy_slopes_N[rows] if ctx.entropy_gradient else None
-            slopes = Slopes(logprob_slopes_N[rows], of_entropies_C)
+            slopes = LossDerivatives(logprob_slopes_N[rows], of_entropies_C)
             chunk.differentiate(log_sums_N[rows], entropies_N[rows], slopes)
             gradients.add(chunk)
         return (*gradients.finish(), None, None, None, None)
@@ -210,7 +212,7 @@ def score_tokens(
     assert states_ND.shape == (len(targets_N), layer.weight.shape[1])
     arguments = states_ND, layer.weight, layer.bias, targets_N, softmax, part, entropy_gradient
     if loss_of is None:
-        return ScoredTokens(*Scores.apply(*arguments))
+        return ScoredTokens(*ScoresWithoutLoss.apply(*arguments))
     loss, logprobs_N, entropies_N = ScoresWithLoss.apply(*arguments, loss_of)
     return ScoredTokens(logprobs_N, entropies_N, loss)
 

@@ -42,7 +42,7 @@ from .one_rank import narrow_layers, narrow_rest
 from .output_layer import draw_tokens, output_layer, score_tokens, softmax_of
 from .ranks import Ranks
 from .saved_model import layers_of
-from .sequence_parallel import ALONE, Cut
+from .sequence_parallel import ALONE, SequenceSplit
 from .tensor_parallel import UNDIVIDED, TensorGroup, divide_tensors, local_parameters
 
 # --------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ LossOfPlaces = Callable[[Tensor | slice, Tensor, Tensor], Tensor]
 """Places of some of the N tokens, their log-probs and entropies -> their part of a loss."""
 
 
-class Scores(NamedTuple):
+class TokenScores(NamedTuple):
     """Log-probs, entropies and hidden states of the scored tokens."""
 
     logprobs_N: Tensor
@@ -177,7 +177,7 @@ class Policy(nn.Module):
         temperature: float | None = None,
         loss_of: LossOfPlaces | None = None,
         numbers_N: Tensor | None = None,
-    ) -> Scores:
+    ) -> TokenScores:
         """Score the tokens at `indices_N`, each of which has one before it.
 
         Args:
@@ -191,7 +191,7 @@ class Policy(nn.Module):
         Returns:
             Log-probs, entropies and states of the scored tokens.
         """
-        cut = Cut(self.sequence_group, sequences, indices_N)
+        cut = SequenceSplit(self.sequence_group, sequences, indices_N)
         layer = output_layer(self.causal_lm)
         softmax = self.softmax
         if temperature is not None:
@@ -213,10 +213,10 @@ class Policy(nn.Module):
                 drawn_M = draw_tokens(layer, states_MD, own_M, softmax, part=self.vocabulary_part)
                 drawn_N = cut.gather(drawn_M)
         scores = cut.gather(scored.logprobs_N), cut.gather(scored.entropies_N)
-        return Scores(*scores, states_MD, scored.loss, drawn_N)
+        return TokenScores(*scores, states_MD, scored.loss, drawn_N)
 
 
-def states_before(trunk: nn.Module, sequences: Sequences, cut: Cut) -> Tensor:
+def states_before(trunk: nn.Module, sequences: Sequences, cut: SequenceSplit) -> Tensor:
     """Run a model without its output layer; the state before a token predicts it. Shape [M, D]."""
     return take(run_trunk(trunk, sequences, cut), cut.states_M)
 

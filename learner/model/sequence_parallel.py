@@ -43,7 +43,7 @@ class SequenceGroup:
 ALONE = SequenceGroup()
 
 
-class Cut:
+class SequenceSplit:
     """The tokens of one microbatch over the ranks of a group: consecutive parts, equally long."""
 
     def __init__(self, group: SequenceGroup, sequences: Sequences, indices_N: Tensor) -> None:

@@ -27,11 +27,11 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII = "_.-:=+*#"
 
 
-class Curve:
+class DownsampledSeries:
     """A growing series as the means of equal stretches, of which there are at most `MAX_POINTS`.
 
     Example:
-        >>> curve = Curve()
+        >>> curve = DownsampledSeries()
         >>> for value in range(600):
         ...     curve.add(value)
         >>> len(curve.points), curve.points[:2]
@@ -112,15 +112,15 @@ Line: TypeAlias = Mapping[str, object]
 """A line of `metrics.jsonl` or `eval.jsonl`."""
 
 
-class Bulletin:
+class RunSnapshot:
     """The newest batches, the first and the newest evaluation, and curves of all of them."""
 
     def __init__(self) -> None:
         self._batches: dict[int, dict[str, object]] = {}
         self._ends: list[dict[str, object]] = []
-        self.rewards = Curve()
+        self.rewards = DownsampledSeries()
         """Mean sampled reward of each batch."""
-        self.scores = Curve()
+        self.scores = DownsampledSeries()
         """Score of each evaluation."""
 
     @property
@@ -153,12 +153,12 @@ class Bulletin:
     def forget_batches(self) -> None:
         """Clear batches and their curve: a learner that resumes has taken lines back."""
         self._batches.clear()
-        self.rewards = Curve()
+        self.rewards = DownsampledSeries()
 
     def forget_evaluations(self) -> None:
         """Clear the scores of all evaluations."""
         self._ends = []
-        self.scores = Curve()
+        self.scores = DownsampledSeries()
 
     def encode(self) -> bytes | None:
         """Write the bulletin as JSON; None where it would be too large."""
@@ -174,14 +174,14 @@ class Bulletin:
         return text if len(text) <= MAX_BYTES else None
 
     @classmethod
-    def decode(cls, text: bytes) -> Bulletin:
+    def decode(cls, text: bytes) -> RunSnapshot:
         """Read a bulletin from JSON.
 
         Raises:
             RecordError: The bytes are no bulletin.
         """
         try:
-            told = msgspec.json.decode(text, type=_Told)
+            told = msgspec.json.decode(text, type=_SnapshotFields)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RecordError(
                 f"a bulletin must be one that this version's learner writes, got: {error}"
@@ -191,12 +191,12 @@ class Bulletin:
             bulletin.add_batch(batch)
         for evaluation in told.evaluations[-2:]:
             bulletin.add_evaluation(evaluation)
-        bulletin.rewards = Curve(told.rewards)
-        bulletin.scores = Curve(told.scores)
+        bulletin.rewards = DownsampledSeries(told.rewards)
+        bulletin.scores = DownsampledSeries(told.scores)
         return bulletin
 
 
-class _Told(msgspec.Struct):
+class _SnapshotFields(msgspec.Struct):
     batches: list[dict[str, object]]
     evaluations: list[dict[str, object]]
     rewards: list[float]

@@ -30,7 +30,7 @@ class Plot:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """The line of a figure in a chart."""
 
     plot: Plot
@@ -93,7 +93,7 @@ class Figure:
     has a slash or is the key. Empty = trackers do not get it."""
     prometheus: Metric | None = None
     """Metric on the learner's page; a counter adds batches up, of a list each name."""
-    chart: Line | None = None
+    chart: ChartLine | None = None
     is_total: bool = False
     """Counted since the start of the learner, not in this batch alone."""
     live: Literal["", "recent", "newest"] = ""
@@ -114,14 +114,15 @@ FIGURES = (
     # The optimizer.
     Figure("loss", "1", "Mean over the optimizer steps; includes the KL to the reference under "
         "`kl_in: loss`.", "train",
-        Metric("nyala_learner_loss", "gauge", "1", "Loss of the last batch."), Line(LOSS, "loss")),
+        Metric("nyala_learner_loss", "gauge", "1", "Loss of the last batch."),
+        ChartLine(LOSS, "loss")),
     Figure("grad_norm", "1", "Largest of the steps', before clipping; not finite where one was "
         "skipped.", "train",
         Metric("nyala_learner_grad_norm", "gauge", "1",
-            "Largest gradient norm before clipping."), Line(GRAD_NORM, "norm")),
+            "Largest gradient norm before clipping."), ChartLine(GRAD_NORM, "norm")),
     Figure("learning_rate", "1", "Learning rate of all the batch's optimizer steps.", "train",
         Metric("nyala_learner_learning_rate", "gauge", "1", "Learning rate."),
-        Line(LEARNING_RATE, "lr")),
+        ChartLine(LEARNING_RATE, "lr")),
     Figure("kl_coefficient", "1", "Weight of the KL to the reference in this batch.", "train"),
     Figure("entropy_bonus", "1", "Weight of the entropy in this batch.", "train"),
     Figure("value_loss", "1", "Mean over the optimizer steps, without its coefficient.", "train"),
@@ -143,7 +144,7 @@ FIGURES = (
     Figure("kl_pi_mu_k3", "nats", "KL(pi || mu): mean of rho log(rho) - rho + 1, unbiased, never "
         "negative.", "off_policy",
         Metric("nyala_learner_kl_nats", "gauge", "nats per token",
-            "KL(pi || mu) of the last batch."), Line(KL, "KL(π‖μ)")),
+            "KL(pi || mu) of the last batch."), ChartLine(KL, "KL(π‖μ)")),
     Figure("kl_mu_pi_k1", "nats", "KL(mu || pi) per token, nats: mean of -log(rho).", "off_policy"),
     Figure("kl_mu_pi_k2", "nats", "KL(mu || pi) to second order: mean of log(rho)^2 / 2.",
         "off_policy"),
@@ -156,10 +157,10 @@ FIGURES = (
     Figure("kl_pi_ref_k3", "nats", "KL(pi || ref): mean of rho (ref/pi - 1 - log(ref/pi)), "
         "unbiased, never negative.", "reference",
         Metric("nyala_learner_reference_kl_nats", "gauge", "nats per token",
-            "KL(pi || reference)."), Line(KL, "KL(π‖reference)", is_optional=True)),
+            "KL(pi || reference)."), ChartLine(KL, "KL(π‖reference)", is_optional=True)),
     Figure("entropy", "nats", "Mean entropy of pi at the sampling temperature, nats.", "train",
         Metric("nyala_learner_entropy_nats", "gauge", "nats", "Mean entropy of pi."),
-        Line(ENTROPY, "entropy")),
+        ChartLine(ENTROPY, "entropy")),
     Figure("ratio_mean", "1", "Mean of rho = pi/mu; 1 in expectation as long as mu covers pi.",
         "off_policy",
         Metric("nyala_learner_ratio_mean", "gauge", "1", "Mean of pi/mu over tokens.")),
@@ -176,26 +177,26 @@ FIGURES = (
     Figure("effective_sample_size", "0 to 1", "(sum rho)^2 / (N sum rho^2), in (0, 1]: the share "
         "of tokens that carry information.", "off_policy",
         Metric("nyala_learner_effective_sample_ratio", "gauge", "0 to 1",
-            "Effective sample size."), Line(SAMPLE_SIZE, "tokens")),
+            "Effective sample size."), ChartLine(SAMPLE_SIZE, "tokens")),
     Figure("sequence_effective_sample_size", "0 to 1", "The same of whole episodes, whose ratio is "
-        "the product over their tokens.", "off_policy", chart=Line(SAMPLE_SIZE, "episodes")),
+        "the product over their tokens.", "off_policy", chart=ChartLine(SAMPLE_SIZE, "episodes")),
     Figure("sequence_ratio_mean", "1", "Mean over episodes of that product.", "off_policy"),
     Figure("clip_fraction_low", "0 to 1",
         "Share of tokens that the surrogate's lower bound acted on.", "off_policy",
         Metric("nyala_learner_clipped_low_ratio", "gauge", "0 to 1",
-            "Tokens at the lower clip bound."), Line(CLIPPED, "below the lower bound")),
+            "Tokens at the lower clip bound."), ChartLine(CLIPPED, "below the lower bound")),
     Figure("clip_fraction_high", "0 to 1",
         "Share of tokens that the surrogate's upper bound acted on.", "off_policy",
         Metric("nyala_learner_clipped_high_ratio", "gauge", "0 to 1",
-            "Tokens at the upper clip bound."), Line(CLIPPED, "above the upper bound")),
+            "Tokens at the upper clip bound."), ChartLine(CLIPPED, "above the upper bound")),
     Figure("truncated_fraction", "0 to 1", "Share of tokens with rho > rho_bar.", "off_policy",
-        chart=Line(CLIPPED, "ratio truncated", is_optional=True)),
+        chart=ChartLine(CLIPPED, "ratio truncated", is_optional=True)),
     Figure("mask_fraction_low", "0 to 1", "Share of tokens that the correction masked and whose "
         "rho is below 1.", "off_policy",
-        chart=Line(CLIPPED, "masked, ratio below 1", is_optional=True)),
+        chart=ChartLine(CLIPPED, "masked, ratio below 1", is_optional=True)),
     Figure("mask_fraction_high", "0 to 1", "Share of tokens that the correction masked and whose "
         "rho is not.", "off_policy",
-        chart=Line(CLIPPED, "masked, ratio above 1", is_optional=True)),
+        chart=ChartLine(CLIPPED, "masked, ratio above 1", is_optional=True)),
     Figure("lag0_tokens", "tokens", "Tokens of episodes that were wholly sampled at lag 0, before "
         "the batch's first optimizer step: pi = mu there, so a difference is numerical alone. An "
         "episode that saw a swap has keys and values of older weights (`actors.kv_on_swap`), and "
@@ -221,7 +222,7 @@ FIGURES = (
     # Rewards, and what was sampled.
     Figure("reward_mean", "reward", "Over episodes, of shaped rewards, as all figures of rewards.",
         "reward", Metric("nyala_learner_reward", "gauge", "reward", "Mean reward of the batch."),
-        Line(REWARD, "reward"), live="recent"),
+        ChartLine(REWARD, "reward"), live="recent"),
     Figure("reward_std", "reward", "Over the episodes of the batch.", "reward",
         Metric("nyala_learner_reward_std", "gauge", "reward",
             "Standard deviation of the batch's rewards.")),
@@ -234,22 +235,23 @@ FIGURES = (
         "`reward_mean`, and `accuracy` where the reward has a part `exact`.", "environments"),
     Figure("policy_lag_mean", "batches", "Mean lag of trained tokens, batches.", "lag",
         Metric("nyala_learner_policy_lag_mean", "gauge", "batches",
-            "Mean policy lag of trained tokens."), Line(LAG, "mean"), live="recent"),
+            "Mean policy lag of trained tokens."), ChartLine(LAG, "mean"), live="recent"),
     Figure("policy_lag_max", "batches", "Lag of the oldest trained token.", "lag",
         Metric("nyala_learner_policy_lag_max", "gauge", "batches",
-            "Largest policy lag of the batch."), Line(LAG, "largest"), live="recent"),
+            "Largest policy lag of the batch."), ChartLine(LAG, "largest"), live="recent"),
     Figure("policy_lag_histogram", "tokens by lag", "Lag -> trained tokens.", "lag"),
     Figure("mixed_version_episodes", "episodes",
         "Episodes sampled by more than one policy version.", "lag"),
     Figure("response_length_mean", "tokens", "Completion tokens per episode.", "response",
         Metric("nyala_learner_response_tokens", "gauge", "tokens",
-            "Mean length of a completion."), Line(LENGTH, "mean")),
+            "Mean length of a completion."), ChartLine(LENGTH, "mean")),
     Figure("response_length_max", "tokens", "Completion tokens of the longest episode.", "response",
-        chart=Line(LENGTH, "longest")),
+        chart=ChartLine(LENGTH, "longest")),
     Figure("response_truncated_fraction", "0 to 1", "Share of episodes cut off by the token limit.",
         "response",
         Metric("nyala_learner_truncated_ratio", "gauge", "0 to 1",
-            "Episodes cut off by the token limit."), Line(NO_SIGNAL, "cut off by the token limit")),
+            "Episodes cut off by the token limit."),
+        ChartLine(NO_SIGNAL, "cut off by the token limit")),
     Figure("masked_episodes", "episodes", "Episodes without a trained token, due to overlong "
         "filtering.", "response"),
     Figure("episodes_by_length", "episodes by name", "Bucket of completion tokens -> episodes; "
@@ -268,40 +270,40 @@ FIGURES = (
         "started; what these share counts in each.", "speed",
         Metric("nyala_learner_memory_gib", "gauge", "GiB",
             "Resident memory of the learner's processes."),
-        Line(MEMORY, "learner", is_optional=True), live="newest"),
+        ChartLine(MEMORY, "learner", is_optional=True), live="newest"),
     Figure("learner_cores", "cores", "Processor seconds of these in each second of late.", "speed",
         Metric("nyala_learner_cores", "gauge", "cores",
             "Processor seconds of the learner's processes in each second."),
-        Line(CORES, "learner", is_optional=True), live="newest"),
+        ChartLine(CORES, "learner", is_optional=True), live="newest"),
     Figure("actor_memory_gib", "GiB", "Resident memory of the largest actor with the processes "
         "that it started; `nyala status` has each.", "actors",
-        chart=Line(MEMORY, "largest actor", is_optional=True), live="newest"),
+        chart=ChartLine(MEMORY, "largest actor", is_optional=True), live="newest"),
     Figure("actor_cores", "cores", "Processor seconds of all actors in each second of late.",
-        "actors", chart=Line(CORES, "actors", is_optional=True), live="newest"),
+        "actors", chart=ChartLine(CORES, "actors", is_optional=True), live="newest"),
     Figure("idle_fraction", "0 to 1", "Share of the run's time spent waiting for batches.",
         "speed"),
     Figure("wait_s", "s", "Waiting for the batch: the learner is idle.", "time",
-        chart=Line(TIME, "waiting for episodes"), live="recent"),
+        chart=ChartLine(TIME, "waiting for episodes"), live="recent"),
     Figure("fetch_s", "s", "Reading records, on ranks but the first.", "time",
-        chart=Line(TIME, "fetching and packing"), live="recent"),
+        chart=ChartLine(TIME, "fetching and packing"), live="recent"),
     Figure("pack_s", "s", "Packing episodes into microbatches.", "time",
-        chart=Line(TIME, "fetching and packing"), live="recent"),
+        chart=ChartLine(TIME, "fetching and packing"), live="recent"),
     Figure("prepare_s", "s", "Passes without a gradient, before the first optimizer step.", "time",
-        chart=Line(TIME, "forward"), live="recent"),
-    Figure("forward_s", "s", "Forward passes and losses.", "time", chart=Line(TIME, "forward"),
+        chart=ChartLine(TIME, "forward"), live="recent"),
+    Figure("forward_s", "s", "Forward passes and losses.", "time", chart=ChartLine(TIME, "forward"),
         live="recent"),
     Figure("backward_s", "s", "Backward passes.", "time",
-        chart=Line(TIME, "backward and optimizer"), live="recent"),
+        chart=ChartLine(TIME, "backward and optimizer"), live="recent"),
     Figure("clip_s", "s", "Norm and clipping of the gradient.", "time",
-        chart=Line(TIME, "backward and optimizer"), live="recent"),
+        chart=ChartLine(TIME, "backward and optimizer"), live="recent"),
     Figure("optimizer_s", "s", "Optimizer steps.", "time",
-        chart=Line(TIME, "backward and optimizer"), live="recent"),
+        chart=ChartLine(TIME, "backward and optimizer"), live="recent"),
     Figure("gather_s", "s", "Waiting for the weights of the version before to be gathered.", "time",
-        chart=Line(TIME, "weights to actors"), live="recent"),
+        chart=ChartLine(TIME, "weights to actors"), live="recent"),
     Figure("checkpoint_s", "s", "Time for which a checkpoint stops training.", "time",
-        chart=Line(TIME, "checkpoints, other"), live="recent"),
+        chart=ChartLine(TIME, "checkpoints, other"), live="recent"),
     Figure("other_s", "s", "All other time between two batches.", "time",
-        chart=Line(TIME, "checkpoints, other"), live="recent"),
+        chart=ChartLine(TIME, "checkpoints, other"), live="recent"),
     # How much was trained.
     Figure("episodes", "episodes", "Episodes of the batch.", "progress",
         Metric("nyala_learner_episodes_total", "counter", "episodes", "Trained episodes.")),

@@ -20,7 +20,7 @@ from configs.settings import RunSettings
 from learner.data.grades import ACCURACY, HeldOut, held_out
 from learner.weights.log import paused_fraction
 
-from .bulletin import Bulletin
+from .bulletin import RunSnapshot
 
 if TYPE_CHECKING:  # they import torch, and a list of checkpoints needs none
     from learner.training.guards import GuardState
@@ -116,8 +116,8 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.bulletin = Bulletin()
-        """Bulletin of the appended lines, and of those that `rewind` has kept."""
+        self.bulletin = RunSnapshot()
+        """Snapshot of the appended lines, and of those that `rewind` has kept."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def append(self, name: str, figures: Mapping[str, object]) -> None:
@@ -159,7 +159,7 @@ class Journal:
 
     def rewind(self, step: int) -> None:
         """Remove the lines of later steps: the learner resumes after `step`."""
-        self.bulletin = Bulletin()
+        self.bulletin = RunSnapshot()
         for name in ("metrics", "batches", "eval"):
             kept = [line for line in self.lines(name) if float(str(line["step"])) <= step]
             text = "".join(json.dumps(line) + "\n" for line in kept)

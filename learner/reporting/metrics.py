@@ -16,7 +16,7 @@ from buffer.record.episode import Episode
 from learner.data.grades import mean_parts
 from learner.data.group_filter import by_length
 from learner.data.policy_lag import Int64, token_lags
-from learner.profiling import TRAINING, Measured
+from learner.profiling import TRAINING, PhaseMeasurements
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def _zero_variance_groups(episodes: Sequence[Episode]) -> int:
 class StepTimes:
     """Times of a batch on rank 0, from the end of the previous batch to that of its last step."""
 
-    measured: Measured
+    measured: PhaseMeasurements
     mfu: float | None
     peak_tflops: float | None
 

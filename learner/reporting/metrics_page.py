@@ -14,9 +14,9 @@ from typing import Any
 from configs.metrics import CARD_METRICS, SECONDS, Cards, Health, Histogram, Metric, Pulse, Value
 from configs.metrics_serving import serving
 from configs.settings import Settings
-from learner.data.evaluation import Evaluation
+from learner.data.evaluation import EvaluationResult
 from learner.phase_names import PHASES
-from learner.weights.log import Sent
+from learner.weights.log import VersionDelivery
 
 from .figures import FIGURES, Figure
 
@@ -121,11 +121,11 @@ class LearnerPage:
         self._steps.observe(sum(seconds.values()) - seconds["wait"])
         self._last = line
 
-    def evaluated(self, evaluation: Evaluation) -> None:
+    def evaluated(self, evaluation: EvaluationResult) -> None:
         """Take over the result of an evaluation."""
         self._evaluated = evaluation.environments
 
-    def delivered(self, sent: Sent) -> None:
+    def delivered(self, sent: VersionDelivery) -> None:
         """Count the delivery of a version."""
         self._published += 1
         if sent.members:

@@ -21,7 +21,7 @@ from buffer.record.episode import Episode
 from configs.architecture import present_model
 from configs.settings import RunSettings
 from configs.worker import Worker
-from learner.data.evaluation import Answer
+from learner.data.evaluation import EvaluationAnswer
 from learner.training.guards import Alert
 
 from .advice.gathering import NO_VOCABULARY, Vocabulary
@@ -139,7 +139,7 @@ class SampleWriter:
                 environment = self._environment_of(episode.group_id)
                 self._put(Origin(step, self._lineage, environment), episode)
 
-    def keep_answers(self, step: int, answers: Iterable[Answer]) -> None:
+    def keep_answers(self, step: int, answers: Iterable[EvaluationAnswer]) -> None:
         """Keep the answers of an evaluation: the greedy ones, and a few of the sampled."""
         for answer in answers if self._settings.max_mb else ():
             if answer.sample <= SAMPLED_ANSWERS:

@@ -38,7 +38,7 @@ class Origin(NamedTuple):
     """Number of the answer in an evaluation; 0 = the greedy one."""
 
 
-class Turn(msgspec.Struct):
+class SampleTurn(msgspec.Struct):
     """A stretch of the completion that one side wrote."""
 
     by: By
@@ -60,7 +60,7 @@ class SampleLine(msgspec.Struct):
     question: str
     """Short digest of the prompt's tokens: the same question has the same one at any step."""
     prompt: str
-    turns: list[Turn]
+    turns: list[SampleTurn]
     reward: float
     """Reward as it is trained, after weights and punishments."""
     parts: dict[str, float]
@@ -111,7 +111,7 @@ def sample_line(
         question=hashlib.blake2b(episode.prompt_ids.tobytes(), digest_size=4).hexdigest(),
         prompt=_text(episode.prompt_ids.tolist(), decode),
         turns=[
-            Turn(by, _text(token_ids, decode), len(token_ids))
+            SampleTurn(by, _text(token_ids, decode), len(token_ids))
             for by, token_ids in _stretches(completion)
         ],
         reward=float(episode.reward),

@@ -26,7 +26,7 @@ from learner.model.attention import pack_attention
 from learner.model.policy import Policy, compile_layers, release, shard_units, states_before
 from learner.model.ranks import Ranks
 from learner.model.saved_model import allocate, empty_causal_lm, layers_of, read_weights
-from learner.model.sequence_parallel import ALONE, Cut
+from learner.model.sequence_parallel import ALONE, SequenceSplit
 from learner.model.tensor_parallel import divide_tensors
 
 from .optimizer import Schedule, ScheduledOptimizer, StepOutcome
@@ -66,7 +66,7 @@ class ValueModel(nn.Module):
         Returns:
             Shape [N, 1], float32: a view of it would lose the hooks that FSDP2 attaches to outputs.
         """
-        cut = Cut(self.sequence_group, sequences, indices_N)
+        cut = SequenceSplit(self.sequence_group, sequences, indices_N)
         if self.trunk is not None:
             states_MD = states_before(self.trunk, sequences, cut)
         elif not self.trunk_gradient:

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from configs.settings import AlgorithmSettings
 from learner.algorithm.advantages import STD_FLOOR
-from learner.algorithm.microbatch import Microbatch, Prepared
+from learner.algorithm.microbatch import Microbatch, PreparedMicrobatch
 from learner.algorithm.reference_kl import kl_rewards, rewards_to_go
 from learner.algorithm.token_advantages import token_advantages
 from learner.model.lora import without_adapters
-from learner.model.policy import Policy, Scores, release
+from learner.model.policy import Policy, TokenScores, release
 from learner.model.ranks import Ranks
 
 from .critic import Critic
@@ -36,7 +36,7 @@ def prepare(
     ranks: Ranks,
     reference: Policy | None = None,
     critic: Critic | None = None,
-) -> list[Prepared]:
+) -> list[PreparedMicrobatch]:
     """Compute the constants of a batch's optimizer steps; every rank must call it.
 
     Args:
@@ -58,7 +58,7 @@ def prepare(
             with without_adapters(reference):
                 log_ref_N = score(reference, on_device).logprobs_N
         log_prox_N = None if scores is None else scores.logprobs_N
-        constants = Prepared(on_device, log_prox_N=log_prox_N, log_ref_N=log_ref_N)
+        constants = PreparedMicrobatch(on_device, log_prox_N=log_prox_N, log_ref_N=log_ref_N)
         if scores is not None and (pays_in_reward or critic is not None):
             constants = _evaluate(
                 constants, scores, critic, settings, pays_in_reward=pays_in_reward
@@ -76,21 +76,21 @@ def prepare(
 
 
 @torch.no_grad()
-def score(policy: Policy, microbatch: Microbatch) -> Scores:
+def score(policy: Policy, microbatch: Microbatch) -> TokenScores:
     """Score a microbatch's tokens without a gradient; every rank must call it."""
-    scores: Scores = policy(microbatch.sequences, microbatch.indices_N)
+    scores: TokenScores = policy(microbatch.sequences, microbatch.indices_N)
     release(policy)
     return scores
 
 
 def _evaluate(
-    prepared: Prepared,
-    scores: Scores,
+    prepared: PreparedMicrobatch,
+    scores: TokenScores,
     critic: Critic | None,
     settings: AlgorithmSettings,
     *,
     pays_in_reward: bool,
-) -> Prepared:
+) -> PreparedMicrobatch:
     """Turn the rewards of a microbatch into advantages that differ from token to token."""
     microbatch, rewards_N = prepared.microbatch, None
     if pays_in_reward:
@@ -147,8 +147,8 @@ HALVINGS = 64
 
 
 def bound_ratios(
-    policy: Policy, minibatch: Sequence[Prepared], most: float, ranks: Ranks
-) -> list[Prepared]:
+    policy: Policy, minibatch: Sequence[PreparedMicrobatch], most: float, ranks: Ranks
+) -> list[PreparedMicrobatch]:
     """Bound the ratios of the next optimizer step; every rank must call it.
 
     Args:

@@ -26,7 +26,7 @@ import torch
 
 from configs.settings import AlgorithmSettings
 from learner.algorithm.losses import is_sum_over_tokens, loss_alone, policy_loss
-from learner.algorithm.microbatch import Microbatch, Prepared
+from learner.algorithm.microbatch import Microbatch, PreparedMicrobatch
 from learner.model.policy import Policy, has_room, hold_gradients
 from learner.model.ranks import Ranks
 from learner.profiling import phase
@@ -118,7 +118,7 @@ def train_batch(
 
 def _accumulate_all(
     policy: Policy,
-    share: Sequence[Prepared],
+    share: Sequence[PreparedMicrobatch],
     meter: DivergenceMeter,
     settings: AlgorithmSettings,
     critic: Critic | None,
@@ -149,7 +149,7 @@ def merge_outcomes(steps: Sequence[StepOutcome]) -> BatchOutcome:
 
 def accumulate(
     policy: Policy,
-    prepared: Prepared,
+    prepared: PreparedMicrobatch,
     meter: DivergenceMeter,
     settings: AlgorithmSettings,
     critic: Critic | None = None,
@@ -184,7 +184,7 @@ def accumulate(
 
 
 def _loss_of_places(
-    prepared: Prepared,
+    prepared: PreparedMicrobatch,
     settings: AlgorithmSettings,
     places: torch.Tensor | slice,
     logprobs: torch.Tensor,

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from broker.protocol.weight_messages import Abort, Ack, Epoch, Fault, Ready, Send
+from broker.protocol.weight_messages import Abort, Ack, Epoch, Ready, Send, WeightGroupFault
 from broker.weights.group_thread import GroupThread
 from buffer.record.episode import PolicyVersion
 from configs.worker import Worker
 
-from .epochs import Membership, Phase, WeightEpochs
-from .memory import Slot
-from .updates import Form
+from .epochs import EpochPhase, Membership, WeightEpochs
+from .memory import WeightSlot
+from .updates import BroadcastPayload
 
 if TYPE_CHECKING:
     from .group import SendingGroup
@@ -71,7 +71,7 @@ class Broadcast:
         epochs: WeightEpochs,
         *,
         post: Post,
-        form_for: Callable[[Slot, Collection[Ready]], Form],
+        form_for: Callable[[WeightSlot, Collection[Ready]], BroadcastPayload],
     ) -> None:
         self._settings = settings
         self._epochs = epochs
@@ -98,7 +98,7 @@ class Broadcast:
             self._warming = Worker(self._warm, name="import-torch").start()
         return None
 
-    async def run(self, slot: Slot, membership: Membership) -> bool:
+    async def run(self, slot: WeightSlot, membership: Membership) -> bool:
         """Send the slot to these members; False if a member does not have it: such members pull."""
         self._digest, self.num_bytes = slot.manifest.digest, 0
         if await self._form(membership, bucket_bytes_of(slot)):
@@ -111,7 +111,7 @@ class Broadcast:
             return False
         return not left_out
 
-    def on_answer(self, actor: str, answer: Ready | Ack | Fault) -> None:
+    def on_answer(self, actor: str, answer: Ready | Ack | WeightGroupFault) -> None:
         """Process a member's answer."""
         membership = self._epochs.membership
         if membership is None or answer.version != membership.version:
@@ -122,8 +122,8 @@ class Broadcast:
                 self._epochs.ready(actor, answer.epoch)
             case Ack() if answer.digest == self._digest:
                 self._epochs.acked(actor, answer.epoch)
-            case Ack() | Fault():
-                reason = answer.reason if isinstance(answer, Fault) else "wrong digest"
+            case Ack() | WeightGroupFault():
+                reason = answer.reason if isinstance(answer, WeightGroupFault) else "wrong digest"
                 log.warning("weight epoch failed", epoch=answer.epoch, actor=actor, reason=reason)
                 self._epochs.broke(answer.epoch)
         self._changed.set()
@@ -154,10 +154,10 @@ class Broadcast:
                 send_s=self._settings.send_s,
             )
             self._post(actor, invitation)
-        await self._while(Phase.FORMING)
-        return self._epochs.phase is Phase.SENDING
+        await self._while(EpochPhase.FORMING)
+        return self._epochs.phase is EpochPhase.SENDING
 
-    async def _send(self, slot: Slot, membership: Membership) -> bool:
+    async def _send(self, slot: WeightSlot, membership: Membership) -> bool:
         assert self._group is not None
         number = membership.number
         form = self._form_for(slot, self._ready.values())
@@ -173,8 +173,8 @@ class Broadcast:
         limit_s = self._settings.join_s + send_s + STUCK_AFTER_S
         stuck = asyncio.get_running_loop().call_later(limit_s, _give_up)
         sending.add_done_callback(lambda _: stuck.cancel())
-        await self._while(Phase.SENDING)
-        if self._epochs.phase is Phase.DONE:
+        await self._while(EpochPhase.SENDING)
+        if self._epochs.phase is EpochPhase.DONE:
             return True
         self._leave()
         self._abort(membership, membership.members, "not all members confirmed")
@@ -188,7 +188,7 @@ class Broadcast:
             self._epochs.broke(number)
             self._changed.set()
 
-    async def _while(self, phase: Phase) -> None:
+    async def _while(self, phase: EpochPhase) -> None:
         """Wait until the phase has changed, by an answer or by its deadline."""
         loop = asyncio.get_running_loop()
         while self._epochs.phase is phase:
@@ -233,7 +233,7 @@ class Broadcast:
         self._is_warm = True
 
 
-def bucket_bytes_of(slot: Slot) -> int:
+def bucket_bytes_of(slot: WeightSlot) -> int:
     """Return the size of the buckets in which a version travels."""
     return min(max(slot.manifest.num_bytes // BUCKETS, MIN_BUCKET_BYTES), MAX_BUCKET_BYTES)
 

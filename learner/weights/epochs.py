@@ -41,7 +41,7 @@ NO_VERSION = PolicyVersion(-1, -1)
 """The version of an actor that has none yet."""
 
 
-class Phase(StrEnum):
+class EpochPhase(StrEnum):
     """State of the current weight epoch."""
 
     IDLE = "IDLE"
@@ -94,7 +94,7 @@ class WeightEpochs:
         """Backend and members of the group that can be used again."""
         self._waiting: set[str] = set()
         self._tries = 0
-        self.phase = Phase.IDLE
+        self.phase = EpochPhase.IDLE
         self.deadline = 0.0
         self.membership: Membership | None = None
 
@@ -125,7 +125,7 @@ class WeightEpochs:
         if self.membership is None:
             return 0
         # A member that sent READY is not waited for while the others do, but its epoch is open.
-        forming = self.phase is Phase.FORMING and actor in self.membership.members
+        forming = self.phase is EpochPhase.FORMING and actor in self.membership.members
         return self._number if forming or actor in self._waiting else 0
 
     def forget_silent(self) -> None:
@@ -136,20 +136,20 @@ class WeightEpochs:
 
     def begin(self, version: PolicyVersion) -> Membership | None:
         """IDLE, DONE, BROKEN -> FORMING. None (and no change) if no actor can be in a group."""
-        assert self.phase not in (Phase.FORMING, Phase.SENDING), self.phase
+        assert self.phase not in (EpochPhase.FORMING, EpochPhase.SENDING), self.phase
         self._tries = 0
         return self._form(version)
 
     def ready(self, actor: str, number: int) -> None:
         """Note a READY; the last one moves FORMING -> SENDING."""
-        if self._is_open(number, Phase.FORMING):
+        if self._is_open(number, EpochPhase.FORMING):
             self._waiting.discard(actor)
             if not self._waiting:
-                self._enter(Phase.SENDING, self._send_s)
+                self._enter(EpochPhase.SENDING, self._send_s)
 
     def acked(self, actor: str, number: int) -> None:
         """Note an ack with the right digest; the last one moves SENDING -> DONE."""
-        if not self._is_open(number, Phase.SENDING) or actor not in self._waiting:
+        if not self._is_open(number, EpochPhase.SENDING) or actor not in self._waiting:
             return
         self._waiting.discard(actor)
         assert self.membership is not None
@@ -158,14 +158,16 @@ class WeightEpochs:
         self._actors[actor].strikes = 0
         if not self._waiting:
             self._intact = (self.membership.backend, self.membership.members)
-            self.phase = Phase.DONE
+            self.phase = EpochPhase.DONE
 
     def broke(self, number: int) -> tuple[str, ...]:
         """Note that the group failed; -> BROKEN. Returns the members still waited for."""
-        if not (self._is_open(number, Phase.FORMING) or self._is_open(number, Phase.SENDING)):
+        if not (
+            self._is_open(number, EpochPhase.FORMING) or self._is_open(number, EpochPhase.SENDING)
+        ):
             return ()
         behind = tuple(sorted(self._waiting))
-        if self.phase is Phase.SENDING:
+        if self.phase is EpochPhase.SENDING:
             self._strike(behind)
         self._break()
         return behind
@@ -176,9 +178,12 @@ class WeightEpochs:
         They are members again with their next JOIN. `retry` may form the group once more without
         them.
         """
-        if self.phase not in (Phase.FORMING, Phase.SENDING) or self._clock() < self.deadline:
+        if (
+            self.phase not in (EpochPhase.FORMING, EpochPhase.SENDING)
+            or self._clock() < self.deadline
+        ):
             return ()
-        sending, silent = self.phase is Phase.SENDING, tuple(sorted(self._waiting))
+        sending, silent = self.phase is EpochPhase.SENDING, tuple(sorted(self._waiting))
         for name in silent:
             self._actors[name].last_join = float("-inf")
         if sending:
@@ -188,7 +193,7 @@ class WeightEpochs:
 
     def retry(self) -> Membership | None:
         """BROKEN -> FORMING for the same version, unless its tries are used up."""
-        assert self.phase is Phase.BROKEN and self.membership is not None, self.phase
+        assert self.phase is EpochPhase.BROKEN and self.membership is not None, self.phase
         return self._form(self.membership.version) if self._tries < MAX_TRIES else None
 
     def candidates(self) -> tuple[str, ...]:
@@ -204,7 +209,7 @@ class WeightEpochs:
         self._intact = None
         self._tries += 1
         self.membership = Membership(self._number, version, fresh, members, backend)
-        self._enter(Phase.FORMING, self._ready_s)
+        self._enter(EpochPhase.FORMING, self._ready_s)
         return self.membership
 
     def _group_of(self, candidates: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
@@ -227,18 +232,18 @@ class WeightEpochs:
     def _may_group(actor: _Actor) -> bool:
         return actor.can_group and actor.strikes < MAX_STRIKES
 
-    def _enter(self, phase: Phase, time_s: float) -> None:
+    def _enter(self, phase: EpochPhase, time_s: float) -> None:
         assert self.membership is not None
         self.phase = phase
         self._waiting = set(self.membership.members)
         self.deadline = self._clock() + time_s
 
     def _break(self) -> None:
-        self.phase = Phase.BROKEN
+        self.phase = EpochPhase.BROKEN
         self._waiting = set()
         self._intact = None
 
-    def _is_open(self, number: int, phase: Phase) -> bool:
+    def _is_open(self, number: int, phase: EpochPhase) -> bool:
         return (
             self.phase is phase and self.membership is not None and self.membership.number == number
         )

@@ -21,7 +21,7 @@ FILE_NAME = "weights.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class VersionDelivery:
     """Delivery of one version. Producer: the publisher. Consumer: `weights.jsonl`."""
 
     version: PolicyVersion
@@ -69,7 +69,7 @@ class WeightLog:
             },
         )
 
-    def delivered(self, sent: Sent) -> None:
+    def delivered(self, sent: VersionDelivery) -> None:
         """Record the delivery of a version."""
         figures = asdict(sent)
         del figures["version"]

@@ -35,7 +35,7 @@ NUM_SLOTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class WeightSlot:
     """A sealed version, taken by the publisher."""
 
     index: int
@@ -47,7 +47,7 @@ class Slot:
     """Adapter of the version; empty = it has none."""
 
 
-class Slots:
+class WeightSlots:
     """Slot files in a folder. Producer: learner rank 0. Consumer: the publisher."""
 
     def __init__(self, folder: Path) -> None:
@@ -97,7 +97,7 @@ class Slots:
         """Return whether there is a sealed version to take."""
         return any(self.mark(index, "ready").exists() for index in range(NUM_SLOTS))
 
-    def take(self) -> Slot | None:
+    def take(self) -> WeightSlot | None:
         """Take the sealed version; None if there is none.
 
         Raises:
@@ -108,7 +108,7 @@ class Slots:
                 return slot
         return None
 
-    def free(self, slot: Slot) -> None:
+    def free(self, slot: WeightSlot) -> None:
         """Return a slot. Its mapping stays readable but may change under the reader."""
         assert self._move(slot.index, "taken", "free"), f"slot {slot.index} was not taken"
 
@@ -158,7 +158,7 @@ class Slots:
     def _read(self, index: int) -> WeightManifest:
         return _decoded(self._manifest(index).read_bytes())
 
-    def _take(self, index: int) -> Slot | None:
+    def _take(self, index: int) -> WeightSlot | None:
         """Take a slot if it is still ready. Its files are opened before, and read after that."""
         path = self.path(index)
         self.base()
@@ -171,7 +171,9 @@ class Slots:
         ):
             if not self._move(index, "ready", "taken"):
                 return None
-            return Slot(index, _decoded(manifest.read()), self._mapped[index], path, adapter.read())
+            return WeightSlot(
+                index, _decoded(manifest.read()), self._mapped[index], path, adapter.read()
+            )
 
 
 def _decoded(frame: bytes) -> WeightManifest:

@@ -39,8 +39,8 @@ from configs.weight_path import describe_weight_path, uses_groups
 from .broker_list import BrokerList, BrokerWatch, FindBrokers
 from .gather import adapted_weights, gather, gather_adapter
 from .layout import layout
-from .log import Sent, WeightLog
-from .memory import NUM_SLOTS, Slots
+from .log import VersionDelivery, WeightLog
+from .memory import NUM_SLOTS, WeightSlots
 from .publisher_process import PublisherSettings
 from .sidecar import Sidecar
 
@@ -73,7 +73,7 @@ class WeightPublisher:
         keys: Path,
         put_pointer: Callable[[Publication], None],
         probe: Callable[[], Probe],
-        on_delivered: Callable[[Sent], None] = lambda _: None,
+        on_delivered: Callable[[VersionDelivery], None] = lambda _: None,
         find_brokers: FindBrokers | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -93,7 +93,7 @@ class WeightPublisher:
         fallback = (run.folder / "shared").resolve()
         room = (NUM_SLOTS + bool(self._adapted)) * self._num_bytes
         self._folder = SharedFolder("slots", num_bytes=room, fallback=fallback)
-        self._slots = Slots(self._folder.path)
+        self._slots = WeightSlots(self._folder.path)
         self._pins = _host_pins(settings)
         self._memories = [self._map(index) for index in range(NUM_SLOTS)]
         self._sidecar = Sidecar(
@@ -203,7 +203,7 @@ class WeightPublisher:
     def _on_line(self, line: dict[str, object]) -> None:
         """Process a line of the sidecar, in the watching thread."""
         if line.pop("event") == "sent":
-            sent = convert(line, Sent)
+            sent = convert(line, VersionDelivery)
             self._log.delivered(sent)
             self._on_delivered(sent)
             return

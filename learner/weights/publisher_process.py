@@ -36,8 +36,8 @@ from configs.logging import configure_logging
 
 from .broadcast import BroadcastSettings
 from .broker_list import BrokerList
-from .log import Sent
-from .memory import Slots
+from .log import VersionDelivery
+from .memory import WeightSlots
 from .server import WeightServer
 from .updates import SparseChain
 
@@ -111,7 +111,7 @@ async def _serve(
     endpoint = reachable(bound) if named is None else advertised(bound, named)
     server = WeightServer(
         router,
-        Slots(settings.slots),
+        WeightSlots(settings.slots),
         run=settings.run,
         broadcast=_groups(settings, bound) if settings.broadcast else None,
         chain=SparseChain() if settings.sparse else None,
@@ -166,7 +166,7 @@ async def _report_alive(authenticator: ZapAuthenticator) -> None:
         await asyncio.sleep(ALIVE_EVERY_S)
 
 
-def _report_sent(sent: Sent) -> None:
+def _report_sent(sent: VersionDelivery) -> None:
     _write_line({"event": "sent", **asdict(sent)})
 
 

@@ -17,8 +17,8 @@ from broker.protocol.weight_messages import CHUNK_BYTES, Pull, Ready
 from broker.weights.port import SILENCE_MS
 from buffer.record.episode import PolicyVersion
 
-from .memory import Slot, Slots
-from .updates import Form, SparseChain, form_for
+from .memory import WeightSlot, WeightSlots
+from .updates import BroadcastPayload, SparseChain, form_for
 
 # --------------------------------------------------------------------------------------------------
 # Versions that can be pulled, whole or as updates: the current one, and one still being pulled.
@@ -43,16 +43,16 @@ class VersionsOnOffer:
     """
 
     def __init__(
-        self, slots: Slots, chain: SparseChain | None = None, *, clock: Callable[[], float]
+        self, slots: WeightSlots, chain: SparseChain | None = None, *, clock: Callable[[], float]
     ) -> None:
         self._slots = slots
         self.chain = chain
         self._clock = clock
         self._readers: dict[str, _Reader] = {}
-        self._pinned: Slot | None = None
-        self.current: Slot | None = None
+        self._pinned: WeightSlot | None = None
+        self.current: WeightSlot | None = None
 
-    def advance(self) -> Slot | None:
+    def advance(self) -> WeightSlot | None:
         """Make a sealed version the current one and return it; None if there is no newer one."""
         if self._pinned is not None and not self._is_read(self._pinned):
             self._slots.free(self._pinned)
@@ -86,7 +86,7 @@ class VersionsOnOffer:
             self._readers[actor] = _Reader(pull.version, self._clock())
         return whole[place]
 
-    def form_for(self, slot: Slot, ready: Collection[Ready]) -> Form:
+    def form_for(self, slot: WeightSlot, ready: Collection[Ready]) -> BroadcastPayload:
         """Return the form in which a version travels to a group with these members."""
         updates = self.chain.updates if self.chain is not None else ()
         return form_for(slot, ready, updates=updates, base=self._slots.base())
@@ -99,13 +99,13 @@ class VersionsOnOffer:
             return None
         return slot.memory if pull.base is None else slot.adapter
 
-    def _find(self, version: PolicyVersion) -> Slot | None:
+    def _find(self, version: PolicyVersion) -> WeightSlot | None:
         for slot in (self.current, self._pinned):
             if slot is not None and slot.manifest.version == version:
                 return slot
         return None
 
-    def _is_read(self, slot: Slot) -> bool:
+    def _is_read(self, slot: WeightSlot) -> bool:
         oldest = self._clock() - PULL_IDLE_S
         self._readers = {a: r for a, r in self._readers.items() if r.asked >= oldest}
         return any(r.version == slot.manifest.version for r in self._readers.values())
@@ -128,7 +128,7 @@ class SliceDigests:
         """Return the digests of a version, in order; None = they are not made."""
         return self._made[1] if self._made is not None and self._made[0] == version else None
 
-    async def make(self, slot: Slot) -> None:
+    async def make(self, slot: WeightSlot) -> None:
         """Make the slice digests of a version."""
         digests = await asyncio.to_thread(chunk_digests, slot.memory, CHUNK_BYTES)
         if self._made is None or self._made[0] < slot.manifest.version:
@@ -138,7 +138,7 @@ class SliceDigests:
         """Request the slice digests of the current version."""
         self._wanted.set()
 
-    async def make_wanted(self, current: Callable[[], Slot | None]) -> None:
+    async def make_wanted(self, current: Callable[[], WeightSlot | None]) -> None:
         """Make slice digests on each request, until cancelled."""
         while True:
             await self._wanted.wait()

@@ -18,14 +18,14 @@ from broker.protocol.weight_messages import (
     Ack,
     Announce,
     Brokers,
-    Chunk,
-    Fault,
     Join,
-    Moved,
     Neighbours,
     Pull,
     Ready,
     Sources,
+    VersionReplaced,
+    WeightChunk,
+    WeightGroupFault,
 )
 from broker.transport.allow_list import TAG
 from broker.weights.port import Route, WeightPort
@@ -33,8 +33,8 @@ from configs.errors import RecordError
 
 from .broadcast import Broadcast, BroadcastSettings
 from .epochs import Membership, WeightEpochs
-from .log import Sent
-from .memory import Slot, Slots
+from .log import VersionDelivery
+from .memory import WeightSlot, WeightSlots
 from .pull import SliceDigests, VersionsOnOffer
 from .sites import Sites, check_share
 from .updates import SparseChain
@@ -61,12 +61,12 @@ class WeightServer:
     def __init__(
         self,
         socket: zmq.asyncio.Socket,
-        slots: Slots,
+        slots: WeightSlots,
         *,
         run: str,
         broadcast: BroadcastSettings | None,
         chain: SparseChain | None = None,
-        report: Callable[[Sent], None],
+        report: Callable[[VersionDelivery], None],
         allows: Callable[[str], bool] | None = None,
     ) -> None:
         self._port = WeightPort(socket, run=run, on_message=self._on_message, allows=allows)
@@ -124,7 +124,7 @@ class WeightServer:
                 self._on_join(actor, key, message)
             case Pull():
                 self._on_pull(actor, message)
-            case Ready() | Ack() | Fault() if self._broadcast is not None:
+            case Ready() | Ack() | WeightGroupFault() if self._broadcast is not None:
                 self._broadcast.on_answer(actor, message)
             case _:
                 raise RecordError(f"an actor must not send {type(message).__name__}")
@@ -178,21 +178,22 @@ class WeightServer:
     def _on_pull(self, actor: str, pull: Pull) -> None:
         payload = self._versions.read(actor, pull)
         if payload is not None:
-            self._post(actor, Chunk(pull.version, pull.offset, payload, pull.base))
+            self._post(actor, WeightChunk(pull.version, pull.offset, payload, pull.base))
         elif (current := self._versions.current) is not None:
             self._post(
-                actor, Moved(current.manifest, pull.offset, *self._alternatives(actor, current))
+                actor,
+                VersionReplaced(current.manifest, pull.offset, *self._alternatives(actor, current)),
             )
 
     def _post_brokers(self, actor: str) -> None:
         if self._brokers.endpoints:
             self._post(actor, self._brokers)
 
-    def _post_news(self, actor: str, slot: Slot, epoch: int = 0) -> None:
+    def _post_news(self, actor: str, slot: WeightSlot, epoch: int = 0) -> None:
         self._post(actor, Announce(slot.manifest, epoch, *self._alternatives(actor, slot)))
 
     def _alternatives(
-        self, actor: str, slot: Slot
+        self, actor: str, slot: WeightSlot
     ) -> tuple[tuple[SparseLink, ...], Sources | None, str, bytes]:
         """Alternative sources of this version for this actor."""
         updates = self._chain.updates if self._chain is not None else ()
@@ -223,7 +224,7 @@ class WeightServer:
                 self._woken.set()  # a newer one may have been sealed meanwhile
                 await self._announce(slot)
 
-    async def _announce(self, slot: Slot) -> None:
+    async def _announce(self, slot: WeightSlot) -> None:
         readers = {actor for actor, join in self._joins.items() if join.reads_memory}
         for actor in readers:  # they wait for nothing else
             self._post_news(actor, slot)
@@ -242,7 +243,7 @@ class WeightServer:
         wall_s = self._clock() - started
         epoch = membership.number if membership is not None else 0
         self._report(
-            Sent(
+            VersionDelivery(
                 version=version,
                 actors=len(actors),
                 members=len(members),
@@ -258,7 +259,7 @@ class WeightServer:
             )
         )
 
-    async def _send(self, slot: Slot, membership: Membership | None) -> bool:
+    async def _send(self, slot: WeightSlot, membership: Membership | None) -> bool:
         """Deliver a version by its weight epoch. False: a member has not confirmed it."""
         if self._broadcast is None or membership is None:
             return True
@@ -266,7 +267,7 @@ class WeightServer:
             self._post_news(actor, slot, membership.number)
         return await self._broadcast.run(slot, membership)
 
-    async def _offer(self, slot: Slot, others: Collection[str]) -> None:
+    async def _offer(self, slot: WeightSlot, others: Collection[str]) -> None:
         """Announce a version to the actors that pull it: all but `others`."""
         pulling = set(self._epochs.live()).difference(others)
         if pulling and not self._sites.is_flat:

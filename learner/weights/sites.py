@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Set as AbstractSet
 
-from broker.protocol.weight_messages import Join, Neighbours, Peer
+from broker.protocol.weight_messages import Join, Neighbours, PeerEndpoint
 from configs.errors import RecordError, quoted
 
 # --------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ class Sites:
         """Return whether an actor has a site."""
         return self._site_of.get(actor, NOWHERE) != NOWHERE
 
-    def way_of(self, actor: str) -> tuple[Peer, ...]:
+    def way_of(self, actor: str) -> tuple[PeerEndpoint, ...]:
         """Return the peers that an actor asks, nearest first; empty = the publisher alone."""
         return self._trees[self._site_of.get(actor, NOWHERE)].way_of(actor)
 
@@ -83,7 +83,7 @@ class Sites:
         return self._neighbours[site]
 
 
-def check_share(share: Peer, key: str) -> None:
+def check_share(share: PeerEndpoint, key: str) -> None:
     """Check the address that an actor offers to others, before they are told of it.
 
     Args:
@@ -126,8 +126,8 @@ class PullTree:
 
     def __init__(self, roots: int = FAN_OUT) -> None:
         self._roots = roots
-        self._shares: dict[str, Peer | None] = {}
-        self._peers: list[Peer] = []
+        self._shares: dict[str, PeerEndpoint | None] = {}
+        self._peers: list[PeerEndpoint] = []
         self._places: dict[str, int] = {}
 
     @property
@@ -140,7 +140,7 @@ class PullTree:
         """Actors that share, in the order of their JOINs."""
         return [actor for actor, share in self._shares.items() if share is not None]
 
-    def on_join(self, actor: str, share: Peer | None) -> None:
+    def on_join(self, actor: str, share: PeerEndpoint | None) -> None:
         """Note the address at which an actor shares its weights, or that it does not."""
         if actor not in self._shares or self._shares[actor] != share:
             self._shares[actor] = share
@@ -152,7 +152,7 @@ class PullTree:
             self._shares = {a: share for a, share in self._shares.items() if a not in gone}
             self._arrange()
 
-    def way_of(self, actor: str) -> tuple[Peer, ...]:
+    def way_of(self, actor: str) -> tuple[PeerEndpoint, ...]:
         """Return the peers that an actor asks, nearest first; empty = the publisher alone."""
         if self.is_flat:
             return ()

@@ -18,7 +18,7 @@ from broker.protocol.manifest import BASE, SparseLink, WeightManifest, chunk_dig
 from broker.protocol.weight_messages import CHUNK_BYTES, Pull, Ready
 from broker.weights.sparse import apply_changes, elements, encode_changes
 
-from .memory import Slot
+from .memory import WeightSlot
 
 # --------------------------------------------------------------------------------------------------
 # Chain of sparse updates between the last versions.
@@ -28,7 +28,7 @@ MAX_LINKS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class WeightChange:
     """Difference of a version from the one before it."""
 
     density: float
@@ -56,7 +56,7 @@ class SparseChain:
         self.updates: tuple[SparseUpdate, ...] = ()
         """The chain, oldest link first; each begins where the one before it ends."""
 
-    def advance(self, slot: Slot) -> Change | None:
+    def advance(self, slot: WeightSlot) -> WeightChange | None:
         """Compare a newer version with the last one; None if there is none to compare with."""
         before, new_one = self._before, slot.manifest
         self._before = new_one
@@ -70,12 +70,12 @@ class SparseChain:
         if update is None:
             old[:] = new
             self.updates = ()
-            return Change(density, 0)
+            return WeightChange(density, 0)
         apply_changes(update, old)
         link = SparseLink(before.version, new_one.version, len(update))
         newest = SparseUpdate(link, update, chunk_digests(update, CHUNK_BYTES))
         self.updates = _trimmed((*self.updates, newest), new_one.num_bytes)
-        return Change(density, len(update))
+        return WeightChange(density, len(update))
 
     def read(self, pull: Pull) -> bytes | None:
         """Return the requested slice; None if the link or the place does not exist."""
@@ -108,7 +108,7 @@ def _trimmed(updates: tuple[SparseUpdate, ...], num_bytes: int) -> tuple[SparseU
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class BroadcastPayload:
     """A version on its way to a group."""
 
     memory: mmap.mmap | bytearray
@@ -120,12 +120,12 @@ class Form:
 
 
 def form_for(
-    slot: Slot,
+    slot: WeightSlot,
     ready: Collection[Ready],
     *,
     updates: Sequence[SparseUpdate] = (),
     base: mmap.mmap | None = None,
-) -> Form:
+) -> BroadcastPayload:
     """Choose the form of a version for members that have answered.
 
     Args:
@@ -138,17 +138,17 @@ def form_for(
     if adapter is not None and base is not None and adapter.num_bytes < slot.manifest.num_bytes:
         link = SparseLink(BASE, slot.manifest.version, adapter.num_bytes)
         if all(answer.base == adapter.base for answer in ready):
-            return Form(bytearray(slot.adapter), (link,))
-        return Form(bytearray().join((base, slot.adapter)), (link,), has_base=True)
+            return BroadcastPayload(bytearray(slot.adapter), (link,))
+        return BroadcastPayload(bytearray().join((base, slot.adapter)), (link,), has_base=True)
     chain = _chain_for(slot, ready, updates)
     if chain:
         payload = bytearray().join(update.payload for update in chain)
-        return Form(payload, tuple(update.link for update in chain))
-    return Form(slot.memory)
+        return BroadcastPayload(payload, tuple(update.link for update in chain))
+    return BroadcastPayload(slot.memory)
 
 
 def _chain_for(
-    slot: Slot, ready: Collection[Ready], updates: Sequence[SparseUpdate]
+    slot: WeightSlot, ready: Collection[Ready], updates: Sequence[SparseUpdate]
 ) -> Sequence[SparseUpdate]:
     """Return the updates since the oldest version that a member holds; empty = send all bytes."""
     bases = [update.link.base for update in updates]

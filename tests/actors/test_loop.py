@@ -14,7 +14,7 @@ from actors.engine.engine import Delta
 from actors.environments.base import Conversation
 from actors.environments.calculator import Calculator
 from actors.environments.calls import EnvironmentSource
-from actors.loop import Phase
+from actors.loop import ActorPhase
 from broker.protocol.messages import Failure
 from broker.transport.allow_list import TAG
 from broker.transport.keys import make_keys
@@ -104,7 +104,7 @@ def test_every_task_of_the_run_becomes_a_record_and_done_ends_the_actor(redis_ur
             assert episode.finish_reason == "stop"
             assert 0 in episode.completion.loss_mask
         assert {e.group_id for e in made} == set(range(4))
-        assert actor.loop.phase is Phase.BYE
+        assert actor.loop.phase is ActorPhase.BYE
         assert actor.engine.closed
         assert actor.weights.offered[0].endpoint == "tcp://127.0.0.1:1"
 
@@ -578,8 +578,8 @@ def test_an_actor_takes_no_leave_of_a_broker_that_was_told_to_stop_before_it(
 
     asyncio.run(asyncio.wait_for(tell(), 60))
 
-    assert Phase.DRAINING in phases
-    assert Phase.BYE not in phases
+    assert ActorPhase.DRAINING in phases
+    assert ActorPhase.BYE not in phases
 
 
 @pytest.mark.slow
@@ -588,7 +588,7 @@ def test_a_drain_that_meets_a_broker_between_two_lives_gives_leases_to_the_next(
         async with ring(redis_url, keys) as before:
             actor = await holding(before, drain_s=FOR_EVER_S)
         actor.loop.stop()
-        await until(lambda: actor.loop.phase is Phase.DRAINING)
+        await until(lambda: actor.loop.phase is ActorPhase.DRAINING)
         async with ring(redis_url, keys, endpoint=before.endpoint) as after:
             await actor.end(30)
             await actor.client.close()
@@ -624,7 +624,7 @@ def test_a_stop_before_the_first_lease_ends_the_actor(redis_url, keys):
         actor.loop.stop()
         await actor.end(5)
 
-        assert actor.loop.phase is Phase.BYE
+        assert actor.loop.phase is ActorPhase.BYE
 
     in_ring(redis_url, keys, story)
 
@@ -714,7 +714,7 @@ def test_a_stop_ends_an_actor_whose_broker_does_not_answer(redis_url, keys, is_l
         actor.loop.stop()
         await actor.end(5)
 
-        assert actor.loop.phase is Phase.BYE
+        assert actor.loop.phase is ActorPhase.BYE
 
     in_ring(redis_url, keys, story)
 

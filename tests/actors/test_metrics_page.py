@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.loop import Phase
+from actors.loop import ActorPhase
 from actors.metrics_page import METRICS, ActorPage
 from actors.weights.counters import WeightCounters
 from broker.protocol.messages import Figures
@@ -24,7 +24,7 @@ class Actor:
         sampling = SimpleNamespace(totals=lambda: self.figures, busy=BusyTime())
         self.heartbeat = SimpleNamespace(silent_s=0.0)
         self.loop = SimpleNamespace(
-            phase=Phase.SERVING,
+            phase=ActorPhase.SERVING,
             sampling=sampling,
             heartbeat=self.heartbeat,
             room=SimpleNamespace(most=17),
@@ -52,18 +52,18 @@ def test_a_page_shows_what_the_parts_count() -> None:
 @pytest.mark.parametrize(
     ("phase", "dirty", "silent_s", "figures", "waits_for"),
     [
-        (Phase.JOIN, False, 0.0, Figures(), "its start"),
-        (Phase.SYNC, True, 0.0, Figures(), "its first weights"),
-        (Phase.SERVING, True, 0.0, Figures(tokens=5.0), "weights"),
-        (Phase.SERVING, False, 7.0, Figures(tokens=5.0), "the broker"),
-        (Phase.SERVING, False, 1.0, Figures(in_flight=3.0), "its first tokens"),
-        (Phase.SERVING, False, 1.0, Figures(), None),  # only for work
-        (Phase.SERVING, False, 1.0, Figures(in_flight=3.0, tokens=5.0), None),
-        (Phase.DRAINING, False, 1.0, Figures(tokens=5.0), "its end"),
+        (ActorPhase.JOIN, False, 0.0, Figures(), "its start"),
+        (ActorPhase.SYNC, True, 0.0, Figures(), "its first weights"),
+        (ActorPhase.SERVING, True, 0.0, Figures(tokens=5.0), "weights"),
+        (ActorPhase.SERVING, False, 7.0, Figures(tokens=5.0), "the broker"),
+        (ActorPhase.SERVING, False, 1.0, Figures(in_flight=3.0), "its first tokens"),
+        (ActorPhase.SERVING, False, 1.0, Figures(), None),  # only for work
+        (ActorPhase.SERVING, False, 1.0, Figures(in_flight=3.0, tokens=5.0), None),
+        (ActorPhase.DRAINING, False, 1.0, Figures(tokens=5.0), "its end"),
     ],
 )
 def test_an_actor_is_ready_when_it_waits_for_nothing_but_work(
-    phase: Phase, dirty: bool, silent_s: float, figures: Figures, waits_for: str | None
+    phase: ActorPhase, dirty: bool, silent_s: float, figures: Figures, waits_for: str | None
 ) -> None:
     actor = Actor()
     actor.loop.phase, actor.receiver.is_dirty = phase, dirty

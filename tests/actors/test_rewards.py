@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from actors.chat import Message
+from actors.chat import ChatMessage
 from actors.environments.registry import check_environment
 from actors.rewards.functions import (
     Convention,
@@ -90,7 +90,7 @@ def sample(completion: str, **columns: object) -> RewardSample:
         "train",
         0.5,
         columns or {"solution": "ba", "level": 2},
-        (Message("assistant", completion),),
+        (ChatMessage("assistant", completion),),
     )
 
 

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from actors.engine.engine import Delta
-from actors.episodes.held_leases import HeldLease, HeldLeases, Stage, SwapGate
+from actors.episodes.held_leases import HeldLease, HeldLeases, LeaseStage, SwapGate
 from actors.episodes.maker import EpisodeMaker
 from actors.episodes.outbox import Outbox
-from actors.episodes.scoring import Gathering, Scoring
+from actors.episodes.scoring import GroupCollector, Scoring
 from actors.rewards.functions import Convention, RewardSample, recognise
 from actors.rewards.pool import RewardPool
 from actors.rewards.process import RewardProcess
@@ -47,16 +47,16 @@ class Clock:
 
 def member(task_id: int, size: int = 4) -> HeldLease:
     spec = TaskSpec(task_id // size, 0, 0, "train", 1.0)
-    return HeldLease(Lease(task_id, 1, spec, 0), 0, 0.0, 0.0, stage=Stage.WAITING)
+    return HeldLease(Lease(task_id, 1, spec, 0), 0, 0.0, 0.0, stage=LeaseStage.WAITING)
 
 
 def ids(groups: Sequence[Sequence[HeldLease]]) -> list[list[int]]:
     return [[held.lease.task_id for held in group] for group in groups]
 
 
-def gathering() -> tuple[Gathering, Clock]:
+def gathering() -> tuple[GroupCollector, Clock]:
     clock = Clock()
-    return Gathering(4, wait_s=60.0, clock=clock), clock
+    return GroupCollector(4, wait_s=60.0, clock=clock), clock
 
 
 def test_a_group_is_judged_when_its_last_member_is_there_in_the_order_of_its_tasks() -> None:
@@ -101,7 +101,7 @@ def test_a_member_whose_lease_went_to_another_actor_is_waited_for_no_longer() ->
     lost, kept = member(0), member(4)
     waiting.add(lost)
     waiting.add(kept)
-    lost.stage = Stage.ENDED
+    lost.stage = LeaseStage.ENDED
 
     assert waiting.take(most=100) == []
     clock.now = 60.0
@@ -113,7 +113,7 @@ def test_a_group_whose_members_are_all_gone_begins_to_wait_anew() -> None:
     lost = member(0)
     waiting.add(lost)
     waiting.add(member(4))
-    lost.stage = Stage.ENDED
+    lost.stage = LeaseStage.ENDED
     clock.now = 58.0
     waiting.add(member(1))
     assert waiting.left_s == 2.0, "that of the other group"
@@ -286,7 +286,7 @@ def test_a_drain_gives_back_those_that_wait_with_their_tokens(
         deltas = first.engine.deltas
 
         def one_waits() -> bool:
-            return any(held.stage is Stage.WAITING for held in first.loop._leases)
+            return any(held.stage is LeaseStage.WAITING for held in first.loop._leases)
 
         async def until_one_waits() -> list[Delta]:
             if one_waits():  # else the others of its group end before anybody looks

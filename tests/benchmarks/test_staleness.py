@@ -14,7 +14,7 @@ from benchmarks.staleness.report import Point, area, ratios, summarise, table
 from benchmarks.support.workload import Workload
 from buffer.record.episode import Episode
 from learner.algorithm.microbatch import Sequences
-from learner.model.policy import Scores
+from learner.model.policy import TokenScores
 from tests.learner.support.tiny_policy import save_tiny_model
 
 LAG = 2
@@ -57,7 +57,7 @@ class WatchedRun(LaggedRun):
         self._policy.causal_lm.load_state_dict(self.versions[version], strict=False)
         positions = torch.arange(len(prompt), len(prompt) + len(completion))
         with torch.no_grad():
-            scores: Scores = self._policy(Sequences.of([prompt + completion]), positions)
+            scores: TokenScores = self._policy(Sequences.of([prompt + completion]), positions)
         return scores.logprobs_N
 
 

@@ -22,7 +22,7 @@ from broker.protocol.codec import (
     encode_spec,
     header_of,
 )
-from broker.protocol.fields import Message
+from broker.protocol.fields import WireMessage
 from broker.protocol.messages import (
     Beat,
     BeatRequest,
@@ -97,7 +97,7 @@ def pack(op: str = "bye", fields: dict[str, object] | None = None, **changes: ob
 
 
 def test_every_message_is_on_the_wire() -> None:
-    assert set(KINDS) == set(Message.__subclasses__())
+    assert set(KINDS) == set(WireMessage.__subclasses__())
 
 
 @pytest.mark.slow

@@ -20,19 +20,19 @@ from broker.protocol.messages import (
     Verdicts,
 )
 from broker.server import lanes
-from broker.server.flow_control import Slot
-from broker.server.lanes import PROMPT, Lane, ReadingClock, Request
+from broker.server.flow_control import RequestSlot
+from broker.server.lanes import PROMPT, PendingRequest, ReadingClock, RequestLane
 from broker.server.liveness import Liveness
 from broker.server.server import Broker
 from broker.server.service import Service
-from broker.transport.allow_list import Member, Role
+from broker.transport.allow_list import AllowListEntry, Role
 from tests.broker.support.fake_clock import FakeClock
 from tests.broker.support.ring import FIRST, RUN, begin, hello, ring, until_parked
 from tests.waiting import still_waits, until
 
 BURST = 40
 ROOM = 4
-MEMBER = Member("actor", Role.ACTOR, "tag")
+MEMBER = AllowListEntry("actor", Role.ACTOR, "tag")
 
 
 class Traffic:
@@ -40,20 +40,20 @@ class Traffic:
 
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self.started: list[Request] = []
+        self.started: list[PendingRequest] = []
         self.shed: list[int] = []
         self.released: list[int] = []
-        self.lane = Lane(
+        self.lane = RequestLane(
             self.started.append,
             lambda request: self.shed.append(request.header.seq),
             most_wait_s=1.5,
             clock=self.clock,
         )
 
-    def offer(self, *numbers: int, member: Member = MEMBER) -> None:
+    def offer(self, *numbers: int, member: AllowListEntry = MEMBER) -> None:
         for seq in numbers:
-            slot = Slot(lambda seq=seq: self.released.append(seq))  # type: ignore[misc]
-            self.lane.offer(Request(b"route", None, Header(seq=seq), "key", member, slot))
+            slot = RequestSlot(lambda seq=seq: self.released.append(seq))  # type: ignore[misc]
+            self.lane.offer(PendingRequest(b"route", None, Header(seq=seq), "key", member, slot))
 
     def finish(self, count: int) -> None:
         for request in self.started[-count:]:
@@ -102,7 +102,7 @@ def test_holders_that_wait_have_their_turns_however_many_keys_one_has(
     traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lanes, "MAX_WAITING", 99)
-    keys = [Member(f"fleet-{n}", Role.ACTOR, f"fleet~{n}", "fleet") for n in range(3)]
+    keys = [AllowListEntry(f"fleet-{n}", Role.ACTOR, f"fleet~{n}", "fleet") for n in range(3)]
     for n, member in enumerate(keys):
         traffic.offer(*range(10 * n, 10 * n + 4), member=member)
     traffic.offer(90, 91)
@@ -117,7 +117,7 @@ def test_only_whose_own_requests_wait_too_long_are_shed(
     traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lanes, "MAX_WAITING", 99)
-    other = Member("other", Role.ACTOR, "other")
+    other = AllowListEntry("other", Role.ACTOR, "other")
     traffic.offer(1, 2, 3, 4)
     traffic.clock.now += 1.6
     traffic.offer(5)
@@ -171,13 +171,13 @@ def test_silence_is_counted_only_while_the_broker_reads() -> None:
 def offered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of the requests that came to a lane."""
     found: list[int] = []
-    offer = Lane.offer
+    offer = RequestLane.offer
 
-    def counted(lane: Lane, request: Request) -> None:
+    def counted(lane: RequestLane, request: PendingRequest) -> None:
         found.append(request.header.seq)
         offer(lane, request)
 
-    monkeypatch.setattr(Lane, "offer", counted)
+    monkeypatch.setattr(RequestLane, "offer", counted)
     return found
 
 

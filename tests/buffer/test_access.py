@@ -102,7 +102,7 @@ def _act(broker: Store) -> None:
         broker.run(look)
     assert broker.run(brokers()) is not None and broker.run(operations.actors()) is not None
     assert broker.run(operations.usage())
-    assert broker.run(operations.shown()) is None
+    assert broker.run(operations.read_run_snapshot()) is None
 
 
 def _learn(learner: Store) -> None:
@@ -120,8 +120,8 @@ def _learn(learner: Store) -> None:
     learner.run(operations.reconcile(1, 1, [3, 13]))
     learner.run(operations.restore_committed(1, [4, 14]))
     learner.run(operations.advance(1, 1))
-    learner.run(operations.show(1, b"{}"))
-    assert learner.run(operations.shown()) == b"{}"
+    learner.run(operations.write_run_snapshot(1, b"{}"))
+    assert learner.run(operations.read_run_snapshot()) == b"{}"
     assert learner.run(operations.claim_bytes(1))
     assert learner.run(operations.usage()) and learner.run(brokers()) is not None
     learner.run(operations.commit(1, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from buffer import operations
-from buffer.operations.operation import Call, Operation, Steps, repeated
+from buffer.operations.operation import Operation, ScriptCall, Steps, repeated
 from configs.errors import StoreError
 from tests.buffer.support.run_in_store import (
     GROUP_SIZE,
@@ -75,7 +75,7 @@ def test_a_call_moves_no_more_than_it_was_asked_to_over_all_batches(run: RunInSt
         run.train(k, 2)
 
     def one_call() -> Steps[object]:
-        return (yield Call("commit", (run.lineage, 2, GROUP_SIZE)))
+        return (yield ScriptCall("commit", (run.lineage, 2, GROUP_SIZE)))
 
     moved = [run.store.run(Operation("commit", one_call)) for _ in range(4)]
 
@@ -135,7 +135,7 @@ def test_a_call_ends_no_more_than_it_was_asked_to_of_all_kinds(run: RunInStore) 
     run.create(1, first=2)
 
     def one_call() -> Steps[object]:
-        return (yield Call("cancel", (run.lineage, GROUP_SIZE)))
+        return (yield ScriptCall("cancel", (run.lineage, GROUP_SIZE)))
 
     ended = [run.store.run(Operation("cancel", one_call)) for _ in range(4)]
 

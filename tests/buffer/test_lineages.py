@@ -93,7 +93,7 @@ def _learner_operations(lineage: int) -> list[Operation[object]]:
         operations.cancel(lineage),
         operations.publish(lineage, 0, {"digest": "d"}),
         operations.close_eval(lineage, 0),
-        operations.show(lineage, b"{}"),
+        operations.write_run_snapshot(lineage, b"{}"),
     ]
 
 

@@ -143,7 +143,7 @@ def test_a_full_redis_refuses_what_grows_and_does_what_frees(run: RunInStore) ->
         assert run.store.run(operations.drop(run.lineage, 2, [1], "stale")) == GROUP_SIZE
         run.store.run(operations.actor_seen({"a": {"x": "1"}}))
         run.store.run(operations.broker_seen("b", {"y": 1.0}))
-        run.store.run(operations.show(run.lineage, b"{}"))
+        run.store.run(operations.write_run_snapshot(run.lineage, b"{}"))
         run.store.run(operations.publish(run.lineage, 1, {"digest": "d"}))
         run.lineage = run.store.run(operations.begin_lineage(run.lineage, 1)) or 0
         assert run.store.run(operations.cancel(run.lineage)) == 7

@@ -8,7 +8,7 @@ import pytest
 
 from buffer import operations
 from buffer.operations.batches import BYTES_PER_REPLY, FIRST_RECORDS, RECORDS_PER_CALL
-from buffer.operations.operation import Call, Fetch, single
+from buffer.operations.operation import Fetch, ScriptCall, single
 from tests.buffer.support.run_in_store import RunInStore
 
 
@@ -49,7 +49,7 @@ def test_of_many_tasks_a_few_are_looked_at_and_the_others_count_as_their_mean(
 def test_a_reply_holds_so_many_records_as_their_length_allows(num_bytes: int, most: int) -> None:
     asked: list[int] = []
 
-    def ask(call: Call | Fetch) -> list[Sized]:
+    def ask(call: ScriptCall | Fetch) -> list[Sized]:
         assert isinstance(call, Fetch)
         asked.append(len(call.keys))
         return [range(num_bytes) for _ in call.keys]  # as long as a record, without its memory

@@ -12,7 +12,7 @@ from configs.errors import SettingsError
 from configs.hashes import run_hashes, settings_hash
 from configs.loader import load, save
 from configs.settings import RunSettings
-from configs.tables.environments import BLOCK, Mixture, Place
+from configs.tables.environments import BLOCK, Mixture, MixtureItem
 
 PINNED = [(0, 0), (0, 1), (1, 0), (1, 299), (0, 700), (1, 3703)]
 SETTINGS_HASH = "09200dfdf84c42548ea7ba3bb6c84688e0b1281b5fda730ad0a3b92c2726817a"
@@ -91,7 +91,7 @@ def test_each_environment_alone_has_what_it_leaves_out_from_the_run():
     assert {name: list(each.by_environment) for name, each in alone.items()} == {
         name: [name] for name in alone
     }
-    assert words.mixture.held_out(6) == Place(0, 6)
+    assert words.mixture.held_out(6) == MixtureItem(0, 6)
 
 
 @pytest.mark.parametrize(

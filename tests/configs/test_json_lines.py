@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from configs import json_lines
-from configs.json_lines import Follower, JsonLines
+from configs.json_lines import JsonLinesFollower, LineFollower
 
 
 def test_lines_come_once_and_a_line_that_is_being_written_comes_whole(tmp_path: Path) -> None:
     path = tmp_path / "lines"
-    follower = Follower(path)
+    follower = LineFollower(path)
     assert follower.read(9) == []
 
     path.write_bytes(b"one\ntwo\nthr")
@@ -27,7 +27,7 @@ def test_lines_come_once_and_a_line_that_is_being_written_comes_whole(tmp_path: 
 
 def test_a_renamed_file_is_read_to_its_end_before_the_next(tmp_path: Path) -> None:
     path = tmp_path / "lines"
-    follower = Follower(path)
+    follower = LineFollower(path)
     path.write_bytes(b"one\n")
     assert follower.read(9) == [b"one\n"]
 
@@ -45,7 +45,7 @@ def test_a_file_that_was_replaced_is_another_and_an_emptied_one_is_not(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "lines"
-    follower = Follower(path)
+    follower = LineFollower(path)
     path.write_bytes(b"one\ntwo\n")
     assert (follower.read(), follower.num_files) == ([b"one\n", b"two\n"], 1)
 
@@ -59,7 +59,7 @@ def test_a_file_that_was_replaced_is_another_and_an_emptied_one_is_not(
 
 def test_no_call_returns_lines_of_two_files(tmp_path: Path) -> None:
     path = tmp_path / "lines"
-    follower = Follower(path)
+    follower = LineFollower(path)
     path.write_bytes(b"one\n")
     assert follower.read(1) == [b"one\n"]
     with path.open("ab") as file:
@@ -73,7 +73,7 @@ def test_no_call_returns_lines_of_two_files(tmp_path: Path) -> None:
 
 def test_a_line_begun_in_a_file_that_is_emptied_is_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "lines"
-    follower = Follower(path)
+    follower = LineFollower(path)
     path.write_bytes(b"one\nhalf a line")
     assert follower.read() == [b"one\n"]
 
@@ -85,7 +85,7 @@ def test_a_line_begun_in_a_file_that_is_emptied_is_forgotten(tmp_path: Path) -> 
 def test_of_a_long_file_the_newest_lines_are_read_once(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_bytes(b"one\ntwo\nthree\n")
-    follower = Follower(path, newest_bytes=8)
+    follower = LineFollower(path, newest_bytes=8)
     assert follower.read() == [b"three\n"]
 
     (tmp_path / "new").write_bytes(b"a longer first line\n")
@@ -96,7 +96,7 @@ def test_of_a_long_file_the_newest_lines_are_read_once(tmp_path: Path) -> None:
 
 def test_what_is_there_may_be_taken_as_read(tmp_path: Path) -> None:
     path = tmp_path / "lines"
-    rows = JsonLines(path)
+    rows = JsonLinesFollower(path)
     rows.skip_to_end()
     path.write_text('{"a": 1}\n')
     rows.skip_to_end()
@@ -113,7 +113,7 @@ def test_a_huge_file_is_read_in_parts_and_a_huge_line_in_pieces(
     monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 8)
     path = tmp_path / "lines"
     path.write_bytes(b"one\ntwo\n" + b"x" * 12 + b"\nend\n")
-    follower = Follower(path)
+    follower = LineFollower(path)
 
     assert follower.read() == [b"one\n", b"two\n"]
     assert follower.read() == [b"x" * 8]

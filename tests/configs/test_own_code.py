@@ -8,7 +8,7 @@ import pytest
 
 from configs.errors import SettingsError
 from configs.hashes import run_hashes, settings_hash
-from configs.own_code import explain, load_own
+from configs.own_code import explain, load_user_code
 from configs.settings import RunSettings
 
 
@@ -18,7 +18,7 @@ def path(monkeypatch):
 
 
 def load(name, kind="class"):
-    return load_own(str(name), setting="run.environment", kind=kind)
+    return load_user_code(str(name), setting="run.environment", kind=kind)
 
 
 def test_a_file_is_loaded_with_what_lies_beside_it_and_hides_nothing_of_ours(tmp_path):

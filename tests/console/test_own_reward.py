@@ -18,11 +18,11 @@ from console.display.snapshot import View, figures
 from console.main import app
 from console.report.model_card import write_card
 from console.run.run_folder import RunFolder
-from console.sweep.grid import Point, outcome_of
+from console.sweep.grid import SweepPoint, outcome_of
 from console.verbs.compare import compare
 from console.verbs.status import _actor_line, _actor_lines
 from learner.checkpointing.folders import best_of
-from learner.reporting.bulletin import Bulletin
+from learner.reporting.bulletin import RunSnapshot
 from learner.reporting.journal import Journal, _held_out
 from learner.reporting.trackers.names import evaluation_figures
 from tests.console.support.made_run import answers, made_run, write_lines
@@ -58,10 +58,10 @@ def test_the_live_view_lines_and_status_show_the_reward(run: Path) -> None:
 
 def test_an_observer_elsewhere_gets_the_same_from_the_bulletin(run: Path) -> None:
     journal = Journal(run)
-    bulletin = Bulletin()
+    bulletin = RunSnapshot()
     for line in journal.lines("eval"):
         bulletin.add_evaluation(line)
-    told = Bulletin.decode(bulletin.encode() or b"")
+    told = RunSnapshot.decode(bulletin.encode() or b"")
 
     assert told.evaluations == bulletin.evaluations
     assert told.scores.points == (BEFORE, 0.9, AFTER)
@@ -109,7 +109,7 @@ def test_scores_of_another_metric_do_not_choose_a_checkpoint(run: Path) -> None:
 
 
 def test_a_sweep_and_trackers_get_the_reward(run: Path) -> None:
-    outcome = outcome_of(Point("own", {}), run)
+    outcome = outcome_of(SweepPoint("own", {}), run)
     line = json.loads((run / "eval.jsonl").read_text().splitlines()[-1])
 
     assert (outcome.figure, outcome.judged_by) == (AFTER, "reward")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.json_lines import JsonLines
+from configs.json_lines import JsonLinesFollower
 from console.run import process as process_log
 from console.run.process import Command, Process
 from console.run.process_guard import ProcessGuard, follow
@@ -82,7 +82,7 @@ def test_a_process_that_starts_while_we_are_asked_to_stop_is_known(tmp_path, mon
 
 def test_a_log_is_two_files_at_most_however_much_is_written(start, tmp_path, monkeypatch):
     monkeypatch.setattr(process_log, "MAX_LOG_BYTES", 2**16)
-    followed = JsonLines(tmp_path / "logs" / "x.log")
+    followed = JsonLinesFollower(tmp_path / "logs" / "x.log")
     written, go = tmp_path / "written", tmp_path / "go"
     process = start(
         "import os, pathlib, sys, time\n"

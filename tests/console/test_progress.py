@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from buffer.operations.values import ActorSeen
-from configs.json_lines import JsonLines
+from configs.json_lines import JsonLinesFollower
 from console.display.display import IdleTime, LiveDisplay, PlainDisplay, make_display
 from console.display.progress import Progress, RunProgress, Stages, summarise
-from console.display.snapshot import Fill, View, duration, figures
+from console.display.snapshot import GroupsInFlight, View, duration, figures
 from console.report.curve_charts import smooth
 from console.run.run_folder import RunFolder
 from learner.data.grades import HeldOut
@@ -80,7 +80,7 @@ def test_a_figure_that_is_null_counts_as_zero():
 
 def test_half_written_lines_wait_for_their_end(tmp_path):
     path = tmp_path / "x.jsonl"
-    follower = JsonLines(path)
+    follower = JsonLinesFollower(path)
     assert follower.read_new() == []
 
     path.write_text('{"a": 1}\nnot json\n{"b"')
@@ -242,7 +242,9 @@ def sampling(tokens, *, waiting=0, **fields):
         is_training=False,
         actors=(ActorSeen("a", 1.0, sent), ActorSeen("gone", 99.0, {"tokens": "1e9"})),
         silent_after_s=5.0,
-        fill=Fill(sampling=2, waiting=waiting, claimed=1, admitted=12, memory=0.0, batch=4),
+        fill=GroupsInFlight(
+            sampling=2, waiting=waiting, claimed=1, admitted=12, memory=0.0, batch=4
+        ),
     )
 
 

@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from actors.engine.engine import StagedWeights
-from actors.engine.wire_tensors import Place
-from actors.weights.probe import Difference
+from actors.engine.wire_tensors import VersionFile
+from actors.weights.probe import LogprobDifference
 from broker.protocol.manifest import checksum_of
 from broker.weights.shared_memory import SharedFolder
 from buffer.record.episode import PolicyVersion
@@ -33,7 +33,7 @@ from tests.gpu.support.training_on_cards import QWEN3_600M, SMALL
 pytestmark = pytest.mark.gpu
 
 CARD = "cuda"
-ROUNDING = Difference(0.05, 1.0)
+ROUNDING = LogprobDifference(0.05, 1.0)
 """Of these random models, nats; a stale matrix makes more."""
 PLANNED, LAYERWISE = 20, 6
 """Swaps by the plan, and then by layerwise reload; the last of both is of the same version."""
@@ -149,7 +149,7 @@ def forget_plan(worker: Any) -> None:
     live = worker._nyala_model()
     opens = live._open
 
-    def without_parts(place: Place) -> None:
+    def without_parts(place: VersionFile) -> None:
         opens(place)
         live._opened = live._opened._replace(parts=None)
 
@@ -203,6 +203,6 @@ async def agrees(bench: Bench, model: Qwen3ForCausalLM) -> None:
         logits = model(ids).logits[0, :-1].float()
     expected = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].tolist()
 
-    found = Difference.of(await bench.engine.probe(token_ids), expected)
+    found = LogprobDifference.of(await bench.engine.probe(token_ids), expected)
 
     assert found.is_within(ROUNDING)

@@ -17,9 +17,9 @@ NONE: Changes = MappingProxyType({})
 CHECK = "nyala up mine.yaml --dry-run"
 SETTINGS = "mine.yaml"
 REWARD = "rewards.py:in_place"
-GUESS = ("environment: dataset", "environment: env.py:Guess")
+GUESS = ("environment: dataset", "environment: env.py:GuessingGame")
 ROWS_OF_ENVIRONMENT = """environment: dataset        # rows of data.jsonl. For a game or a tool of \
-several turns: env.py:Guess
+several turns: env.py:GuessingGame
   environment_settings: {path: data.jsonl, prompt: question, answer: answer, scorer: exact, \
 answer_format: ""}
                               # scorer: numeric for numbers, math-verify for mathematics (pip \

@@ -25,7 +25,7 @@ import uvloop
 
 from actors.environments.hosted.process import HostProcess
 from console.run.process import Command, Process
-from learner.launch import RankProcesses, Share
+from learner.launch import MachineRanks, RankProcesses
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("configs", "buffer", "broker", "actors", "learner", "console", "lab")
@@ -113,7 +113,7 @@ class Groups:
 @contextmanager
 def rank() -> Iterator[Callable[[], None]]:
     started: list[RankProcesses] = []
-    yield lambda: started.append(RankProcesses(SLEEP, Share(0, 1, 1), {}))
+    yield lambda: started.append(RankProcesses(SLEEP, MachineRanks(0, 1, 1), {}))
     for each in started:
         each.end(0.0)
 

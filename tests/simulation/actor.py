@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from actors.engine.engine import Delta, Request, StagedWeights
+from actors.engine.engine import Delta, GenerationRequest, StagedWeights
 from actors.environments.base import Environment
 from actors.environments.calls import EnvironmentSource, drive
 from actors.episodes.environment_workers import EnvironmentWorkers, Job
@@ -51,14 +51,14 @@ class TableEngine:
         self._rng = rng
         self._step_s, self._broken_off = step_s, broken_off
         self._speed = rng.uniform(*speeds) * TOKENS_A_STEP
-        self._running: dict[str, Request] = {}
+        self._running: dict[str, GenerationRequest] = {}
         self._work = asyncio.Event()
         self.version = PolicyVersion(0, 0)
 
     async def start(self) -> None:
         await asyncio.sleep(self._rng.uniform(0.5, 2.0))
 
-    def submit(self, requests: list[Request]) -> None:
+    def submit(self, requests: list[GenerationRequest]) -> None:
         self._running |= {request.request_id: request for request in requests}
         self._work.set()
 
@@ -90,7 +90,7 @@ class TableEngine:
     async def close(self) -> None:
         self._running.clear()
 
-    def _advance(self, request: Request) -> Delta:
+    def _advance(self, request: GenerationRequest) -> Delta:
         del self._running[request.request_id]
         if self._rng.random() < self._broken_off:
             return Delta(request.request_id, (), (), (), "abort")
@@ -106,7 +106,7 @@ class TableEngine:
                 some, reason = some[: i + 1], "stop"
                 break
         if reason is None:
-            self._running[request.request_id] = Request(
+            self._running[request.request_id] = GenerationRequest(
                 request.request_id,
                 request.token_ids + some,
                 request.max_tokens - len(some),

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from broker.server.server import Broker
-from broker.transport.allow_list import TAG, AllowList, Member, Role
+from broker.transport.allow_list import TAG, AllowList, AllowListEntry, Role
 from configs.settings import Settings
 from tests.simulation.event_loop import current_process
 from tests.simulation.network import Network
@@ -18,8 +18,8 @@ from tests.simulation.store import BrokersStore, Server
 class Everybody(AllowList):
     """CURVE is not simulated: every peer is an actor of this run."""
 
-    def member(self, public_key: bytes) -> Member | None:
-        return Member("actor", Role.ACTOR, public_key.decode()[:TAG])
+    def member(self, public_key: bytes) -> AllowListEntry | None:
+        return AllowListEntry("actor", Role.ACTOR, public_key.decode()[:TAG])
 
     def refresh(self) -> None:
         """There are no files to look at."""

@@ -15,7 +15,7 @@ from broker.transport.keys import KeyPair
 from configs.errors import DeadlineError, RecordError, RefusedError
 from configs.hashes import run_hashes
 from configs.settings import Settings
-from lab.endurance.lies import PATIENCE_S, Lies, ask, targets_of
+from lab.endurance.lies import PATIENCE_S, ForgedRequests, ask, targets_of
 from tests.actors.support.fake_engine import CharacterTokenizer
 from tests.simulation.made_up import PROMPT_TOKENS
 
@@ -35,7 +35,7 @@ class Liar:
         on_verdict: Callable[[str, int, int, str], None],
     ) -> None:
         self._name, self._settings, self._rng, self._on_verdict = name, settings, rng, on_verdict
-        self._lies = Lies(
+        self._lies = ForgedRequests(
             rng,
             name,
             group_size=settings.run.group_size,

@@ -19,7 +19,7 @@ from buffer.client.errors import explain
 from buffer.client.scripts import LoadScript, Script, load_script, make_script
 from buffer.client.server_identity import ServerIdentity
 from buffer.operations.keys import run_prefix
-from buffer.operations.operation import Call, Fetch
+from buffer.operations.operation import Fetch, ScriptCall
 from buffer.store import AsyncStore, Store, incoming
 from tests.simulation.event_loop import OUTSIDE, Process, VirtualLoop, current_process
 from tests.simulation.lua import Scripts
@@ -151,8 +151,8 @@ class BrokersStore(AsyncStore):
         self._server, self._key = server, run_prefix(run)
         self._identity = ServerIdentity(self._key, server.load, admits=lambda *_: True)
 
-    async def _ask(self, call: Call | Fetch) -> Reply:
-        assert isinstance(call, Call), "brokers fetch nothing"
+    async def _ask(self, call: ScriptCall | Fetch) -> Reply:
+        assert isinstance(call, ScriptCall), "brokers fetch nothing"
         if self._identity.trusted != self._server.run_id:
             await self._identity.greet_async(WireOfBroker(self._server))
         asked, script, broker = call, self._scripts(call.script), current_process()
@@ -185,7 +185,7 @@ class LearnersStore(Store):
             raise explain(error, "INFO", self._place) from error
         return self._server.run_id
 
-    def _ask(self, call: Call | Fetch) -> Reply:
+    def _ask(self, call: ScriptCall | Fetch) -> Reply:
         self._greet()
         if isinstance(call, Fetch):
             reply = self._server.fetch([self._key + key for key in call.keys])

@@ -94,7 +94,11 @@ def test_rows_of_a_file_go_through(tmp_path: Path) -> None:
 def test_a_game_with_gymnasiums_methods_goes_through(tmp_path: Path) -> None:
     (tmp_path / "env.py").write_text(GUESS)
     run = LiveRun(
-        tmp_path, "tiny.yaml", *FEW_STEPS, f"run.environment={tmp_path}/env.py:Guess", *_settings()
+        tmp_path,
+        "tiny.yaml",
+        *FEW_STEPS,
+        f"run.environment={tmp_path}/env.py:GuessingGame",
+        *_settings(),
     )
 
     _finish(run)

@@ -18,7 +18,7 @@ from lab import matrix
 from lab.command import chosen
 from lab.fault_case import Fault, FaultCase, FaultResult, results_as_markdown
 from lab.faults.proxy import Proxy
-from lab.live_run import Stuck
+from lab.live_run import ExpectationFailed
 from lab.matrix import FAULTS, Plan, history_violations, oldest_lag, run_matrix
 from lab.pair_case import draw_pairs
 from lab.task_trace import Observer, TaskTrace
@@ -52,7 +52,9 @@ def test_a_live_run_comes_back_from_faults_with_nothing_lost_or_repeated(tmp_pat
     assert (plan.folder / "faults.md").read_text() == results_as_markdown(rows)
 
 
-@pytest.mark.parametrize("error", [Stuck("it must train"), ProcessLookupError("no such process")])
+@pytest.mark.parametrize(
+    "error", [ExpectationFailed("it must train"), ProcessLookupError("no such process")]
+)
 def test_a_fault_that_raises_costs_its_own_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:

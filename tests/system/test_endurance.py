@@ -20,14 +20,14 @@ import pytest
 
 from buffer.operations.values import DeadLetter
 from configs.errors import StoreError
-from lab.endurance.endurance import Endured, resume_if_paused, spoilt_by_others
+from lab.endurance.endurance import EnduranceResult, resume_if_paused, spoilt_by_others
 from lab.endurance.growth import (
     SHARED,
     WARM_UP_S,
-    Growth,
     Line,
+    ResourceCounts,
+    ResourceSampler,
     RoleGrowth,
-    Whole,
     orphaned_entries,
     processes_of,
     slope_per_min,
@@ -59,7 +59,7 @@ def test_a_slope_is_that_within_lives_whatever_their_levels_and_beginnings() -> 
 
 
 def test_memory_and_descriptors_of_a_process_are_followed() -> None:
-    growth = Growth(lambda: {os.getpid(): "tests", 2**22 + 1: "nobody"})
+    growth = ResourceSampler(lambda: {os.getpid(): "tests", 2**22 + 1: "nobody"})
     growth.sample(0.0)
     held = [socket.socket() for _ in range(5)]
     with closing(mmap.mmap(-1, BALLAST_MB * 2**20)) as ballast:
@@ -126,14 +126,22 @@ def role(kb_per_min: float | None, per_min: float | None) -> RoleGrowth:
 @pytest.mark.parametrize(
     ("endured", "problem"),
     [
-        (Endured(tasks={"created": 3, "committed": 2}), "3 tasks were created, 2 are there"),
-        (Endured(roles=[role(9e3, 0.0)]), "broker grows"),
-        (Endured(roles=[role(None, 2.0)]), "broker grows"),
-        (Endured(left=["process 7 is left"]), "process 7 is left"),
-        (Endured(first=Whole(9, 4, 0), last=Whole(9, 8, 0)), "4 ports at first, 8 at last"),
+        (
+            EnduranceResult(tasks={"created": 3, "committed": 2}),
+            "3 tasks were created, 2 are there",
+        ),
+        (EnduranceResult(roles=[role(9e3, 0.0)]), "broker grows"),
+        (EnduranceResult(roles=[role(None, 2.0)]), "broker grows"),
+        (EnduranceResult(left=["process 7 is left"]), "process 7 is left"),
+        (
+            EnduranceResult(first=ResourceCounts(9, 4, 0), last=ResourceCounts(9, 8, 0)),
+            "4 ports at first, 8 at last",
+        ),
     ],
 )
-def test_what_is_lost_or_grows_or_is_left_is_a_problem(endured: Endured, problem: str) -> None:
+def test_what_is_lost_or_grows_or_is_left_is_a_problem(
+    endured: EnduranceResult, problem: str
+) -> None:
     endured.judge()
 
     assert endured.problems == [problem]
@@ -142,11 +150,11 @@ def test_what_is_lost_or_grows_or_is_left_is_a_problem(endured: Endured, problem
 
 
 def test_a_run_that_lost_nothing_and_did_not_grow_holds() -> None:
-    endured = Endured(
+    endured = EnduranceResult(
         tasks={"created": 3, "committed": 2, "ready": 1},
         roles=[role(3.0, -0.1), role(None, None)],
-        first=Whole(9, 4, 0),
-        last=Whole(8, 4, 1),
+        first=ResourceCounts(9, 4, 0),
+        last=ResourceCounts(8, 4, 1),
     )
 
     endured.judge()

@@ -12,7 +12,7 @@ import pytest
 
 from configs.worker import Worker
 from lab.fault_case import Fault, FaultCase
-from lab.live_run import Stuck
+from lab.live_run import ExpectationFailed
 from lab.pair_case import KINDS, NUM_PAIRS, draw_pairs, inject_both
 from tests.waiting import wait_until
 
@@ -95,14 +95,14 @@ def test_both_are_prepared_before_either_begins_and_both_have_ended_before_recov
 def test_what_ends_one_fault_ends_the_pair_and_is_named() -> None:
     def stuck(case: FaultCase) -> None:
         case.inject(lambda: None)
-        raise Stuck("the learner must come back")
+        raise ExpectationFailed("the learner must come back")
 
     def waits(case: FaultCase) -> None:
         case.inject(lambda: None)
         case.recover()
 
     for pair in ((stuck, waits), (waits, stuck)):
-        with pytest.raises(Stuck, match="the learner must come back"):
+        with pytest.raises(ExpectationFailed, match="the learner must come back"):
             run_pair(*pair)
 
 

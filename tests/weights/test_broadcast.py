@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker.protocol.weight_messages import Abort, Ack, Epoch, Fault, Ready, Send
+from broker.protocol.weight_messages import Abort, Ack, Epoch, Ready, Send, WeightGroupFault
 from buffer.record.episode import PolicyVersion
 from learner.weights import group as weight_group
 from learner.weights.broadcast import Broadcast, BroadcastSettings
-from learner.weights.epochs import READY_SHARE, Phase, WeightEpochs
-from learner.weights.updates import Form
+from learner.weights.epochs import READY_SHARE, EpochPhase, WeightEpochs
+from learner.weights.updates import BroadcastPayload
 from tests.waiting import still_waits
 
 VERSION = PolicyVersion(1, 1)
@@ -56,7 +56,7 @@ class Story:
             BroadcastSettings("127.0.0.1", JOIN_S, send_s, use_cuda=False),
             self.epochs,
             post=self.post,
-            form_for=lambda slot, _ready: Form(slot.memory),
+            form_for=lambda slot, _ready: BroadcastPayload(slot.memory),
         )
         for actor in ("a", "b"):
             self.epochs.on_join(actor, can_group=True)
@@ -128,7 +128,7 @@ def test_who_is_not_ready_is_sent_to_pull_and_the_others_go_on_without_it():
         plane.broadcast.on_answer("a", Ack(2, VERSION, DIGEST))
 
         assert await running is False
-        assert plane.epochs.phase is Phase.DONE
+        assert plane.epochs.phase is EpochPhase.DONE
         assert not [line for line in plane.said if line[0] == "a"]
 
     asyncio.run(story())
@@ -136,7 +136,7 @@ def test_who_is_not_ready_is_sent_to_pull_and_the_others_go_on_without_it():
 
 @pytest.mark.parametrize(
     "answer",
-    [Ack(1, VERSION, "wrong"), Fault(1, VERSION, "cannot"), None],
+    [Ack(1, VERSION, "wrong"), WeightGroupFault(1, VERSION, "cannot"), None],
     ids=["digest", "fault", "-"],
 )
 def test_a_failure_of_one_member_sends_all_to_pull(answer):
@@ -180,7 +180,7 @@ def test_answers_about_another_version_count_for_nothing():
             plane.broadcast.on_answer(actor, Ready(1, PolicyVersion(1, 0)))
 
         assert await still_waits(running, JOIN_S * READY_SHARE / 2)
-        assert plane.epochs.phase is Phase.FORMING
+        assert plane.epochs.phase is EpochPhase.FORMING
         assert await running is False
 
     asyncio.run(story())

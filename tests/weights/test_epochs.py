@@ -4,7 +4,7 @@ import pytest
 
 from broker.protocol.weight_messages import SILENT_AFTER_S
 from buffer.record.episode import PolicyVersion
-from learner.weights.epochs import MAX_STRIKES, MAX_TRIES, READY_SHARE, Phase, WeightEpochs
+from learner.weights.epochs import MAX_STRIKES, MAX_TRIES, READY_SHARE, EpochPhase, WeightEpochs
 
 V1, V2, V3 = (PolicyVersion(1, step) for step in (1, 2, 3))
 JOIN_S, SEND_S = 10.0, 30.0
@@ -31,7 +31,7 @@ def epochs(clock):
     return epochs
 
 
-def phase_of(epochs: WeightEpochs) -> Phase:
+def phase_of(epochs: WeightEpochs) -> EpochPhase:
     return epochs.phase
 
 
@@ -50,14 +50,14 @@ def test_an_epoch_is_done_when_all_are_ready_and_have_confirmed(epochs):
     assert membership.fresh
 
     epochs.ready("a", membership.number)
-    assert phase_of(epochs) is Phase.FORMING
+    assert phase_of(epochs) is EpochPhase.FORMING
     epochs.ready("b", membership.number)
-    assert phase_of(epochs) is Phase.SENDING
+    assert phase_of(epochs) is EpochPhase.SENDING
 
     epochs.acked("a", membership.number)
-    assert phase_of(epochs) is Phase.SENDING
+    assert phase_of(epochs) is EpochPhase.SENDING
     epochs.acked("b", membership.number)
-    assert phase_of(epochs) is Phase.DONE
+    assert phase_of(epochs) is EpochPhase.DONE
 
 
 def test_an_unchanged_membership_keeps_its_group(epochs):
@@ -91,7 +91,7 @@ def test_nobody_to_send_to_changes_nothing(epochs, clock):
     clock.now += SILENT_AFTER_S + 0.1
 
     assert epochs.begin(V1) is None
-    assert phase_of(epochs) is Phase.IDLE
+    assert phase_of(epochs) is EpochPhase.IDLE
 
 
 def test_a_member_that_is_not_ready_is_left_out_and_the_others_try_again(epochs, clock):
@@ -144,7 +144,7 @@ def test_the_send_deadline_leaves_out_who_has_not_confirmed(epochs, clock):
     clock.now += JOIN_S + SEND_S
 
     assert epochs.expire() == ("b",)
-    assert phase_of(epochs) is Phase.BROKEN
+    assert phase_of(epochs) is EpochPhase.BROKEN
 
 
 def test_answers_of_an_older_epoch_count_for_nothing(epochs):
@@ -154,9 +154,9 @@ def test_answers_of_an_older_epoch_count_for_nothing(epochs):
 
     for actor in ("a", "b", "c"):
         epochs.ready(actor, membership.number - 1)
-    assert phase_of(epochs) is Phase.FORMING
+    assert phase_of(epochs) is EpochPhase.FORMING
     assert epochs.broke(membership.number - 1) == ()
-    assert phase_of(epochs) is Phase.FORMING
+    assert phase_of(epochs) is EpochPhase.FORMING
 
 
 def test_a_member_that_breaks_every_send_only_pulls_from_then_on(epochs):

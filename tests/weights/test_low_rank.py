@@ -14,7 +14,7 @@ from msgspec import structs
 from torch import nn
 
 from broker.protocol.manifest import BASE, AdapterSpec, TensorSpec, WeightManifest, digest_of
-from broker.protocol.weight_messages import Announce, Chunk, Pull
+from broker.protocol.weight_messages import Announce, Pull, WeightChunk
 from broker.weights.low_rank import add_low_rank, apply_adapter, round_by_place
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
@@ -202,7 +202,7 @@ class AdapterPublisher(ScriptedPublisher):
         if kind in self.spoilt:
             payload[3] ^= 1
         self.kinds.append(kind)
-        self.answer(Chunk(pull.version, pull.offset, bytes(payload), pull.base))
+        self.answer(WeightChunk(pull.version, pull.offset, bytes(payload), pull.base))
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,19 @@ from actors.weights import share, slices
 from actors.weights import slices as pace
 from actors.weights import sources as weight_sources
 from actors.weights.held import HeldWeights
-from actors.weights.links import Caller
+from actors.weights.links import ActorIdentity
 from actors.weights.share import WeightShare
 from actors.weights.slices import SlicePull
 from actors.weights.sources import PeerSource, WeightSources
 from broker.protocol.manifest import chunk_digests
-from broker.protocol.weight_messages import PULL_CREDIT, Chunk, Gone, Later, Peer, Pull
+from broker.protocol.weight_messages import (
+    PULL_CREDIT,
+    PeerEndpoint,
+    Pull,
+    SlicePending,
+    VersionGone,
+    WeightChunk,
+)
 from broker.transport.keys import load_pair
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError
@@ -64,7 +71,7 @@ class ScriptedSource:
             self.asked.append(pull.offset)
             whole = contents(pull.version.step)
             payload = whole[pull.offset : pull.offset + pull.num_bytes]
-            answer = self.answer(Chunk(pull.version, pull.offset, payload))
+            answer = self.answer(WeightChunk(pull.version, pull.offset, payload))
             if answer is not None:
                 asyncio.get_running_loop().call_later(self.delay_s, deliver, answer)
             return True
@@ -74,7 +81,9 @@ class ScriptedSource:
 
 
 def corrupt(chunk):
-    return Chunk(chunk.version, chunk.offset, bytes([chunk.payload[0] ^ 1]) + chunk.payload[1:])
+    return WeightChunk(
+        chunk.version, chunk.offset, bytes([chunk.payload[0] ^ 1]) + chunk.payload[1:]
+    )
 
 
 def after(count, answer):
@@ -136,11 +145,13 @@ def test_what_a_failing_peer_did_not_bring_comes_from_the_next_source(answer, ha
 
 
 def test_a_peer_that_only_promises_is_left_and_one_that_keeps_its_word_is_not():
-    promising = ScriptedSource("promising", answer=lambda c: Later(c.version, c.offset))
+    promising = ScriptedSource("promising", answer=lambda c: SlicePending(c.version, c.offset))
     first_promises = iter(range(2 * PULL_CREDIT))
     late = ScriptedSource(
         "late",
-        answer=lambda c: c if next(first_promises, None) is None else Later(c.version, c.offset),
+        answer=lambda c: (
+            c if next(first_promises, None) is None else SlicePending(c.version, c.offset)
+        ),
     )
     last = publisher()
 
@@ -158,7 +169,7 @@ def test_a_peer_that_promises_again_and_again_is_left_as_soon_as_one_that_did_on
     class Promising(ScriptedSource):
         @asynccontextmanager
         async def open(self, on_answer):
-            repeating = asyncio.create_task(repeat(on_answer, Later(VERSION, 0)))
+            repeating = asyncio.create_task(repeat(on_answer, SlicePending(VERSION, 0)))
             yield lambda _: True
             repeating.cancel()
 
@@ -210,7 +221,7 @@ def test_a_peer_that_trickles_is_left_unless_the_publisher_is_as_slow(
     monkeypatch.setattr(pace, "SLACK_S", 0.6)
     monkeypatch.setattr(pace, "SLICE_S", 0.05)
     keys = keys_with_actor(tmp_path / "keys")
-    caller = Caller(load_pair(keys, "actor"), "toy", "trickling")
+    caller = ActorIdentity(load_pair(keys, "actor"), "toy", "trickling")
     last = publisher()
     last.delay_s = 0.6 if is_link_slow else 0.0
 
@@ -251,7 +262,9 @@ def test_a_silent_peer_is_waited_for_no_longer_because_the_publisher_has_moved_o
     monkeypatch.setattr(slices, "SILENT_S", 0.3)
     monkeypatch.setattr(pace, "SLACK_S", 0.05)
     last, first = publisher(), iter([True])
-    last.answer = lambda chunk: Gone(chunk.version, chunk.offset) if next(first, False) else chunk
+    last.answer = lambda chunk: (
+        VersionGone(chunk.version, chunk.offset) if next(first, False) else chunk
+    )
     began = time.monotonic()
 
     got, _, left = pulled(ScriptedSource("silent", answer=lambda _: None), last, timeout_s=60.0)
@@ -268,7 +281,9 @@ def test_an_answer_to_another_question_measures_nothing():
     assert not made.is_asked_for(0)
 
 
-@pytest.mark.parametrize("peer", [Peer("garbage", "k" * 40), Peer("tcp://127.0.0.1:1", "short")])
+@pytest.mark.parametrize(
+    "peer", [PeerEndpoint("garbage", "k" * 40), PeerEndpoint("tcp://127.0.0.1:1", "short")]
+)
 def test_a_peer_with_an_address_that_is_none_makes_way_for_the_next(peer):
     async def pull():
         context = zmq.asyncio.Context()
@@ -285,7 +300,7 @@ def test_a_peer_with_an_address_that_is_none_makes_way_for_the_next(peer):
 
 
 def test_a_peer_that_has_moved_on_is_left_without_a_grudge():
-    moved = ScriptedSource("moved", answer=after(2, lambda c: Gone(c.version, c.offset)))
+    moved = ScriptedSource("moved", answer=after(2, lambda c: VersionGone(c.version, c.offset)))
 
     got, pull, left = pulled(moved, publisher())
 
@@ -303,7 +318,7 @@ def test_a_pull_ends_when_its_last_source_is_silent_too():
 def test_who_was_silent_rests_and_who_lied_is_never_asked_again(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("actors.weights.sources.time.monotonic", lambda: now[0])
-    peers = tuple(Peer(f"tcp://127.0.0.1:{port}", "k") for port in (1, 2, 3))
+    peers = tuple(PeerEndpoint(f"tcp://127.0.0.1:{port}", "k") for port in (1, 2, 3))
     sources = WeightSources(lambda _: True, order=("peers", "publisher"), caller=CALLER)
     silent, liar, _, _ = sources.of(peers)
     assert isinstance(silent, PeerSource)
@@ -333,7 +348,7 @@ def asked(step: int, offset: int = 0, base: PolicyVersion | None = None) -> Pull
 
 def test_an_actor_offers_its_newest_version_and_what_has_arrived_of_the_next():
     held = HeldWeights()
-    assert isinstance(held.answer(asked(1)), Later)
+    assert isinstance(held.answer(asked(1)), SlicePending)
 
     held.hold(PolicyVersion(1, 1), memory_of(1))
     assert held.changed.is_set()
@@ -343,39 +358,39 @@ def test_an_actor_offers_its_newest_version_and_what_has_arrived_of_the_next():
     held.arrived(CHUNK_BYTES)
     assert held.changed.is_set()
 
-    assert held.answer(asked(1)) == Chunk(PolicyVersion(1, 1), 0, contents(1)[:CHUNK_BYTES])
-    assert isinstance(held.answer(asked(2)), Later)
-    assert isinstance(held.answer(asked(2, CHUNK_BYTES)), Chunk)
-    assert isinstance(held.answer(asked(3)), Later)
-    assert isinstance(held.answer(asked(0)), Gone)
+    assert held.answer(asked(1)) == WeightChunk(PolicyVersion(1, 1), 0, contents(1)[:CHUNK_BYTES])
+    assert isinstance(held.answer(asked(2)), SlicePending)
+    assert isinstance(held.answer(asked(2, CHUNK_BYTES)), WeightChunk)
+    assert isinstance(held.answer(asked(3)), SlicePending)
+    assert isinstance(held.answer(asked(0)), VersionGone)
 
 
 def test_an_actor_offers_nothing_that_it_has_taken_back_nor_what_is_not_there():
     held = HeldWeights()
     held.hold(PolicyVersion(1, 1), memory_of(1))
 
-    assert isinstance(held.answer(asked(1, NUM_BYTES)), Gone)
-    assert isinstance(held.answer(asked(1, -1)), Gone)
-    assert isinstance(held.answer(asked(1, base=PolicyVersion(1, 0))), Gone)
+    assert isinstance(held.answer(asked(1, NUM_BYTES)), VersionGone)
+    assert isinstance(held.answer(asked(1, -1)), VersionGone)
+    assert isinstance(held.answer(asked(1, base=PolicyVersion(1, 0))), VersionGone)
     held.begin(PolicyVersion(1, 2), memory_of(2))
     held.arrived(0)
     held.abandon()
     held.release()
-    assert isinstance(held.answer(asked(1)), Later)
-    assert isinstance(held.answer(asked(2)), Later)
+    assert isinstance(held.answer(asked(1)), SlicePending)
+    assert isinstance(held.answer(asked(2)), SlicePending)
 
 
 def test_nobody_waits_for_what_lies_beyond_the_end_of_what_is_arriving():
     held = HeldWeights()
     held.begin(PolicyVersion(1, 2), memory_of(2))
 
-    assert isinstance(held.answer(asked(2, 0)), Later)
-    assert isinstance(held.answer(asked(2, NUM_BYTES)), Gone)
+    assert isinstance(held.answer(asked(2, 0)), SlicePending)
+    assert isinstance(held.answer(asked(2, NUM_BYTES)), VersionGone)
 
 
-def grown(num_sharing: int, num_others: int = 0) -> tuple[PullTree, dict[str, Peer]]:
+def grown(num_sharing: int, num_others: int = 0) -> tuple[PullTree, dict[str, PeerEndpoint]]:
     tree = PullTree()
-    peers = {f"s{i}": Peer(f"tcp://127.0.0.1:{i + 1}", "k") for i in range(num_sharing)}
+    peers = {f"s{i}": PeerEndpoint(f"tcp://127.0.0.1:{i + 1}", "k") for i in range(num_sharing)}
     for i in range(num_others):
         tree.on_join(f"o{i}", None)
     for name, peer in peers.items():

@@ -14,7 +14,7 @@ from actors.weights.transfer import MAX_MISMATCHES
 from broker.protocol.manifest import (
     SparseLink,
 )
-from broker.protocol.weight_messages import PULL_CREDIT, Announce, Chunk
+from broker.protocol.weight_messages import PULL_CREDIT, Announce, WeightChunk
 from broker.weights import sparse
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError
@@ -122,11 +122,12 @@ def test_slices_that_were_not_asked_for_are_not_written(publisher, memory):
         sources = only(publisher).of()
         pull = SlicePull(manifest(1).version, memory, sources=sources, progress_timeout_s=5.0)
         publisher.answer = pull.on_answer
-        pull.on_answer(Chunk(PolicyVersion(1, 0), 0, b"x" * CHUNK_BYTES))  # another version
-        pull.on_answer(Chunk(PolicyVersion(1, 1), 1, b"x" * CHUNK_BYTES))  # another place
-        pull.on_answer(Chunk(PolicyVersion(1, 1), 0, b"x"))  # another length
+        pull.on_answer(WeightChunk(PolicyVersion(1, 0), 0, b"x" * CHUNK_BYTES))  # another version
+        pull.on_answer(WeightChunk(PolicyVersion(1, 1), 1, b"x" * CHUNK_BYTES))  # another place
+        pull.on_answer(WeightChunk(PolicyVersion(1, 1), 0, b"x"))  # another length
         older = PolicyVersion(1, 0)
-        pull.on_answer(Chunk(PolicyVersion(1, 1), 0, b"x" * CHUNK_BYTES, older))  # a sparse update
+        sparse_update = WeightChunk(PolicyVersion(1, 1), 0, b"x" * CHUNK_BYTES, older)
+        pull.on_answer(sparse_update)
         await pull.run()
 
     asyncio.run(story())

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from broker.protocol.weight_messages import Announce, Chunk, Join, Pull
+from broker.protocol.weight_messages import Announce, Join, Pull, WeightChunk
 from broker.weights.port import Route
 from buffer.record.episode import PolicyVersion
-from learner.weights.memory import Slots
+from learner.weights.memory import WeightSlots
 from learner.weights.server import WeightServer
 from tests.weights.support.scripted_publisher import contents, manifest
 
@@ -24,7 +24,7 @@ def test_another_key_cannot_take_an_actors_weights_from_it(
     join = Join(PolicyVersion(-1, -1), False, "cpu", reads_memory=False)
 
     async def story() -> None:
-        slots = Slots(tmp_path)
+        slots = WeightSlots(tmp_path)
         slots.path(0).write_bytes(contents(1))
         slots.add(0)
         assert slots.acquire() == 0
@@ -41,4 +41,4 @@ def test_another_key_cannot_take_an_actors_weights_from_it(
     asyncio.run(story())
 
     told = [(route.id, type(news)) for route, news in sent]
-    assert told == [(b"again", Announce), (b"liar", Chunk), (b"again", Chunk)]
+    assert told == [(b"again", Announce), (b"liar", WeightChunk), (b"again", WeightChunk)]

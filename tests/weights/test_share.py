@@ -11,19 +11,19 @@ import zmq.asyncio
 
 from actors.weights import share
 from actors.weights.held import HeldWeights
-from actors.weights.links import Caller, WeightLink
+from actors.weights.links import ActorIdentity, WeightLink
 from actors.weights.share import REFRESH_S, WeightShare
 from actors.weights.sources import PeerSource
 from broker.protocol.weight_messages import (
     CHUNK_BYTES,
-    Chunk,
-    Gone,
     Join,
-    Later,
-    Moved,
     Neighbours,
-    Peer,
+    PeerEndpoint,
     Pull,
+    SlicePending,
+    VersionGone,
+    VersionReplaced,
+    WeightChunk,
 )
 from broker.transport.allow_list import Role, add, revoke
 from broker.transport.keys import load_pair
@@ -120,11 +120,11 @@ def test_a_peer_that_lies_is_found_out_and_asked_no_more(plane):
 class Guest:
     """Somebody who pulls from a share with this key; keeps what it is answered."""
 
-    def __init__(self, port: Peer, folder, key: str, run: str) -> None:
+    def __init__(self, port: PeerEndpoint, folder, key: str, run: str) -> None:
         self.answers: list[object] = []
         self._news = asyncio.Event()
         self._context = zmq.asyncio.Context()
-        caller = Caller(load_pair(folder, key), run, "guest")
+        caller = ActorIdentity(load_pair(folder, key), run, "guest")
         self.link = WeightLink(
             self._context, port, caller=caller, on_message=self._on_message, may_queue=True
         )
@@ -151,7 +151,7 @@ class Guest:
         """Wait for the answer to a pull, past those to others."""
         while True:
             answer = await self.next()
-            assert isinstance(answer, Chunk | Later | Gone)
+            assert isinstance(answer, WeightChunk | SlicePending | VersionGone)
             if (answer.version, answer.offset) == (pull.version, pull.offset):
                 return answer
 
@@ -162,7 +162,7 @@ class Guest:
 @asynccontextmanager
 async def sharing(keys, held, neighbours=None):
     """A share that listens, and where; with `neighbours` that of a site."""
-    caller = Caller(load_pair(keys, "actor"), "toy", "sharing")
+    caller = ActorIdentity(load_pair(keys, "actor"), "toy", "sharing")
     folder = keys if neighbours is None else None
     share = WeightShare(held, "tcp://127.0.0.1:0", folder=folder, caller=caller)
     if neighbours is not None:
@@ -185,10 +185,10 @@ def test_a_slice_that_is_still_on_its_way_is_sent_on_when_it_arrives(tmp_path):
         async with sharing(keys, held) as port:
             guest = Guest(port, keys, "actor", "toy")
             guest.link.post(PULL)
-            assert await guest.next() == Later(PULL.version, 0)
+            assert await guest.next() == SlicePending(PULL.version, 0)
             held.begin(PULL.version, mmap.mmap(-1, 100))
             held.arrived(0)
-            assert await guest.next() == Chunk(PULL.version, 0, bytes(10))
+            assert await guest.next() == WeightChunk(PULL.version, 0, bytes(10))
             guest.leave()
 
     asyncio.run(story())
@@ -218,16 +218,16 @@ def test_one_that_asks_for_too_much_takes_no_place_of_another(tmp_path, monkeypa
             for number in range(5):
                 greedy.link.post(asked(number))
             greedy.link.post(PULL)
-            assert await greedy.next_of(PULL) == Later(PULL.version, 0)
+            assert await greedy.next_of(PULL) == SlicePending(PULL.version, 0)
             guest = Guest(port, keys, "actor", "toy")
             guest.link.post(PULL)
-            assert await guest.next() == Later(PULL.version, 0)
+            assert await guest.next() == SlicePending(PULL.version, 0)
             for number in range(5, 10):
                 greedy.link.post(asked(number))
             greedy.link.post(PULL)
-            assert await greedy.next_of(PULL) == Later(PULL.version, 0)
+            assert await greedy.next_of(PULL) == SlicePending(PULL.version, 0)
             held.arrived(0)
-            assert await guest.next() == Chunk(PULL.version, 0, bytes(10))
+            assert await guest.next() == WeightChunk(PULL.version, 0, bytes(10))
             greedy.leave()
             guest.leave()
 
@@ -249,23 +249,23 @@ def test_a_promise_to_one_whose_key_is_revoked_is_not_kept(tmp_path):
             await asyncio.sleep(REFRESH_S + 0.5)
             held.begin(PULL.version, mmap.mmap(-1, 100))
             held.arrived(0)
-            assert await guest.next() == Chunk(PULL.version, 0, bytes(10))
+            assert await guest.next() == WeightChunk(PULL.version, 0, bytes(10))
             revoked.leave()
             guest.leave()
             return revoked.answers
 
-    assert asyncio.run(story()) == [Later(PULL.version, 0)]
+    assert asyncio.run(story()) == [SlicePending(PULL.version, 0)]
 
 
 def test_a_peer_is_not_believed_when_it_says_what_is_newest(tmp_path):
     keys = keys_with_actor(tmp_path / "keys")
     held = HeldWeights()
-    answers = iter([Moved(manifest(9), 0), Chunk(PULL.version, 0, b"x")])
+    answers = iter([VersionReplaced(manifest(9), 0), WeightChunk(PULL.version, 0, b"x")])
     held.answer = lambda _: next(answers)  # type: ignore[assignment,method-assign,return-value]
 
     async def story():
         context = zmq.asyncio.Context()
-        caller = Caller(load_pair(keys, "actor"), "toy", "guest")
+        caller = ActorIdentity(load_pair(keys, "actor"), "toy", "guest")
         taken: asyncio.Queue[object] = asyncio.Queue()
         async with (
             sharing(keys, held) as port,
@@ -278,7 +278,7 @@ def test_a_peer_is_not_believed_when_it_says_what_is_newest(tmp_path):
         context.destroy(linger=0)
         return first
 
-    assert isinstance(asyncio.run(story()), Chunk)
+    assert isinstance(asyncio.run(story()), WeightChunk)
 
 
 def test_a_share_answers_allowed_actors_of_its_run_alone(tmp_path):
@@ -343,7 +343,7 @@ def test_a_share_whose_authenticator_died_ends_with_its_error(tmp_path, monkeypa
     keys = keys_with_actor(tmp_path / "keys")
 
     async def story():
-        caller = Caller(load_pair(keys, "actor"), "toy", "sharing")
+        caller = ActorIdentity(load_pair(keys, "actor"), "toy", "sharing")
         share = WeightShare(HeldWeights(), "tcp://127.0.0.1:0", folder=keys, caller=caller)
         running = asyncio.create_task(share.run())
         guest = Guest(await until(lambda: share.peer), keys, "actor", "toy")
@@ -360,7 +360,7 @@ def test_an_actor_that_could_let_nobody_in_says_so(tmp_path):
     keys = keys_with_actor(tmp_path / "keys")
     (keys / "allowed" / "actor" / "actor.pub").unlink()
 
-    caller = Caller(load_pair(keys, "actor"), "toy", "sharing")
+    caller = ActorIdentity(load_pair(keys, "actor"), "toy", "sharing")
     share = WeightShare(HeldWeights(), "tcp://127.0.0.1:0", folder=keys, caller=caller)
     with pytest.raises(SettingsError, match="must hold the public keys of the actors that may"):
         asyncio.run(share.run())

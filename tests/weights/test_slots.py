@@ -8,7 +8,7 @@ from broker.protocol.manifest import Probe, TensorSpec, WeightManifest
 from broker.protocol.weight_messages import CHUNK_BYTES, Pull
 from broker.weights.seal import Seal
 from buffer.record.episode import PolicyVersion
-from learner.weights.memory import NUM_SLOTS, Slot, Slots
+from learner.weights.memory import NUM_SLOTS, WeightSlot, WeightSlots
 from learner.weights.pull import PULL_IDLE_S, VersionsOnOffer
 from tests.learner.support.listening import without_files
 
@@ -26,7 +26,7 @@ class Learner:
     """The producer's side: seals versions whose bytes are their step number."""
 
     def __init__(self, folder) -> None:
-        self.slots = Slots(folder)
+        self.slots = WeightSlots(folder)
         for index in range(NUM_SLOTS):
             self.slots.path(index).write_bytes(bytes(NUM_BYTES))
             self.slots.add(index)
@@ -62,10 +62,10 @@ def clock():
 
 @pytest.fixture
 def on_offer(tmp_path, learner, clock):
-    return VersionsOnOffer(Slots(tmp_path), clock=clock)
+    return VersionsOnOffer(WeightSlots(tmp_path), clock=clock)
 
 
-def take(publisher: Slots) -> Slot:
+def take(publisher: WeightSlots) -> WeightSlot:
     slot = publisher.take()
     assert slot is not None
     return slot
@@ -76,7 +76,7 @@ def pull(step: int, offset: int = 0) -> Pull:
 
 
 def test_a_sealed_version_is_taken_once(learner, tmp_path):
-    publisher = Slots(tmp_path)
+    publisher = WeightSlots(tmp_path)
     learner.seal(1)
 
     taken = take(publisher)
@@ -95,21 +95,21 @@ def test_a_version_that_cannot_be_opened_is_taken_later(learner, tmp_path, on_of
         learner.seal(step)
 
     assert on_offer.advance().manifest == manifest(5)
-    assert Slots(tmp_path).take() is None
+    assert WeightSlots(tmp_path).take() is None
 
 
 def test_the_newest_replaces_a_version_that_nobody_took(learner, tmp_path):
     for step in (1, 2, 3, 4):
         learner.seal(step)
 
-    publisher = Slots(tmp_path)
+    publisher = WeightSlots(tmp_path)
 
     assert take(publisher).manifest == manifest(4)
     assert publisher.take() is None
 
 
 def test_the_learner_never_waits_for_a_publisher_that_stands_still(learner, tmp_path):
-    publisher = Slots(tmp_path)
+    publisher = WeightSlots(tmp_path)
     learner.seal(1)
     publisher.take()
     learner.seal(2)
@@ -122,9 +122,9 @@ def test_the_learner_never_waits_for_a_publisher_that_stands_still(learner, tmp_
 
 
 def test_a_version_lies_there_while_the_next_two_are_written(learner, tmp_path):
-    publisher = Slots(tmp_path)
+    publisher = WeightSlots(tmp_path)
     seals = [Seal(learner.slots.path(index)) for index in range(NUM_SLOTS)]
-    announced: list[tuple[Slot, int]] = []
+    announced: list[tuple[WeightSlot, int]] = []
 
     for step in range(1, 12):
         learner.seal(step)
@@ -148,7 +148,7 @@ def test_a_seal_is_open_while_the_learner_writes(learner):
 
 
 def test_a_dead_publisher_leaves_the_newest_version_to_the_next(learner, tmp_path):
-    dead = Slots(tmp_path)
+    dead = WeightSlots(tmp_path)
     learner.seal(1)
     dead.take()
     learner.seal(2)
@@ -156,19 +156,19 @@ def test_a_dead_publisher_leaves_the_newest_version_to_the_next(learner, tmp_pat
 
     learner.slots.reclaim()
 
-    assert take(Slots(tmp_path)).manifest == manifest(2)
+    assert take(WeightSlots(tmp_path)).manifest == manifest(2)
     assert sum(learner.slots.mark(i, "free").exists() for i in range(NUM_SLOTS)) == 2
 
 
 def test_a_version_sealed_while_the_publisher_was_dead_wins_over_what_it_held(learner, tmp_path):
-    dead = Slots(tmp_path)
+    dead = WeightSlots(tmp_path)
     learner.seal(1)
     dead.take()
     learner.seal(2)
 
     learner.slots.reclaim()
 
-    successor = Slots(tmp_path)
+    successor = WeightSlots(tmp_path)
     assert take(successor).manifest == manifest(2)
     assert successor.take() is None
 

@@ -16,7 +16,7 @@ from broker.weights.sparse import apply_changes, elements, encode_changes
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
 from learner.weights import updates
-from learner.weights.memory import Slot
+from learner.weights.memory import WeightSlot
 from learner.weights.updates import SparseChain
 from tests.weights.support.plane import Plane
 
@@ -116,7 +116,7 @@ def test_damaged_updates_are_refused_or_change_bits_and_never_raise_anything_els
             assert "must" in str(error)  # noqa: PT017 - which of the four raises is open
 
 
-def slot(step: int, array: np.ndarray) -> Slot:
+def slot(step: int, array: np.ndarray) -> WeightSlot:
     memory = mmap.mmap(-1, array.nbytes)
     memory[:] = array.tobytes()
     spec = TensorSpec("w", "bfloat16", array.shape, 0, array.nbytes)
@@ -129,7 +129,7 @@ def slot(step: int, array: np.ndarray) -> Slot:
         (spec,),
         probe,
     )
-    return Slot(0, manifest, memory, Path("unused"))
+    return WeightSlot(0, manifest, memory, Path("unused"))
 
 
 def grown(chain: SparseChain, versions: int, *, per_version: int = 10) -> list[np.ndarray]:

@@ -7,13 +7,19 @@ import pytest
 
 from broker.protocol.weight_messages import Join
 from buffer.record.episode import PolicyVersion
-from learner.weights.log import FILE_NAME, Sent, WeightLog, paused_fraction, read_weight_log
+from learner.weights.log import (
+    FILE_NAME,
+    VersionDelivery,
+    WeightLog,
+    paused_fraction,
+    read_weight_log,
+)
 from learner.weights.server import Pauses
 from tests.weights.support.scripted_publisher import manifest
 
 
-def sent(step: int, **changes) -> Sent:
-    plain = Sent(PolicyVersion(1, step), 2, 1, 3, is_complete=True, wall_s=0.25)
+def sent(step: int, **changes) -> VersionDelivery:
+    plain = VersionDelivery(PolicyVersion(1, step), 2, 1, 3, is_complete=True, wall_s=0.25)
     return replace(plain, **changes)
 
 

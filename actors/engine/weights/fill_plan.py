@@ -28,7 +28,7 @@ _FILLS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
 """Operations that set the rows of padding to zero."""
 
 
-class Part(NamedTuple):
+class StridedView(NamedTuple):
     """A part of a tensor, as `torch.as_strided` takes it."""
 
     size: tuple[int, ...]
@@ -36,7 +36,7 @@ class Part(NamedTuple):
     offset: int
 
     @classmethod
-    def of(cls, view: Tensor) -> Part:
+    def of(cls, view: Tensor) -> StridedView:
         """Describe a view of a tensor that begins its storage."""
         return cls(tuple(view.shape), view.stride(), int(view.storage_offset()))
 
@@ -46,12 +46,12 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ParameterPiece:
     """A part of a parameter that is a part of a tensor of a version."""
 
-    place: Part
+    place: StridedView
     tensor: str
-    source: Part
+    source: StridedView
 
 
 class FillPlan:
@@ -63,12 +63,14 @@ class FillPlan:
     """
 
     def __init__(
-        self, pieces: Mapping[str, Sequence[Piece]], shapes: Mapping[str, torch.Size]
+        self, pieces: Mapping[str, Sequence[ParameterPiece]], shapes: Mapping[str, torch.Size]
     ) -> None:
         self._pieces = pieces
         self.shapes = shapes
 
-    def parts(self, parameter: str, tensors: Mapping[str, Tensor]) -> Iterable[tuple[Part, Tensor]]:
+    def parts(
+        self, parameter: str, tensors: Mapping[str, Tensor]
+    ) -> Iterable[tuple[StridedView, Tensor]]:
         """Yield each part of a parameter with its value."""
         for piece in self._pieces[parameter]:
             yield piece.place, piece.source.inside(tensors[piece.tensor])
@@ -120,7 +122,9 @@ class _Recorder(TorchDispatchMode):
         self._parameters = parameters
         self._parameter_at = {_storage(value): name for name, value in parameters.items()}
         self._tensor_at = {_storage(value): name for name, value in tensors.items()}
-        self._pieces: dict[str, dict[Part, Piece]] = {name: {} for name in parameters}
+        self._pieces: dict[str, dict[StridedView, ParameterPiece]] = {
+            name: {} for name in parameters
+        }
         self._is_exact = len(self._parameter_at) == len(parameters)
 
     def __torch_dispatch__(
@@ -137,7 +141,9 @@ class _Recorder(TorchDispatchMode):
         into = self._parameter_at.get(storages[0]) if storages else None
         if func is _COPY and into is not None and storages[1] in self._tensor_at:
             place, value = args[0], args[1]
-            piece = Piece(Part.of(place), self._tensor_at[storages[1]], Part.of(value))
+            piece = ParameterPiece(
+                StridedView.of(place), self._tensor_at[storages[1]], StridedView.of(value)
+            )
             self._pieces[into][piece.place] = piece
             self._is_exact &= place.shape == value.shape
             return place
@@ -166,5 +172,5 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
 
 
-def _numel(part: Part) -> int:
+def _numel(part: StridedView) -> int:
     return torch.Size(part.size).numel()

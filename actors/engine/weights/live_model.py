@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from vllm.config import VllmConfig, set_current_vllm_config
 
 from actors.engine.vllm_private import PACKED
-from actors.engine.wire_tensors import Place, Prepared, named_tensors, tensors_in
+from actors.engine.wire_tensors import PreparationState, VersionFile, named_tensors, tensors_in
 from broker.protocol.manifest import TensorSpec
 from configs.errors import EngineError, WeightsError
 from configs.worker import Worker
@@ -65,7 +65,7 @@ class LiveModel:
         self._plan: FillPlan | None = None
         self._planned: tuple[TensorSpec, ...] = ()
         """Tensors that a plan was made for, or could not be."""
-        self._place: Place | None = None
+        self._place: VersionFile | None = None
         self._opened: _Opened | None = None
         self._opening: Worker | None = None
 
@@ -76,7 +76,7 @@ class LiveModel:
             return f"layer by layer: {self._obstacle}"
         return "copied into place"
 
-    def prepare(self, place: Place) -> bool:
+    def prepare(self, place: VersionFile) -> bool:
         """Begin to open a version beside the steps, or wait briefly for it; True = it is open.
 
         Raises:
@@ -110,7 +110,7 @@ class LiveModel:
             # Half of the model is new by now: not a WeightsError, which would promise the old one.
             raise EngineError(missing)
 
-    def read_back(self, place: Place) -> list[str] | None:
+    def read_back(self, place: VersionFile) -> list[str] | None:
         """Name parameters that are not this version's; None where they cannot be read.
 
         Raises:
@@ -149,7 +149,7 @@ class LiveModel:
         return not opening.is_alive
 
     @torch.no_grad()
-    def _open(self, place: Place) -> None:
+    def _open(self, place: VersionFile) -> None:
         path, specs = Path(place.path), place.tensors
         view: object = None
         if self._device.type == "cuda":
@@ -162,7 +162,7 @@ class LiveModel:
         parts = None if self._plan is None else list(_parts(self._model, self._plan, tensors))
         self._opened = _Opened(view, tensors, parts)
 
-    def _has_moved(self, place: Place, opened: _Opened) -> bool:
+    def _has_moved(self, place: VersionFile, opened: _Opened) -> bool:
         """Whether a registered file was truncated since: a card would read its old pages."""
         files = self._files
         return files is not None and (
@@ -238,13 +238,13 @@ class WorkerCalls:
             serve_actor(line, str(worker.device))
 
     def nyala_prepare(self, update: dict[str, Any]) -> dict[str, Any]:
-        """Begin to open a version; return how far this worker is with it (`Prepared`)."""
+        """Begin to open a version; return how far this worker is with it (`PreparationState`)."""
         model = self._nyala_model()
         try:
-            is_ready = model.prepare(convert(update, Place))
-            prepared = Prepared(is_ready, model.way)
+            is_ready = model.prepare(convert(update, VersionFile))
+            prepared = PreparationState(is_ready, model.way)
         except WeightsError as error:
-            prepared = Prepared(True, "", str(error))
+            prepared = PreparationState(True, "", str(error))
         values: dict[str, Any] = to_builtins(prepared)
         return values
 
@@ -254,7 +254,7 @@ class WorkerCalls:
 
     def nyala_read_back(self, update: dict[str, Any]) -> list[str] | None:
         """Name parameters that are not this version's; None where they cannot be read."""
-        return self._nyala_model().read_back(convert(update, Place))
+        return self._nyala_model().read_back(convert(update, VersionFile))
 
     def _nyala_model(self) -> LiveModel:
         if self._live_model is None:

@@ -17,7 +17,7 @@ from configs.errors import WeightsError
 from configs.worker import Worker
 
 from .member_thread import MemberThread
-from .worker_orders import MAX_LINE_BYTES, Answer, Enter, Leave, Receive, line_of, order_of
+from .worker_orders import MAX_LINE_BYTES, Enter, Leave, OrderReply, Receive, line_of, order_of
 
 
 class WorkerMember:
@@ -50,27 +50,29 @@ class WorkerMember:
         try:
             self._member.enter(order.epoch)
         except WeightsError as error:
-            self._answer(Answer(order.number, fault=str(error)))
+            self._answer(OrderReply(order.number, fault=str(error)))
         else:
-            self._answer(Answer(order.number))
+            self._answer(OrderReply(order.number))
 
     def _receive(self, order: Receive) -> None:
         def on_done(arriving: Future[str]) -> None:
             error = arriving.exception()
             if error is None:
-                self._answer(Answer(order.number, digest=arriving.result()))
+                self._answer(OrderReply(order.number, digest=arriving.result()))
             else:
-                self._answer(Answer(order.number, fault=f"the broadcast failed: {error}"[:1000]))
+                self._answer(
+                    OrderReply(order.number, fault=f"the broadcast failed: {error}"[:1000])
+                )
 
         try:
             memory = _map(order.path, order.num_bytes)
             arriving = self._member.receive(memory)
         except (OSError, ValueError, WeightsError) as error:
-            self._answer(Answer(order.number, fault=str(error)))
+            self._answer(OrderReply(order.number, fault=str(error)))
         else:
             arriving.add_done_callback(on_done)
 
-    def _answer(self, answer: Answer) -> None:
+    def _answer(self, answer: OrderReply) -> None:
         try:
             with self._sending:
                 self._line.sendall(line_of(answer))

@@ -38,7 +38,7 @@ class Leave(Struct, frozen=True, tag=True):
     """Leave the group; there is no answer."""
 
 
-class Answer(Struct, frozen=True):
+class OrderReply(Struct, frozen=True):
     """What became of an order."""
 
     number: int
@@ -52,10 +52,10 @@ Order: TypeAlias = Enter | Receive | Leave
 
 _ENCODER = Encoder()
 _ORDERS: Decoder[Order] = Decoder(Enter | Receive | Leave)
-_ANSWERS = Decoder(Answer)
+_ANSWERS = Decoder(OrderReply)
 
 
-def line_of(message: Order | Answer) -> bytes:
+def line_of(message: Order | OrderReply) -> bytes:
     """Return a message as a line."""
     return _ENCODER.encode(message) + b"\n"
 
@@ -65,6 +65,6 @@ def order_of(line: bytes) -> Order:
     return _ORDERS.decode(line)
 
 
-def answer_of(line: bytes) -> Answer:
+def answer_of(line: bytes) -> OrderReply:
     """Read an answer from a line."""
     return _ANSWERS.decode(line)

@@ -108,7 +108,7 @@ SUCCESS = ("is_success", "success")
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class GameStep:
     """Answer of a game to a text."""
 
     observation: GivenPrompt
@@ -125,7 +125,7 @@ class Game(Protocol):
         """Begin an episode; return the prompt of the policy, and `info`."""
         ...
 
-    def play(self, text: str) -> Turn:
+    def play(self, text: str) -> GameStep:
         """Take a turn of the policy."""
         ...
 
@@ -148,7 +148,7 @@ class GymGame:
         observation, info = result if is_pair else (result, {})
         return _text(observation, "reset"), info
 
-    def play(self, text: str) -> Turn:
+    def play(self, text: str) -> GameStep:
         """Step the environment with a text."""
         match self._environment.step(text):
             case (observation, reward, terminated, truncated, Mapping() as info):
@@ -162,7 +162,7 @@ class GymGame:
                     f"{quoted(other)}; a "
                     "class whose methods are tools is named as factory of `environment: dataset`"
                 )
-        return Turn("" if done else _text(observation, "step"), float(reward), done, info)
+        return GameStep("" if done else _text(observation, "step"), float(reward), done, info)
 
 
 class ArenaGame:
@@ -177,13 +177,13 @@ class ArenaGame:
         self._environment.reset(num_players=1, seed=seed)
         return self._observation(), {}
 
-    def play(self, text: str) -> Turn:
+    def play(self, text: str) -> GameStep:
         """Step the game with a text; the reward comes at the end."""
         done, info = self._environment.step(text)
         if not done:
-            return Turn(self._observation(), 0.0, done=False, info=info or {})
+            return GameStep(self._observation(), 0.0, done=False, info=info or {})
         rewards, _ = self._environment.close()
-        return Turn("", float((rewards or {}).get(0, 0.0)), done=True, info=info or {})
+        return GameStep("", float((rewards or {}).get(0, 0.0)), done=True, info=info or {})
 
     def _observation(self) -> str:
         player, observation = self._environment.get_observation()
@@ -216,7 +216,7 @@ class RowGame:
         prompt, info = self._environment.init(messages)
         return prompt, info or {}
 
-    def play(self, text: str) -> Turn:
+    def play(self, text: str) -> GameStep:
         """Step the game with a text."""
         step = self._environment.step(text)
         if not isinstance(step, Mapping) or not {"observations", "reward", "done"} <= step.keys():
@@ -228,7 +228,7 @@ class RowGame:
         if not done and not step["observations"]:
             raise SettingsError("step must return an observation before the episode is done")
         observations = "" if done else step["observations"]
-        return Turn(observations, float(step["reward"]), done, step.get("metadata") or {})
+        return GameStep(observations, float(step["reward"]), done, step.get("metadata") or {})
 
 
 def is_arena(environment: Any) -> bool:

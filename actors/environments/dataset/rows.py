@@ -84,7 +84,7 @@ def open_rows(path: str, *, subset: str | None = None, split: str = "train") -> 
         raise SettingsError(f"a dataset must be readable, got {path}: {error!s:.200}") from None
 
 
-class JsonLines:
+class JsonLinesRows:
     """Lines of a file, each a JSON object; empty ones are left out."""
 
     def __init__(self, path: Path) -> None:
@@ -133,7 +133,7 @@ class JsonLines:
         return f"line {before.count(NEW_LINE) + 1} of {self._path}"
 
 
-class Table:
+class ArrowRows:
     """Columns of Arrow, a row at a time."""
 
     def __init__(self, table: Any) -> None:
@@ -179,7 +179,7 @@ def _csv(path: Path) -> Sequence[Row]:
 
 def _parquet(path: Path) -> Rows:
     parquet = _package("pyarrow.parquet", f"{path} must be read by pyarrow")
-    return Table(parquet.read_table(path))
+    return ArrowRows(parquet.read_table(path))
 
 
 def _is_on_a_hub(path: str, place: Path) -> bool:
@@ -273,7 +273,7 @@ def _object(row: Any, where: str) -> Row:
 
 
 _READERS: dict[str, Callable[[Path], Rows]] = {
-    ".jsonl": JsonLines,
+    ".jsonl": JsonLinesRows,
     ".json": _json,
     ".csv": _csv,
     ".tsv": _csv,

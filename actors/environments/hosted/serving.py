@@ -26,10 +26,16 @@ from typing import Any, BinaryIO
 
 from actors.environments.adapters.forms import adapt, over_rows
 from actors.environments.base import Environment, Score, Segment, Step, columns_of, tools_of
-from actors.environments.calls import Call, Lane, Lanes, LaneThread, overdue
+from actors.environments.calls import (
+    EnvironmentCall,
+    EnvironmentLane,
+    EnvironmentLanes,
+    LaneThread,
+    overdue,
+)
 from configs.child import MalformedFrame, as_frame, read_frame
 from configs.errors import DeadlineError, NyalaError
-from configs.own_code import explain, load_own
+from configs.own_code import explain, load_user_code
 
 # --------------------------------------------------------------------------------------------------
 # Messages between an actor and an environment host: frames of JSON.
@@ -132,8 +138,8 @@ class Serving:
         self._threads = threads
         self._rows = GivenRows()
         self._loop = asyncio.new_event_loop()
-        self._lanes: Lanes
-        self._episodes: dict[int, tuple[Lane, Any, GivenRow | None]] = {}
+        self._lanes: EnvironmentLanes
+        self._episodes: dict[int, tuple[EnvironmentLane, Any, GivenRow | None]] = {}
 
     def take(self, request: dict[str, Any]) -> None:
         """Accept a request, which is answered now or later."""
@@ -160,7 +166,7 @@ class Serving:
         plays_rows: bool,
         needs_reward: bool,
     ) -> dict[str, Any]:
-        factory = load_own(name, setting=setting, kind="class")
+        factory = load_user_code(name, setting=setting, kind="class")
         make: Callable[[], Environment]
         if plays_rows:
             make = partial(over_rows, self._rows, factory, settings, needs_reward=needs_reward)
@@ -169,7 +175,7 @@ class Serving:
             make = lambda: adapt(bare(), bare, name=name, needs_reward=needs_reward)  # noqa: E731
         first = make()
         another: Callable[[], Environment] = getattr(first, "another", make)
-        self._lanes = Lanes(
+        self._lanes = EnvironmentLanes(
             another,
             num_threads=self._threads,
             is_shared=bool(getattr(first, "is_thread_safe", False)),
@@ -202,7 +208,7 @@ class Serving:
             else:
                 answer(_read(read, value))
 
-        self._lanes.put(Call(work, done, limit_s), lane)
+        self._lanes.put(EnvironmentCall(work, done, limit_s), lane)
 
     def _watch(self) -> None:
         while True:
@@ -219,7 +225,7 @@ class Serving:
         return thread.environment.begin(index, seed, held_out=request["held_out"])
 
     def _begun(
-        self, episode: int, lane: Lane, row: GivenRow | None, conversation: Any
+        self, episode: int, lane: EnvironmentLane, row: GivenRow | None, conversation: Any
     ) -> dict[str, Any]:
         reply = _shown(conversation) | {
             "prompt": conversation.prompt,

@@ -1,7 +1,8 @@
 """A check of settings or machine, by name, and how a doubt about a run is told from a fault.
 
-A check returns figures, returns a `Doubt` about something that does not prevent a run, or raises an
-error of one sentence. `nyala up` stops if a check raises; `nyala doctor` goes on to the next.
+A check returns figures, returns a `CheckWarning` about something that does not prevent a run, or
+raises an error of one sentence. `nyala up` stops if a check raises; `nyala doctor` goes on to the
+next.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ GIB = 2**30
 MIB = 2**20
 
 
-class Doubt(NamedTuple):
+class CheckWarning(NamedTuple):
     """What a check found that does not prevent a run."""
 
     text: str
@@ -30,7 +31,7 @@ class Check:
 
     group: str
     name: str
-    look: Callable[[], str | Doubt]
+    look: Callable[[], str | CheckWarning]
     """Does the check: returns figures or a doubt, or raises a NyalaError."""
     needs: str = ""
     """Name of an earlier check of its group: if that fails, this one is left out."""

@@ -22,7 +22,7 @@ from console.run.card_memory import CardMemory, ModelShape, card_memory, saved_b
 from console.run.own_files import with_value
 from learner.weights.memory import NUM_SLOTS
 
-from .check import GIB, Doubt, sized
+from .check import GIB, CheckWarning, sized
 
 HUB_TIMEOUT_S = 10.0
 
@@ -275,7 +275,7 @@ def usual_rate(parameters: int, *, has_adapters: bool = False) -> float:
     return rate * OF_ADAPTERS if has_adapters else rate
 
 
-def check_rate(settings: Settings) -> str | Doubt:
+def check_rate(settings: Settings) -> str | CheckWarning:
     """`learner.lr` is near the usual rate for the model's size."""
     lr, rank, config = settings.learner.lr, settings.learner.lora_rank, model_config(settings.run)
     if config is None:
@@ -289,7 +289,7 @@ def check_rate(settings: Settings) -> str | Doubt:
     of = f"{what} of {parameters / 1e6:,.0f} million parameters"
     if parameters < LEAST_PARAMETERS or usual / FAR <= lr <= usual * FAR:
         return f"{lr:g} for {of}"
-    return Doubt(
+    return CheckWarning(
         f"learner.lr should be about {usual:g} for {of}, got {lr:g}; "
         + ("the model may collapse" if lr > usual else "nothing may be learned")
         + f": set learner.lr: {usual:g}, and tune from there"
@@ -362,7 +362,7 @@ def check_size(settings: Settings) -> str:
     return f"{sized(sizes_of(settings).published)} as it is published"
 
 
-def check_shared_memory(settings: Settings) -> str | Doubt:
+def check_shared_memory(settings: Settings) -> str | CheckWarning:
     """The slots of published weights fit into shared memory, or else onto the disk.
 
     Raises:
@@ -381,13 +381,13 @@ def check_shared_memory(settings: Settings) -> str | Doubt:
             f"weights, got {sized(free)}, and {sized(_free(place))} on the disk of {place}; "
             f"{remedy}, or name a larger disk in {SCRATCH}"
         )
-    return Doubt(
+    return CheckWarning(
         f"{SHARED_MEMORY} should have {sized(wanted)} free for {NUM_SLOTS} copies of the weights, "
         f"got {sized(free)}: they go to the disk of {place}, which is slower; {remedy}"
     )
 
 
-def check_disk(settings: Settings) -> str | Doubt:
+def check_disk(settings: Settings) -> str | CheckWarning:
     """The checkpoints of a run fit onto its disk, together with its logs and its last model.
 
     Raises:
@@ -410,7 +410,7 @@ def check_disk(settings: Settings) -> str | Doubt:
             f"another disk with --set run.directory=FOLDER"
         )
     if wanted + SPARE_DISK_BYTES > free + held:
-        return Doubt(
+        return CheckWarning(
             f"the disk of run.directory should have {sized(SPARE_DISK_BYTES)} left for logs and "
             f"samples, got {sized(free + held - wanted)} at {settings.run.folder} beside {count} "
             f"checkpoints of {sized(sizes.checkpoint)}; free some space, or choose another disk "

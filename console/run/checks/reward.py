@@ -35,7 +35,7 @@ from configs.settings import ActorSettings, LearnerSettings, RunSettings, Settin
 from learner.data.grades import REWARD
 from learner.data.records import shaped
 
-from .check import Doubt
+from .check import CheckWarning
 from .model import is_at_hand
 
 REWARD_TIMEOUT_S = 60.0
@@ -70,7 +70,7 @@ def check_reward(settings: Settings) -> str:
     return "; ".join(described)
 
 
-def check_answers(settings: Settings) -> str | Doubt:
+def check_answers(settings: Settings) -> str | CheckWarning:
     """A right answer to the first item of each environment is rewarded more than an empty one.
 
     Raises:
@@ -91,10 +91,10 @@ def check_answers(settings: Settings) -> str | Doubt:
                 f"the reward of {run.environment} should be larger for a right answer than for an "
                 f"empty one, got {right:g} and {empty:g}; look at both with `nyala env test`"
             )
-    return Doubt("; ".join(doubts)) if doubts else "; ".join(results)
+    return CheckWarning("; ".join(doubts)) if doubts else "; ".join(results)
 
 
-def check_stop(settings: Settings) -> str | Doubt:
+def check_stop(settings: Settings) -> str | CheckWarning:
     """A right answer to the first item of each environment stays right if `run.stop` ends it.
 
     Raises:
@@ -104,7 +104,7 @@ def check_stop(settings: Settings) -> str | Doubt:
         return "no strings"
     worse = partial(_worse_where_it_ends, actors=settings.actors)
     doubts = [*filter(None, for_each(settings.run, worse, limit_s=REWARD_TIMEOUT_S))]
-    return Doubt("; ".join(doubts)) if doubts else "right answers stay right"
+    return CheckWarning("; ".join(doubts)) if doubts else "right answers stay right"
 
 
 def _worse_where_it_ends(run: RunSettings, *, actors: ActorSettings) -> str:
@@ -280,7 +280,7 @@ def _counted(
     return PromptLengths(tokens, total, longest)
 
 
-def check_prompts(settings: Settings, *, has_begun: bool) -> str | Doubt:
+def check_prompts(settings: Settings, *, has_begun: bool) -> str | CheckWarning:
     """No prompt is longer than `run.max_prompt_tokens`.
 
     Args:
@@ -294,7 +294,7 @@ def check_prompts(settings: Settings, *, has_begun: bool) -> str | Doubt:
     try:
         lengths = for_each(settings.run, _lengths_of, limit_s=REWARD_TIMEOUT_S)
     except DeadlineError as error:
-        return Doubt(f"no prompt was counted; `nyala data check` has more time: {error}")
+        return CheckWarning(f"no prompt was counted; `nyala data check` has more time: {error}")
     for run, counted in zip(settings.run.by_environment.values(), lengths, strict=True):
         if counted is None or not counted.tokens:
             results.append(f"{run.environment}: the model that counts them is not here")
@@ -314,7 +314,7 @@ def check_prompts(settings: Settings, *, has_begun: bool) -> str | Doubt:
             f"{run.environment}: {min(counted.tokens)} to {max(counted.tokens)} tokens in "
             f"{counted.looked_at}"
         )
-    return Doubt("; ".join(doubts)) if doubts else "; ".join(results)
+    return CheckWarning("; ".join(doubts)) if doubts else "; ".join(results)
 
 
 def _lengths_of(run: RunSettings) -> PromptLengths | None:

@@ -11,7 +11,7 @@ from configs.settings import BufferSettings, RunSettings
 from configs.validation.store import memory_shortage
 from console.run.redis_server import find_binary
 
-from .check import Check, Doubt, sized
+from .check import Check, CheckWarning, sized
 
 GROUP = "Redis"
 REACHED = "answers"
@@ -39,7 +39,7 @@ def store_checks(run: RunSettings, buffer: BufferSettings, url: str) -> list[Che
     """List the checks of a server that answers; `nyala up` only warns of what they find."""
 
     def check(name: str) -> Check:
-        def look() -> str | Doubt:
+        def look() -> str | CheckWarning:
             state = read_server_state(url)
             return LOOKS[name](run, buffer, state)
 
@@ -48,7 +48,9 @@ def store_checks(run: RunSettings, buffer: BufferSettings, url: str) -> list[Che
     return [check(name) for name in LOOKS]
 
 
-def check_version(_run: RunSettings, _buffer: BufferSettings, state: ServerState) -> str | Doubt:
+def check_version(
+    _run: RunSettings, _buffer: BufferSettings, state: ServerState
+) -> str | CheckWarning:
     """The server has the commands of the scripts, and no known security holes.
 
     Raises:
@@ -56,14 +58,16 @@ def check_version(_run: RunSettings, _buffer: BufferSettings, state: ServerState
     """
     server = state.server
     if server is None:
-        return Doubt("the Redis server should name its version, got none; use Redis or Valkey")
+        return CheckWarning(
+            "the Redis server should name its version, got none; use Redis or Valkey"
+        )
     if server.version[:2] < LEAST_VERSION:
         least = ".".join(map(str, LEAST_VERSION))
         raise SettingsError(
             f"the Redis server must be Redis {least} or newer, or Valkey, got {server}; update it"
         )
     warning = warning_about(server)
-    return str(server) if warning is None else Doubt(warning)
+    return str(server) if warning is None else CheckWarning(warning)
 
 
 def check_policy(_run: RunSettings, _buffer: BufferSettings, state: ServerState) -> str:
@@ -100,14 +104,16 @@ def check_durability(_run: RunSettings, _buffer: BufferSettings, state: ServerSt
     return "append-only file on, last write worked"
 
 
-def check_memory(run: RunSettings, buffer: BufferSettings, state: ServerState) -> str | Doubt:
+def check_memory(
+    run: RunSettings, buffer: BufferSettings, state: ServerState
+) -> str | CheckWarning:
     """The memory of the server holds the episodes of the run, and is not nearly full.
 
     Raises:
         SettingsError: The batch that actors work for may never fill.
     """
     if not state.limit_bytes:
-        return Doubt(
+        return CheckWarning(
             f"maxmemory of the Redis server should be set, got none: it grows until the machine "
             f"ends it; `CONFIG SET maxmemory {buffer.maxmemory_mb}mb`"
         )
@@ -116,7 +122,7 @@ def check_memory(run: RunSettings, buffer: BufferSettings, state: ServerState) -
     figures = f"{sized(state.used_bytes)} of {sized(state.limit_bytes)} used"
     share = state.used_bytes / state.limit_bytes
     if share >= buffer.pause_at_memory:
-        return Doubt(
+        return CheckWarning(
             f"the Redis server should be filled below buffer.pause_at_memory = "
             f"{buffer.pause_at_memory}, got {figures}: no lease is granted; raise its maxmemory, "
             f"or remove other runs"

@@ -19,7 +19,7 @@ import torch
 
 from buffer import operations
 from buffer.operations.values import ActorSeen
-from configs.fleet import Meter, Wanted, first_wanted, next_wanted
+from configs.fleet import Meter, WantedActors, first_wanted, next_wanted
 from configs.settings import Settings
 from configs.worker import Worker
 from learner.data.claims import ClaimedBatch
@@ -47,7 +47,7 @@ class FleetWatch:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._meter = Meter()
-        self.wanted: Wanted = first_wanted(settings)
+        self.wanted: WantedActors = first_wanted(settings)
         """The newest number."""
         self.present = 0
         """Actors that were heard of lately, with weights or not."""
@@ -91,7 +91,7 @@ CLOSE_S = 10.0
 ASK_EVERY_S = 2.0  # as often as actors report
 
 
-class Seen(NamedTuple):
+class MeasuredBatch(NamedTuple):
     """A batch with its measurements. Producer: the thread that trains."""
 
     batch: ClaimedBatch
@@ -124,7 +124,7 @@ class AdvisorThread:
         """Since the last batch, as in `Evidence`."""
         self._cards = 0 if settings.learner.device == "cpu" else torch.cuda.device_count()
         self._dropped: Mapping[str, int] = {}
-        self._queue: queue.Queue[Seen | None] = queue.Queue(MOST_WAITING)
+        self._queue: queue.Queue[MeasuredBatch | None] = queue.Queue(MOST_WAITING)
         self._worker = Worker(self._work, name="advice")
         self._is_first = True
         self._step, self._batches, self._cpu_s = 0, 0, 0.0
@@ -163,7 +163,9 @@ class AdvisorThread:
         span_s = sum(seconds.values()) - (seconds["wait"] - wait_s)
         self._is_first = False
         if self._worker.is_alive and not self._queue.full():
-            self._queue.put_nowait(Seen(batch, trained, figures, wait_s, span_s, dict(dropped)))
+            self._queue.put_nowait(
+                MeasuredBatch(batch, trained, figures, wait_s, span_s, dict(dropped))
+            )
 
     def close(self) -> None:
         """Judge what waits, for `CLOSE_S` at most, and end the thread."""
@@ -219,7 +221,7 @@ class AdvisorThread:
             if advised.rule not in before:
                 log.warning("ADVICE", rule=advised.rule, step=self._step, text=advised.text)
 
-    def _evidence(self, seen: Seen) -> Evidence:
+    def _evidence(self, seen: MeasuredBatch) -> Evidence:
         batch, divergence = seen.batch, seen.trained.divergence
         dropped = {why: n - self._dropped.get(why, 0) for why, n in seen.dropped.items()}
         self._dropped = seen.dropped

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import msgspec
 
-from configs.json_lines import Follower
+from configs.json_lines import LineFollower
 from learner.reporting.samples import NAME as SAMPLES
 from learner.reporting.samples import SampleLine
 
 from .names import Line, batch_figures, evaluation_figures
-from .tracker import Point, SampleTable
+from .tracker import SampleTable, TrackedFigures
 
 LINES = 64  # read at a time
 MAX_ROWS = 256  # of a table: a batch of 32 groups of 8
@@ -46,25 +46,25 @@ class Feed:
         self._sent = dict(sent)
         self._passed: set[tuple[str, int]] = set()
         """Streams and steps of this life; evaluations may end in another order than they began."""
-        self._batches = Follower(folder / "metrics.jsonl")
-        self._evaluations = Follower(folder / "eval.jsonl")
-        self._samples = Follower(folder / f"{SAMPLES}.jsonl")
+        self._batches = LineFollower(folder / "metrics.jsonl")
+        self._evaluations = LineFollower(folder / "eval.jsonl")
+        self._samples = LineFollower(folder / f"{SAMPLES}.jsonl")
         self._tables: dict[str, _OpenTable] = {}
         self._step = 0
         self._time = time.time()
 
-    def points(self, limit: int) -> tuple[str, list[Point]]:
+    def points(self, limit: int) -> tuple[str, list[TrackedFigures]]:
         """Return the next figures, of batches or of evaluations; none where nothing is new."""
         batches = self._new_lines("batches", self._batches, limit)
         if batches:
             points = []
             for step, line in batches:
                 self._step, self._time = step, _unix_time(line, self._time)
-                points.append(Point(step, self._time, batch_figures(line)))
+                points.append(TrackedFigures(step, self._time, batch_figures(line)))
             return "batches", points
         evaluations = self._new_lines("evaluations", self._evaluations, limit)
         return "evaluations", [
-            Point(step, self._time, evaluation_figures(line)) for step, line in evaluations
+            TrackedFigures(step, self._time, evaluation_figures(line)) for step, line in evaluations
         ]
 
     def tables(self, *, is_ended: bool) -> list[SampleTable]:
@@ -84,7 +84,7 @@ class Feed:
         for tail in (self._batches, self._evaluations, self._samples):
             tail.close()
 
-    def _new_lines(self, stream: str, tail: Follower, limit: int) -> list[tuple[int, Line]]:
+    def _new_lines(self, stream: str, tail: LineFollower, limit: int) -> list[tuple[int, Line]]:
         new: list[tuple[int, Line]] = []
         while len(new) < limit and (lines := tail.read(limit - len(new))):
             for text in lines:

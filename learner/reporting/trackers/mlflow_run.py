@@ -19,7 +19,7 @@ from configs.settings import RunSettings
 from configs.tables.trackers import MlflowSettings
 
 from .http_api import HttpApi, RefusedCall, naming_server
-from .tracker import Parameters, Point, SampleTable
+from .tracker import Parameters, SampleTable, TrackedFigures
 
 API = "api/2.0/mlflow"
 ARTIFACTS = "api/2.0/mlflow-artifacts/artifacts"
@@ -74,7 +74,7 @@ class MlflowRun:
         self._read_run()
         return self._run_id
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[TrackedFigures]) -> None:
         # The same point twice, after an answer that was lost, is one in MLflow's database.
         metrics = [
             {

@@ -13,7 +13,7 @@ from configs import markdown
 from configs.markdown import literal
 
 from .http_api import require_package
-from .tracker import Parameters, Point, SampleTable
+from .tracker import Parameters, SampleTable, TrackedFigures
 
 FOLDER = "tensorboard"
 
@@ -47,7 +47,7 @@ class TensorboardEvents:
             self._writer.flush()
         return FOLDER
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[TrackedFigures]) -> None:
         for point in points:
             summary = import_module("tensorboard.compat.proto.summary_pb2").Summary()
             for name, figure in point.figures.items():

@@ -16,7 +16,7 @@ Parameters: TypeAlias = Mapping[str, str | int | float | bool | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class TrackedFigures:
     """Figures of one batch or one evaluation."""
 
     step: int
@@ -55,7 +55,7 @@ class Tracker(Protocol):
         """Continue a run, or begin one where there is none; returns its id."""
         ...
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[TrackedFigures]) -> None:
         """Take figures; those of a step may come in several points."""
         ...
 

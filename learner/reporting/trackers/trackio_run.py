@@ -13,7 +13,7 @@ from configs.settings import RunSettings
 from configs.tables.trackers import TrackioSettings
 
 from .http_api import HttpApi, naming_server
-from .tracker import Parameters, Point, SampleTable
+from .tracker import Parameters, SampleTable, TrackedFigures
 
 API_VERSION = 1
 
@@ -51,7 +51,7 @@ class TrackioRun:
         self._config = parameters if run_id is None else None
         return self._run_id
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[TrackedFigures]) -> None:
         self._send([(point.step, dict(point.figures)) for point in points])
 
     def table(self, table: SampleTable) -> None:

@@ -14,7 +14,7 @@ from configs.settings import RunSettings
 from configs.tables.trackers import WandbSettings
 
 from .http_api import require_package
-from .tracker import Parameters, Point, SampleTable
+from .tracker import Parameters, SampleTable, TrackedFigures
 
 
 class WandbRun:
@@ -61,7 +61,7 @@ class WandbRun:
         self._run.define_metric("*", step_metric="step")
         return run_id
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[TrackedFigures]) -> None:
         for point in points:
             self._run.log({"step": point.step, **point.figures})
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from actors.capacity import HELD_S, LATEST, WINDOW_S, BatchSize, Memory
+from actors.capacity import HELD_S, LATEST, WINDOW_S, BatchSize, KvCacheState
 from tests.actors.capacity.support.stand_in_engine import StandInEngine, on_a_cpu, on_a_gpu
 
 
@@ -56,7 +56,7 @@ class Windows:
             ended=self.ended,
             is_full=is_full,
             is_over=is_over,
-            memory=Memory(used, self.evicted),
+            memory=KvCacheState(used, self.evicted),
         )
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from actors.capacity import WINDOW_S, CacheMeter, Room, Seen, Tuner, leases_for
+from actors.capacity import WINDOW_S, ActorCounts, CacheMeter, ConcurrencyLimit, Tuner, leases_for
 from configs.settings import ActorSettings
 from tests.waiting import still_waits
 
@@ -14,30 +14,30 @@ BOUNDS = ActorSettings(
 
 
 def test_a_room_begins_with_the_least_and_grows_into_the_cache():
-    room, meter = Room(999, group_size=4), CacheMeter()
+    room, meter = ConcurrencyLimit(999, group_size=4), CacheMeter()
     tuner = Tuner(room, BOUNDS, meter)
     assert room.most == leases_for(8)
 
-    tuner.look(0.0, Seen(0, 8, 0))
+    tuner.look(0.0, ActorCounts(0, 8, 0))
     assert room.most == 8, "nothing is known of the cache yet"
     meter.record(0.25, 0)
     for second in range(int(WINDOW_S) + 1):
-        tuner.look(float(second), Seen(100 * second, 8, 0))
+        tuner.look(float(second), ActorCounts(100 * second, 8, 0))
 
     assert room.most == leases_for(16) == 17
 
 
 def test_nothing_is_measured_before_a_lower_number_has_been_reached():
-    room, meter = Room(999, group_size=4), CacheMeter()
+    room, meter = ConcurrencyLimit(999, group_size=4), CacheMeter()
     tuner = Tuner(room, BOUNDS, meter)
     meter.record(0.25, 0)
 
     for second in range(4 * int(WINDOW_S)):
-        tuner.look(float(second), Seen(100 * second, 9, 0))
+        tuner.look(float(second), ActorCounts(100 * second, 9, 0))
 
     assert room.most == leases_for(8) == 8
     for second in range(4 * int(WINDOW_S), 5 * int(WINDOW_S) + 1):
-        tuner.look(float(second), Seen(100 * second, 8, 0))
+        tuner.look(float(second), ActorCounts(100 * second, 8, 0))
     assert room.most == leases_for(16)
 
 
@@ -51,7 +51,7 @@ def test_evicted_episodes_are_counted_over_all_steps():
 
 
 def test_a_full_room_is_one_without_place_for_a_group():
-    room = Room(64, group_size=8)
+    room = ConcurrencyLimit(64, group_size=8)
     assert room.full_from == 57
     room.resize(8)
     assert room.full_from == 7
@@ -61,7 +61,7 @@ def test_a_full_room_is_one_without_place_for_a_group():
 
 def test_who_waits_for_another_room_hears_of_it_even_before_it_waits():
     async def wait() -> None:
-        room = Room(8, group_size=4)
+        room = ConcurrencyLimit(8, group_size=4)
         waiting = asyncio.create_task(room.other_than(8))
         room.resize(8)
         assert await still_waits(waiting, 0.02)

@@ -19,7 +19,7 @@ from actors.engine.choice import (
     episodes_at_a_time,
     usable_engine,
 )
-from actors.engine_of_settings import Place, make_engine, runs_in_process
+from actors.engine_of_settings import EnginePlacement, make_engine, runs_in_process
 from configs.errors import SettingsError
 from configs.settings import ActorSettings, RunSettings, Settings
 
@@ -185,7 +185,7 @@ def test_the_library_that_vllm_loads_is_the_one_that_is_looked_for(tmp_path: Pat
 class SilentEngine:
     """An engine of another project; only its making is looked at."""
 
-    def __init__(self, settings: Settings, place: Place) -> None:
+    def __init__(self, settings: Settings, place: EnginePlacement) -> None:
         self.model = settings.run.model
         self.place = place
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from actors.engine import waits
-from actors.engine.engine import Delta, Request, Sampled, StagedWeights
+from actors.engine.engine import Delta, GenerationRequest, Sampled, StagedWeights
 from actors.engine.engine_thread import not_started
 from actors.engine.threaded import ThreadedEngine
 from actors.engine.waits import FIRST_S, SILENT_S, StallWatch
@@ -62,8 +62,8 @@ def tell(story: Story, **options: object) -> CoreStepper:
     return stepper
 
 
-def request(name: str) -> Request:
-    return Request(name, (1, 2, 3), 40, 1.0, ())
+def request(name: str) -> GenerationRequest:
+    return GenerationRequest(name, (1, 2, 3), 40, 1.0, ())
 
 
 def made(key: int, *tokens: int) -> Sampled:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from actors.engine import torch_engine as torch_engine_module
-from actors.engine.engine import Request
+from actors.engine.engine import GenerationRequest
 from actors.engine.threaded import ThreadedEngine
 from actors.engine.torch_engine import TorchOptions, TorchStepper, torch_engine
 from actors.engine.wire_tensors import named_tensors
@@ -263,7 +263,9 @@ def test_a_sampled_token_has_the_log_prob_that_the_learner_computes(
         engine = torch_engine(TorchOptions(str(tmp_path), max_model_len=64, max_concurrent=4))
         await engine.start()
         bench = Bench(engine, make_model(), tmp_path)
-        requests = [Request(f"{n}", tuple(range(5, 11 + n)), 20, 1.0, ()) for n in range(6)]
+        requests = [
+            GenerationRequest(f"{n}", tuple(range(5, 11 + n)), 20, 1.0, ()) for n in range(6)
+        ]
         transcripts = bench.submit(*requests)
         await bench.finish(transcripts)
         for transcript in transcripts:
@@ -287,7 +289,7 @@ def test_a_prompt_that_is_read_in_parts_is_continued_alike(
         stepper = TorchStepper(options)
         stepper.start()
         for key, prompt in enumerate(prompts):
-            stepper.admit(key, Request(str(key), prompt, 4, 0.0, (1,)), 4)
+            stepper.admit(key, GenerationRequest(str(key), prompt, 4, 0.0, (1,)), 4)
         sampled = [each for _ in range(4) for each in stepper.step()]
         found.append(
             {key: [(s.token_ids, s.logprobs) for s in sampled if s.key == key] for key in (0, 1)}

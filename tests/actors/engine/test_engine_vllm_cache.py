@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actors.capacity import CacheMeter
-from actors.engine.engine import Request
+from actors.engine.engine import GenerationRequest
 from tests.actors.support.engine_probe import tiny_folder
 from tests.needs import needs
 
@@ -40,7 +40,9 @@ def test_use_of_the_cache_and_evicted_requests_are_seen(tmp_path: Path) -> None:
         for count in (2, 5):
             running = {f"{count}-{number}" for number in range(count)}
             prompt = tuple(range(3, 11))
-            engine.submit([Request(name, prompt, LENGTH, 1.0, ()) for name in sorted(running)])
+            engine.submit(
+                [GenerationRequest(name, prompt, LENGTH, 1.0, ()) for name in sorted(running)]
+            )
             while running:
                 ended = {d.request_id for d in await engine.deltas() if d.finish_reason is not None}
                 running -= ended

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from actors.engine.wire_tensors import Place, named_tensors
+from actors.engine.wire_tensors import VersionFile, named_tensors
 from buffer.record.episode import PolicyVersion
 from tests.actors.support.engine_battery import probe_agrees, swaps_under_load
 from tests.actors.support.engine_probe import Bench
@@ -118,7 +118,7 @@ def test_a_plan_leaves_the_bits_that_layerwise_reload_leaves(
                 bench.model, tmp_path / f"{number}", PolicyVersion(0, number), dtype=dtype
             )
             versions.append(
-                Place(str(staged.path), staged.manifest.num_bytes, staged.manifest.tensors)
+                VersionFile(str(staged.path), staged.manifest.num_bytes, staged.manifest.tensors)
             )
         found: dict[tuple[bool, int], dict[str, torch.Tensor]] = {}
         addresses = [parameter.data_ptr() for parameter in live._model.parameters()]
@@ -147,7 +147,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
-def prepare(live: Any, place: Place) -> None:
+def prepare(live: Any, place: VersionFile) -> None:
     while not live.prepare(place):
         pass
 

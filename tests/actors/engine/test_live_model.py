@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actors.engine.weights.pinned_files import PinnedFiles
-from actors.engine.wire_tensors import Place
+from actors.engine.wire_tensors import VersionFile
 from broker.protocol.manifest import TensorSpec
 from broker.weights.shared_memory import SharedFolder
 from configs.errors import WeightsError
@@ -178,11 +178,11 @@ def write(slot: Slot, seed: int) -> Model:
     return expected
 
 
-def place_of(path: Path) -> Place:
-    return Place(str(path), NUM_BYTES, specs())
+def place_of(path: Path) -> VersionFile:
+    return VersionFile(str(path), NUM_BYTES, specs())
 
 
-def prepare(live: Any, place: Place) -> None:
+def prepare(live: Any, place: VersionFile) -> None:
     wait_until(lambda: live.prepare(place))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from actors.engine.engine import Request
+from actors.engine.engine import GenerationRequest
 from actors.engine.torch_engine import TokenPlace, TorchOptions, TorchStepper, draws_of_places
 from buffer.record.episode import PolicyVersion
 from tests.actors.support.engine_probe import tiny_folder
@@ -22,7 +22,7 @@ Sampled = list[tuple[int, float]]
 
 PROMPTS = [tuple(range(3, 3 + length)) for length in (5, 9, 5, 16)]
 REQUESTS = [
-    Request(f"{task}", prompt, LIMIT, 1.0, (), stream=(11, task))
+    GenerationRequest(f"{task}", prompt, LIMIT, 1.0, (), stream=(11, task))
     for task, prompt in enumerate(PROMPTS)
 ]
 
@@ -34,7 +34,7 @@ def _opened(folder: Path) -> TorchStepper:
     return stepper
 
 
-def _sample(stepper: TorchStepper, *requests: Request) -> list[Sampled]:
+def _sample(stepper: TorchStepper, *requests: GenerationRequest) -> list[Sampled]:
     """Sample requests that are all there from the beginning."""
     made: dict[int, Sampled] = {}
     for key, request in enumerate(requests):
@@ -47,7 +47,7 @@ def _sample(stepper: TorchStepper, *requests: Request) -> list[Sampled]:
     return list(made.values())
 
 
-def _continued(request: Request, sampled: Sampled, at: int) -> Request:
+def _continued(request: GenerationRequest, sampled: Sampled, at: int) -> GenerationRequest:
     """The request of the actor that goes on after `at` tokens."""
     turn = tuple(token for token, _ in sampled[:at])
     left = request.max_tokens - at
@@ -112,7 +112,9 @@ def test_weights_that_lie_askew_in_a_file_are_laid_straight(stepper: TorchSteppe
     ids=["task", "seed"],
 )
 def test_another_task_or_seed_draws_other_tokens(
-    stepper: TorchStepper, alone: list[Sampled], change: Callable[[Request], Request]
+    stepper: TorchStepper,
+    alone: list[Sampled],
+    change: Callable[[GenerationRequest], GenerationRequest],
 ) -> None:
     (other,) = _sample(stepper, change(REQUESTS[0]))
 

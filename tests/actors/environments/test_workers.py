@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from actors.environments.base import Environment, Score, Segment, Step
-from actors.environments.calls import Call, EnvironmentSource, Lanes
+from actors.environments.calls import EnvironmentCall, EnvironmentLanes, EnvironmentSource
 from actors.episodes.environment_workers import EnvironmentWorkers
 from actors.episodes.held_leases import HeldLease
 from actors.episodes.maker import EpisodeMaker
@@ -148,7 +148,7 @@ def test_a_thread_is_started_only_for_calls_that_wait_and_up_to_the_limit(
 ) -> None:
     monkeypatch.setattr("actors.environments.calls.BUSY_S", 0.0)
     release, done = threading.Event(), threading.Semaphore(0)
-    lanes = Lanes(Base, num_threads=most, is_shared=True)
+    lanes = EnvironmentLanes(Base, num_threads=most, is_shared=True)
     lane = lanes.next_lane()
 
     def wait_until_all_are_busy() -> None:
@@ -157,7 +157,7 @@ def test_a_thread_is_started_only_for_calls_that_wait_and_up_to_the_limit(
                 release.wait(0.001)
 
     for _ in range(calls):
-        call = Call(lambda _: release.wait(20), lambda _: done.release(), limit_s=20.0)
+        call = EnvironmentCall(lambda _: release.wait(20), lambda _: done.release(), limit_s=20.0)
         lanes.put(call, lane)
     for _ in range(2 * calls):
         wait_until_all_are_busy()

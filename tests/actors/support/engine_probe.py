@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen3ForCausalLM
 
-from actors.engine.engine import Delta, Request, StagedWeights
+from actors.engine.engine import Delta, GenerationRequest, StagedWeights
 from actors.engine.threaded import ThreadedEngine
 from buffer.record.episode import PolicyVersion, VersionSpan
 from tests.actors.support.tiny_model import (
@@ -27,7 +27,7 @@ from tests.actors.support.tiny_model import (
 class Transcript:
     """All that came of one request."""
 
-    request: Request
+    request: GenerationRequest
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[VersionSpan] = field(default_factory=list)
@@ -58,10 +58,10 @@ class Bench:
         temperature: float = 1.0,
         token_ids: tuple[int, ...] | None = None,
         stop: tuple[int, ...] = (),
-    ) -> Request:
+    ) -> GenerationRequest:
         self._count += 1
         length = 3 + 7 * self._count % 40
-        return Request(
+        return GenerationRequest(
             request_id=f"request-{self._count}",
             token_ids=token_ids or self.prompt(length),
             max_tokens=max_tokens,
@@ -69,7 +69,7 @@ class Bench:
             stop_token_ids=stop,
         )
 
-    def submit(self, *requests: Request) -> list[Transcript]:
+    def submit(self, *requests: GenerationRequest) -> list[Transcript]:
         transcripts = [Transcript(request) for request in requests]
         self.transcripts |= {t.request.request_id: t for t in transcripts}
         self.engine.submit(list(requests))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from actors.chat import Prompt, text_of
-from actors.engine.engine import Delta, Request, StagedWeights
+from actors.engine.engine import Delta, GenerationRequest, StagedWeights
 from buffer.record.episode import PolicyVersion, VersionSpan
 
 STOP = 0
@@ -62,7 +62,7 @@ def scripted(turns: dict[str, str]) -> Policy:
 
 
 def sample(
-    policy: Policy, request: Request, version: PolicyVersion, num_tokens: int = 10**9
+    policy: Policy, request: GenerationRequest, version: PolicyVersion, num_tokens: int = 10**9
 ) -> Delta:
     """All tokens of a request at once, or its first `num_tokens` as an unfinished delta."""
     context = request.token_ids
@@ -90,7 +90,7 @@ class FakeEngine:
         self.policy = policy
         self.tokens_per_step = tokens_per_step
         self.version = PolicyVersion(0, 0)
-        self.submitted: list[Request] = []
+        self.submitted: list[GenerationRequest] = []
         self.aborted: list[str] = []
         self.applied: list[PolicyVersion] = []
         self.kept_back = 0
@@ -99,13 +99,13 @@ class FakeEngine:
         self.closed = False
         self.flowing = asyncio.Event()
         self.flowing.set()
-        self._running: dict[str, Request] = {}
+        self._running: dict[str, GenerationRequest] = {}
         self._work = asyncio.Event()
 
     async def start(self) -> None:
         self.started = True
 
-    def submit(self, requests: list[Request]) -> None:
+    def submit(self, requests: list[GenerationRequest]) -> None:
         assert self.started
         self.submitted += requests
         self._running |= {request.request_id: request for request in requests}
@@ -146,11 +146,11 @@ class FakeEngine:
     async def close(self) -> None:
         self.closed = True
 
-    def _advance(self, request: Request) -> Delta:
+    def _advance(self, request: GenerationRequest) -> Delta:
         delta = sample(self.policy, request, self.version, self.tokens_per_step)
         del self._running[request.request_id]
         if delta.finish_reason is None:
-            self._running[request.request_id] = Request(
+            self._running[request.request_id] = GenerationRequest(
                 request.request_id,
                 request.token_ids + delta.token_ids,
                 request.max_tokens - len(delta.token_ids),

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
 
-from actors.engine.engine import Request, Sampled, StagedWeights
+from actors.engine.engine import GenerationRequest, Sampled, StagedWeights
 from actors.engine.vllm_engine import CoreWatch
 from actors.engine.vllm_private import CoreClient
 
@@ -79,7 +79,7 @@ class CoreStepper:
     def has_work(self) -> bool:
         return bool(self.admitted)
 
-    def admit(self, key: int, request: Request, max_tokens: int) -> None:
+    def admit(self, key: int, request: GenerationRequest, max_tokens: int) -> None:
         self.admitted.append(key)
 
     def cancel(self, keys: list[int]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from actors.chat import Message, read_prompt
+from actors.chat import ChatMessage, read_prompt
 from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.calls import drive
 from actors.episodes.maker import EpisodeMaker
@@ -158,9 +158,9 @@ def test_rewards_get_messages_where_their_project_has_them_and_text_elsewhere(tm
         rollout.settle(drive(rollout.judge()))
     assert rollout.state is State.FINISHED
     assert rollout.turns == [
-        Message("assistant", "14"),
-        Message("user", "no"),
-        Message("assistant", "15"),
+        ChatMessage("assistant", "14"),
+        ChatMessage("user", "no"),
+        ChatMessage("assistant", "15"),
     ]
 
     async def score():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.chat import Message, read_prompt
+from actors.chat import ChatMessage, read_prompt
 from actors.engine.tokenizer import ANSWER, MARK, OBSERVATION, ModelTokenizer
 from configs.errors import SettingsError
 from tests.actors.support.saved_tokenizer import CHATML, save_tokenizer
@@ -64,7 +64,7 @@ def test_control_tokens_in_what_messages_say_are_text_and_no_turns(tmp_path, sai
     stop, turn = tokenizer.stop_token_ids[0], "<|im_start|>{}\n{}<|im_end|>\n"
 
     prompt = tokenizer.encode_prompt(said)
-    messages = (Message("user", said), Message(said, said), Message("tool", said))
+    messages = (ChatMessage("user", said), ChatMessage(said, said), ChatMessage("tool", said))
     observation = tokenizer.encode_observation(messages)
 
     begun, asked = "<|im_start|>assistant\n", turn.format("user", said)
@@ -89,7 +89,7 @@ def test_half_a_character_of_an_observation_stops_nobody(tmp_path):
 
     told = read_prompt([{"role": "tool", "content": "cut \ud83d, whole \ud83d\ude00"}])
 
-    assert told == (Message("tool", "cut \ufffd, whole \U0001f600"),)
+    assert told == (ChatMessage("tool", "cut \ufffd, whole \U0001f600"),)
     assert read_prompt("\ude00") == "\ufffd"
     assert tokenizer.encode_observation(told)
 

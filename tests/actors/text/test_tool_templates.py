@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.chat import Message
+from actors.chat import ChatMessage
 from actors.engine.tokenizer import ModelTokenizer
 from configs.errors import SettingsError
 from learner.initial_model import EOS, make_tokenizer
@@ -42,12 +42,12 @@ def test_tools_stand_in_the_prompt_and_their_results_in_the_next_turn(tmp_path, 
     tokenizer = tokenizer_of(tmp_path, LISTED + CALLED.replace("CALL", written))
 
     prompt = tokenizer.decode(tokenizer.encode_prompt("1+2", TOOLS))
-    results = (Message("tool", "3"), Message("tool", ""))
+    results = (ChatMessage("tool", "3"), ChatMessage("tool", ""))
     observation = tokenizer.decode(tokenizer.encode_observation(results))
 
     assert prompt == TOOLS[1:-1] + EOS + "[user]1+2" + EOS + "[assistant]"
     assert observation == f"[tool]3{EOS}[tool]{EOS}[assistant]"
-    assert tokenizer.decode(tokenizer.encode_observation((Message("tool", ""),))) == (
+    assert tokenizer.decode(tokenizer.encode_observation((ChatMessage("tool", ""),))) == (
         f"[tool]{EOS}[assistant]"
     )
 
@@ -74,7 +74,7 @@ def test_a_model_without_a_template_is_refused(tmp_path):
     with pytest.raises(SettingsError, match="must have a chat template for tools, got one without"):
         tokenizer.encode_prompt("1+2", TOOLS)
     with pytest.raises(SettingsError, match="must have a chat template for messages"):
-        tokenizer.encode_observation((Message("tool", "3"),))
+        tokenizer.encode_observation((ChatMessage("tool", "3"),))
 
 
 READ = {"qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_vl", "llama3_1", "llama3_2"}
@@ -96,7 +96,7 @@ def test_templates_of_real_models_are_told_apart(tmp_path, name):
 
     if name in READ:
         assert '"add"' in loaded.decode(loaded.encode_prompt("1+2", TOOLS))
-        assert "3" in loaded.decode(loaded.encode_observation((Message("tool", "3"),)))
+        assert "3" in loaded.decode(loaded.encode_observation((ChatMessage("tool", "3"),)))
     else:
         with pytest.raises(SettingsError, match="writes calls of tools as"):
             loaded.encode_prompt("1+2", TOOLS)

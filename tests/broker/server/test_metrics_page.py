@@ -71,7 +71,7 @@ def test_the_page_has_the_number_of_actors_that_the_learner_wants(
         begin_run(store, plan.run)
         lineage = store.run(operations.begin_lineage(0, 0))
         assert lineage is not None
-        store.run(operations.show(lineage, shown))
+        store.run(operations.write_run_snapshot(lineage, shown))
 
     page = asyncio.run(look(plan, redis_url))
 

@@ -11,7 +11,7 @@ import pytest
 
 from broker.server.leasing import REAP_BATCH, Leasing
 from broker.server.liveness import Liveness
-from buffer.operations.operation import Call, Operation
+from buffer.operations.operation import Operation, ScriptCall
 from configs.errors import StoreError
 from configs.settings import BrokerSettings
 from tests.broker.support.fake_clock import FakeClock
@@ -29,7 +29,7 @@ class Store:
         if self.is_away:
             raise StoreError("Redis is away")
         call = next(operation.steps())
-        assert isinstance(call, Call)
+        assert isinstance(call, ScriptCall)
         self.batches.append(call.arguments[1])
         return []
 

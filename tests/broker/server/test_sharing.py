@@ -11,7 +11,7 @@ import pytest
 
 from broker.protocol.messages import LeaseReply, LeaseRequest
 from broker.server.leasing import SHARE_EVERY_S, SHARE_PAUSES, Leasing
-from broker.server.liveness import Liveness, Peer
+from broker.server.liveness import Liveness, PeerSession
 from buffer.operations.operation import Operation
 from buffer.operations.values import LeaseAnswer
 from configs.settings import BrokerSettings
@@ -78,7 +78,7 @@ class Empty:
         return [] if operation.name == "share" else LeaseAnswer("EMPTY", [])
 
 
-def _of_empty() -> tuple[Leasing, Empty, Peer]:
+def _of_empty() -> tuple[Leasing, Empty, PeerSession]:
     peers = Liveness(
         heartbeat_timeout_s=60, max_actors=9, max_actors_per_key=1, clock=time.monotonic
     )

@@ -17,7 +17,7 @@ import zmq.asyncio
 from broker.client import BrokerClient
 from broker.protocol.codec import encode, encode_spec
 from broker.protocol.messages import BeatRequest, Hello, Lease, LeaseRequest, TaskSpec
-from broker.server.dispatch import Components
+from broker.server.dispatch import BrokerComponents
 from broker.server.server import Broker
 from broker.transport.keys import KeyPair, load_pair, load_public, make_client
 from broker.transport.sockets import connect_dealer
@@ -128,7 +128,7 @@ class Ring:
     clients: list[BrokerClient] = field(default_factory=list)
 
     @property
-    def parts(self) -> Components:
+    def parts(self) -> BrokerComponents:
         """What the broker is made of."""
         assert self.broker is not None
         return self.broker.parts

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from broker.transport.allow_list import TAG, AllowList, Member, Role, read_allowed, revoke
+from broker.transport.allow_list import TAG, AllowList, AllowListEntry, Role, read_allowed, revoke
 from broker.transport.keys import load_pair, load_public, make_client, make_keys, read_key
 from configs import durable
 from configs.errors import SettingsError
@@ -32,7 +32,9 @@ def test_keys_are_private_and_made_once(tmp_path: Path) -> None:
         assert load_public(folder, name) == pair.public
         assert pair.secret.decode() not in repr(pair)
     key = first["enrolment"].public
-    assert read_allowed(folder) == {key: Member("enrolment", Role.ENROLMENT, key.decode()[:TAG])}
+    assert read_allowed(folder) == {
+        key: AllowListEntry("enrolment", Role.ENROLMENT, key.decode()[:TAG])
+    }
 
 
 class FailingDisk(durable.Disk):
@@ -120,7 +122,7 @@ def test_the_allow_list_follows_its_folder_and_fails_closed(tmp_path: Path) -> N
 
     assert allowed.member(actor) is None
     allowed.refresh()
-    assert allowed.member(actor) == Member("actor", Role.ACTOR, actor.decode()[:TAG])
+    assert allowed.member(actor) == AllowListEntry("actor", Role.ACTOR, actor.decode()[:TAG])
     make_client(folder, "spot")
     allowed.refresh()
     assert allowed.role(load_pair(folder, "spot").public) is Role.ACTOR

@@ -64,7 +64,7 @@ def learn(world: World) -> None:
     learner.trained.append(tasks)
     learner.again.append(again)
     world.tell(operations.advance(learner.lineage, k))
-    world.tell(operations.show(learner.lineage, b"batch %d" % k))
+    world.tell(operations.write_run_snapshot(learner.lineage, b"batch %d" % k))
     if k % 2 == 0:
         learner.checkpoint = list(learner.trained)
         if not world.chance(0.2):
@@ -105,7 +105,11 @@ def be_careless(world: World) -> None:
     if world.old_lineages:
         old = world.old_lineages[-1]
         call = world.rng.choice(
-            [operations.claim(old, k, 9), operations.advance(old, k), operations.show(old, b"old")]
+            [
+                operations.claim(old, k, 9),
+                operations.advance(old, k),
+                operations.write_run_snapshot(old, b"old"),
+            ]
         )
         try:
             world.store.run(call)

@@ -4,8 +4,8 @@ import pytest
 
 from configs.errors import SettingsError
 from configs.fleet import (
-    Measured,
-    Wanted,
+    FleetMeasurements,
+    WantedActors,
     actors_to_feed,
     affordable_actors,
     cost,
@@ -24,13 +24,15 @@ def settings(**tables: dict[str, object]) -> Settings:
     return Settings.model_validate({"run": run, **tables})
 
 
-def measured(**figures: float) -> Measured:
+def measured(**figures: float) -> FleetMeasurements:
     usual = {"actors": 4.0, "busy": 1.0, "idle": 0.0, "step_s": 10.0}
-    return Measured(**usual | figures)
+    return FleetMeasurements(**usual | figures)
 
 
-def after(before: int, figures: Measured, of: Settings, *, held_s: float = LATER) -> Wanted:
-    return next_wanted(Wanted(before, "", 0.0), figures, of, now_s=held_s)
+def after(
+    before: int, figures: FleetMeasurements, of: Settings, *, held_s: float = LATER
+) -> WantedActors:
+    return next_wanted(WantedActors(before, "", 0.0), figures, of, now_s=held_s)
 
 
 def test_a_learner_that_waits_wants_as_many_more_as_it_waits():
@@ -194,7 +196,7 @@ def test_a_bound_is_named_where_it_is_met_and_only_there():
     assert reason(9, {"min_actors": 1}, busy=0.1) == rest
     assert after(9, measured(busy=0.1), settings(fleet={"min_actors": 3})).actors == 3
     soon = next_wanted(
-        Wanted(8, "", 0.0), measured(busy=0.1), settings(fleet={"min_actors": 3}), now_s=1.0
+        WantedActors(8, "", 0.0), measured(busy=0.1), settings(fleet={"min_actors": 3}), now_s=1.0
     )
     assert (soon.actors, soon.reason) == (8, rest)
 

@@ -9,7 +9,8 @@ from configs.traces import (
     MAX_WAITING,
     TRACES,
     UNTRACED,
-    Phase,
+    EpisodePhase,
+    begin_lease_trace,
     lease_of,
     root_of,
     trace_batch,
@@ -17,7 +18,6 @@ from configs.traces import (
     trace_dropped,
     trace_expired,
     trace_leased,
-    trace_life,
     tracing_stores,
     training_of,
 )
@@ -39,9 +39,9 @@ def test_what_every_role_sees_of_an_episode_is_one_tree():
     with recording() as recorded:
         trace_created([7], began_ns=1)
         trace_leased([lease(7, 5, 3)], actor="a", began_ns=2)
-        life = trace_life(7, 5)
-        life.enter(Phase.SAMPLE, turn=0)
-        life.enter(Phase.SUBMIT)
+        life = begin_lease_trace(7, 5)
+        life.enter(EpisodePhase.SAMPLE, turn=0)
+        life.enter(EpisodePhase.SUBMIT)
         store(lease(7, 5))
         life.end("OK")
         trace_batch([7], lineage=1, step=4, took_s=0.5, is_replay=False)
@@ -62,10 +62,10 @@ def test_what_every_role_sees_of_an_episode_is_one_tree():
 
 def test_one_phase_ends_where_the_next_begins():
     with recording() as recorded:
-        life = trace_life(7, 5)
-        life.enter(Phase.SAMPLE, turn=0)
+        life = begin_lease_trace(7, 5)
+        life.enter(EpisodePhase.SAMPLE, turn=0)
         life.note(end_token=9)
-        life.enter(Phase.JUDGE)
+        life.enter(EpisodePhase.JUDGE)
         life.end("lost")
         sample, judge = recorded.spans
 
@@ -76,11 +76,11 @@ def test_one_phase_ends_where_the_next_begins():
 
 def test_nothing_comes_of_a_lease_after_its_end():
     with recording() as recorded:
-        life = trace_life(7, 5)
-        life.enter(Phase.SAMPLE)
+        life = begin_lease_trace(7, 5)
+        life.enter(EpisodePhase.SAMPLE)
         life.end("lost")
         life.note(end_token=9)
-        life.enter(Phase.SUBMIT)
+        life.enter(EpisodePhase.SUBMIT)
         life.end("OK")
 
         assert [span.name for span in recorded.spans] == ["sample"]
@@ -88,8 +88,8 @@ def test_nothing_comes_of_a_lease_after_its_end():
 
 def test_a_clock_that_is_set_back_makes_no_span_that_ends_before_it_begins(monkeypatch):
     with recording() as recorded:
-        life = trace_life(7, 5)
-        life.enter(Phase.SAMPLE)
+        life = begin_lease_trace(7, 5)
+        life.enter(EpisodePhase.SAMPLE)
         monkeypatch.setattr("configs.traces.time", SimpleNamespace(time_ns=lambda: 1000))
         life.end("OK")
         trace_created([7], began_ns=2000)
@@ -134,8 +134,8 @@ def see_everything():
     trace_dropped(range(10), group_size=5, reason="stale")
     trace_batch(range(50), lineage=1, step=1, took_s=0, is_replay=False)
     for each in range(50):
-        life = trace_life(each, 5)
-        life.enter(Phase.SAMPLE)
+        life = begin_lease_trace(each, 5)
+        life.enter(EpisodePhase.SAMPLE)
         life.end("OK")
 
 
@@ -155,7 +155,7 @@ def test_an_episode_is_traced_by_all_or_by_nobody():
 def test_no_span_is_made_where_traces_are_off():
     see_everything()
 
-    assert trace_life(1, 5) is UNTRACED
+    assert begin_lease_trace(1, 5) is UNTRACED
     assert TRACES.take(MAX_WAITING) == []
 
 

@@ -10,15 +10,15 @@ from configs.settings import RunSettings
 from configs.traces import (
     MAX_WAITING,
     TRACES,
-    Phase,
+    EpisodePhase,
     Span,
     TraceIds,
     Traces,
+    begin_lease_trace,
     root_of,
     trace_batch,
     trace_created,
     trace_expired,
-    trace_life,
 )
 from configs.tracing import CLOSE_S, Exporter, tracing
 from tests.configs.support.collector import Collector
@@ -101,8 +101,8 @@ def test_a_key_comes_from_the_environment(collector, monkeypatch):
 
 def test_a_failure_is_an_error_of_its_span(collector):
     with traced(run_with(collector.endpoint)):
-        life = trace_life(7, 5)
-        life.enter(Phase.FAIL, kind="data")
+        life = begin_lease_trace(7, 5)
+        life.enter(EpisodePhase.FAIL, kind="data")
         life.end("OK")
 
     (span,) = collector.received

@@ -10,7 +10,7 @@ from configs.errors import SettingsError
 from configs.settings import RunSettings, Settings
 from console.run.card_memory import ModelShape
 from console.run.checks import model
-from console.run.checks.check import Doubt
+from console.run.checks.check import CheckWarning
 from console.run.checks.model import check_template
 from tests.actors.support.saved_tokenizer import CHATML, save_tokenizer
 
@@ -88,7 +88,7 @@ def test_a_rate_far_from_what_suits_the_size_is_doubted(
 
     found = model.check_rate(settings)
 
-    assert isinstance(found, Doubt) == (wrong is not None)
+    assert isinstance(found, CheckWarning) == (wrong is not None)
     assert wrong is None or wrong in str(found)
 
 

@@ -12,7 +12,7 @@ from configs.errors import DeadlineError, SettingsError
 from configs.settings import RunSettings, Settings
 from console.doctor.implied import settings_checks
 from console.run.checks import reward
-from console.run.checks.check import Doubt
+from console.run.checks.check import CheckWarning
 from console.run.checks.reward import check_prompts, prompt_lengths
 from console.run.preflight import check_start, refuse_what_cannot_run
 
@@ -83,7 +83,7 @@ def test_a_run_that_has_begun_is_told_what_would_be_accepted(settings, tmp_path)
     settings.run.folder.mkdir()
     (settings.run.folder / "config.yaml").write_text("")
     (check,) = [c for c in settings_checks(settings, tmp_path) if c.name == "prompts"]
-    assert isinstance(check.look(), Doubt)
+    assert isinstance(check.look(), CheckWarning)
 
 
 def test_the_longest_are_counted_first_and_a_part_is_called_one(settings, monkeypatch) -> None:
@@ -105,7 +105,7 @@ def test_the_longest_are_counted_first_and_a_part_is_called_one(settings, monkey
     assert f"tokens in the 7 longest of {ROWS} prompts" in str(check_prompts(fits, has_begun=False))
     monkeypatch.setattr(reward, "prompt_lengths", lambda *_: part)
     doubt = check_prompts(fits, has_begun=False)
-    assert isinstance(doubt, Doubt)
+    assert isinstance(doubt, CheckWarning)
     assert f"should be counted, got 1 of {ROWS} prompts, from the first rows in 20" in doubt.text
 
 
@@ -117,7 +117,7 @@ def test_rows_that_take_too_long_to_read_are_a_doubt_and_no_refusal(settings, mo
 
     doubt = check_prompts(settings, has_begun=False)
 
-    assert isinstance(doubt, Doubt)
+    assert isinstance(doubt, CheckWarning)
     assert doubt.text.endswith("`nyala data check` has more time: it took 60 s")
 
 

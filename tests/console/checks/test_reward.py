@@ -6,7 +6,7 @@ import pytest
 
 from configs.errors import NyalaError
 from configs.settings import Settings
-from console.run.checks.check import Doubt
+from console.run.checks.check import CheckWarning
 from console.run.checks.reward import check_answers, check_stop
 from console.run.preflight import doubts_about
 
@@ -48,7 +48,7 @@ def test_parts_of_a_reward_are_weighed_as_in_the_run(tmp_path, weights, right, e
 def test_a_reward_that_does_not_tell_them_apart_is_warned_of(tmp_path, body, got):
     found = check_answers(settings(tmp_path, body))
 
-    assert isinstance(found, Doubt)
+    assert isinstance(found, CheckWarning)
     assert f"for an empty one, got {got}" in found.text
 
 
@@ -67,7 +67,7 @@ def test_a_function_that_fails_for_an_empty_answer_fails(tmp_path):
 def test_a_stop_string_that_ends_a_right_answer_too_early_is_warned_of(tmp_path, string, body, got):
     found = check_stop(settings(tmp_path, body, stop=["x", string]))
 
-    assert isinstance(found, Doubt)
+    assert isinstance(found, CheckWarning)
     assert "run.stop should leave right answers of calculator right" in found.text
     assert got in found.text
 

@@ -9,7 +9,7 @@ import shutil
 import pytest
 from rich.console import Console
 
-from actors.engine.choice import Choice
+from actors.engine.choice import EngineChoice
 from broker.weights.shared_memory import SHARED_MEMORY
 from configs import machine
 from configs.errors import SettingsError
@@ -18,7 +18,7 @@ from console.doctor.implied import settings_checks
 from console.run import preflight
 from console.run.card_memory import CardMemory, ModelShape, card_memory
 from console.run.checks import model
-from console.run.checks.check import GIB, Doubt
+from console.run.checks.check import GIB, CheckWarning
 from console.run.own_files import with_value
 from console.verbs import up
 
@@ -76,7 +76,7 @@ def test_three_copies_of_the_weights_must_fit_shared_memory_or_the_disk(settings
 
     free(shared=64 * 2**20, disk=100 * GIB)
     found = model.check_shared_memory(settings)
-    assert isinstance(found, Doubt)
+    assert isinstance(found, CheckWarning)
     assert "should have 3.7 GiB free" in found.text
     assert "--shm-size" in found.text
 
@@ -92,7 +92,7 @@ def test_checkpoints_must_fit_the_disk_beside_those_that_are_there(settings, fre
 
     free(shared=0, disk=wanted)
     found = model.check_disk(settings)
-    assert isinstance(found, Doubt)
+    assert isinstance(found, CheckWarning)
     assert "should have 1.0 GiB left for logs and samples" in found.text
 
     free(shared=0, disk=wanted - 2**20)
@@ -208,7 +208,7 @@ def test_an_actor_on_a_cpu_takes_what_was_measured_of_smollm2(
 ):
     """The most that vLLM's process had at a time without shared memory, of 64 episodes."""
     (tmp_path / "model" / "config.json").write_text(json.dumps(SMOLLM2))
-    engine = Choice("vllm", "it runs on this machine")
+    engine = EngineChoice("vllm", "it runs on this machine")
     monkeypatch.setattr(model, "choose_engine", lambda *_, **__: engine)
     small = settings.run.model_copy(update={"dtype": dtype, "groups_per_batch": 8, "group_size": 8})
     given = settings.model_copy(update={"run": small})

@@ -10,7 +10,7 @@ from buffer.client.server_identity import Server
 from buffer.client.server_state import read_server_state
 from configs.errors import NyalaError, SettingsError
 from configs.settings import BufferSettings, RunSettings
-from console.run.checks.check import Doubt
+from console.run.checks.check import CheckWarning
 from console.run.checks.store import store_checks
 from tests.buffer.support.servers import server
 from tests.waiting import wait_until
@@ -19,7 +19,7 @@ RUN = RunSettings(model="init", environment="calculator")
 GOOD = 'save ""\nappendonly yes\nmaxmemory 2gb\nmaxmemory-policy noeviction\n'
 
 
-def looked_at(url: str, name: str, buffer: BufferSettings | None = None) -> str | Doubt:
+def looked_at(url: str, name: str, buffer: BufferSettings | None = None) -> str | CheckWarning:
     checks = {check.name: check for check in store_checks(RUN, buffer or BufferSettings(), url)}
     return checks[name].look()
 
@@ -87,7 +87,7 @@ def test_too_little_memory_fails_and_none_or_a_full_one_is_warned_of(url, change
         small = BufferSettings(max_uncommitted_bytes=2**20, pause_at_memory=0.6)
         full = looked_at(url, "memory", small)
         client.delete("large")
-    assert isinstance(full, Doubt)
+    assert isinstance(full, CheckWarning)
     assert "no lease is granted; raise its maxmemory" in full.text
 
 
@@ -103,7 +103,7 @@ def test_the_console_is_told_of_an_old_server_too(url, monkeypatch):
 
     found = looked_at(url, "version")
 
-    assert isinstance(found, Doubt)
+    assert isinstance(found, CheckWarning)
     assert "at least Redis 8.6.3 or Valkey 9.1.1" in found.text
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from buffer.operations.values import ActorSeen
 from console.display.live_view import live_view
 from console.display.progress import Progress
-from console.display.snapshot import GONE_SHOWN_S, Fill, View
+from console.display.snapshot import GONE_SHOWN_S, GroupsInFlight, View
 from learner.phase_names import PHASES
 from tests.console.support.recorded_run import recorded_view, rows
 
@@ -239,7 +239,7 @@ def test_what_is_sampled_is_counted_until_the_first_batch(width):
         is_training=False,
         actors=(actor("actor-0", **begun), actor("gone", silent_s=99.0, tokens=10**9)),
         silent_after_s=5.0,
-        fill=Fill(sampling=5, waiting=2, claimed=1, admitted=24, memory=0.0, batch=8),
+        fill=GroupsInFlight(sampling=5, waiting=2, claimed=1, admitted=24, memory=0.0, batch=8),
     )
 
     parts = ["3 of 8 groups complete", "12,480 tokens sampled", "87 episodes finished"]
@@ -247,7 +247,7 @@ def test_what_is_sampled_is_counted_until_the_first_batch(width):
     assert last.startswith("batch 7   " + ", ".join(parts[: 2 if width == 60 else 3]))
     assert last.endswith("64 in flight") == (width == 140)
     assert lines_of(replace(view, actors=()), width)[-1] == "actor-0   sampling"
-    fill = Fill(sampling=5, waiting=2, claimed=1, admitted=24, memory=0.0, batch=0)
+    fill = GroupsInFlight(sampling=5, waiting=2, claimed=1, admitted=24, memory=0.0, batch=0)
     elsewhere = replace(view, fill=fill)  # the broker names no batch
     assert "batch 7   12,480 tokens sampled, 87 episodes finished" in lines_of(elsewhere, width)[-1]
 

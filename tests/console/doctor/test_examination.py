@@ -7,11 +7,11 @@ import threading
 import pytest
 
 from configs.errors import SettingsError
-from console.doctor.command import Finding, Grade, examine
-from console.run.checks.check import Check, Doubt
+from console.doctor.command import CheckResult, CheckStatus, examine
+from console.run.checks.check import Check, CheckWarning
 
 
-def done(*checks: Check) -> dict[str, Finding]:
+def done(*checks: Check) -> dict[str, CheckResult]:
     return {finding.name: finding for finding in examine(checks)}
 
 
@@ -25,14 +25,14 @@ def raising(error: BaseException) -> Check:
 def test_every_check_is_done_and_graded_by_what_it_gives():
     found = done(
         raising(SettingsError("x must be 1, got 2; set it")),
-        Check("g", "doubtful", lambda: Doubt("y should be 1")),
+        Check("g", "doubtful", lambda: CheckWarning("y should be 1")),
         Check("g", "fine", lambda: "3 of 3"),
     )
 
     assert [(f.grade, f.text) for f in found.values()] == [
-        (Grade.FAILED, "x must be 1, got 2; set it"),
-        (Grade.WARNING, "y should be 1"),
-        (Grade.OK, "3 of 3"),
+        (CheckStatus.FAILED, "x must be 1, got 2; set it"),
+        (CheckStatus.WARNING, "y should be 1"),
+        (CheckStatus.OK, "3 of 3"),
     ]
 
 
@@ -40,7 +40,7 @@ def test_every_check_is_done_and_graded_by_what_it_gives():
 def test_whatever_a_check_raises_is_its_failure(error):
     (found,) = examine([raising(error)])
 
-    assert found.grade is Grade.FAILED
+    assert found.grade is CheckStatus.FAILED
     assert f"without an error, got {type(error).__name__}: {error}" in found.text
 
 
@@ -53,9 +53,9 @@ def test_a_check_that_hangs_fails_at_its_deadline_and_the_next_is_done():
     )
 
     never.set()
-    assert found["hangs"].grade is Grade.FAILED
+    assert found["hangs"].grade is CheckStatus.FAILED
     assert "within 0.05 s, got no end" in found["hangs"].text
-    assert found["next"].grade is Grade.OK
+    assert found["next"].grade is CheckStatus.OK
 
 
 def test_what_needs_a_failed_check_is_skipped_and_what_needs_that_one_too():
@@ -73,6 +73,6 @@ def test_what_needs_a_failed_check_is_skipped_and_what_needs_that_one_too():
     )
 
     assert not looked
-    assert [found[name].grade for name in ("second", "third")] == [Grade.SKIPPED] * 2
+    assert [found[name].grade for name in ("second", "third")] == [CheckStatus.SKIPPED] * 2
     assert found["second"].text == "raises has to be put right first"
-    assert found["fourth"].grade is Grade.OK
+    assert found["fourth"].grade is CheckStatus.OK

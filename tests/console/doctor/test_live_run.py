@@ -22,7 +22,7 @@ from console.doctor.live_run import (
     check_refusals,
     check_versions,
 )
-from console.run.checks.check import Doubt
+from console.run.checks.check import CheckWarning
 from console.run.run_folder import RunFolder, write_versions
 
 
@@ -64,7 +64,7 @@ def test_other_versions_than_at_the_start_are_warned_of(folder):
 
     found = check_versions(folder)
 
-    assert isinstance(found, Doubt)
+    assert isinstance(found, CheckWarning)
     assert "torch 2.0.0 then, 2." in found.text
 
 
@@ -99,7 +99,7 @@ def test_refused_peers_are_warned_of_with_the_reason(folder, store):
     (folder.path / "logs" / "audit.jsonl").write_text(json.dumps(line) + "\n")
     found = check_refusals(store, folder)
 
-    assert isinstance(found, Doubt)
+    assert isinstance(found, CheckWarning)
     assert "got 2 x mismatch; " in found.text
     assert "mismatch of spot-7: reward must be" in found.text
 
@@ -110,6 +110,6 @@ def test_a_suspended_key_is_warned_of(folder, store):
 
     found = check_leases(store, folder)
 
-    assert isinstance(found, Doubt)
+    assert isinstance(found, CheckWarning)
     assert "9 of 10 failed" in found.text
     assert f"nyala buffer resume {folder.path}" in found.text

@@ -13,7 +13,7 @@ import pytest
 from configs.errors import SettingsError
 from configs.settings import BrokerSettings
 from console.doctor import machine
-from console.run.checks.check import GIB, Doubt
+from console.run.checks.check import GIB, CheckWarning
 from tests.configs.support.fake_smi import hide_driver, install_smi
 
 
@@ -27,7 +27,7 @@ def test_small_shared_memory_is_warned_of(monkeypatch):
 
     found = machine.check_shared_memory()
 
-    assert isinstance(found, Doubt)
+    assert isinstance(found, CheckWarning)
     assert "should have 1.0 GiB free, got 64.0 MiB" in found.text
     assert "--shm-size" in found.text
 
@@ -45,7 +45,7 @@ def test_a_full_disk_fails_and_a_nearly_full_one_is_warned_of(monkeypatch, tmp_p
         machine.check_disk(tmp_path / "runs")
 
     free_bytes(monkeypatch, 2 * GIB)
-    assert isinstance(machine.check_disk(tmp_path / "runs"), Doubt)
+    assert isinstance(machine.check_disk(tmp_path / "runs"), CheckWarning)
 
     free_bytes(monkeypatch, 20 * GIB)
     assert str(tmp_path) in machine.check_disk(tmp_path / "runs")
@@ -66,7 +66,7 @@ def test_few_open_files_are_warned_of(monkeypatch):
 
     found = machine.check_open_files()
 
-    assert isinstance(found, Doubt)
+    assert isinstance(found, CheckWarning)
     assert "got 1024 (now 256, which nyala raises); `ulimit -Hn 4096`" in found.text
 
 
@@ -87,7 +87,7 @@ def test_a_taken_default_port_is_warned_of(monkeypatch):
 
         found = machine.check_default_port()
 
-    assert isinstance(found, Doubt)
+    assert isinstance(found, CheckWarning)
     assert endpoint in found.text
     assert machine.check_default_port() == f"{endpoint} is free"
 

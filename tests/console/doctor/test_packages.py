@@ -10,7 +10,7 @@ import pytest
 
 from configs.errors import SettingsError
 from console.doctor import machine
-from console.run.checks.check import Doubt
+from console.run.checks.check import CheckWarning
 
 
 class Package(Distribution):
@@ -81,7 +81,7 @@ def test_a_clash_of_a_package_that_nyala_uses_fails_and_another_is_warned_of(ins
 
     install(NYALA, numpy, hub, lock=lock)
     found = machine.check_clashes()
-    assert isinstance(found, Doubt)
+    assert isinstance(found, CheckWarning)
     assert "hub asks for numpy <2, found 2.1.0" in found.text
 
     install(NYALA, numpy, hub, lock=lock + "hub==0.9 \\\n")
@@ -96,7 +96,7 @@ def test_versions_beside_the_lock_are_warned_of(install):
     lock = "numpy==2.1.0 \\\ntorch==2.13.0+cpu\nold==1 ; python_version < '3.0' \\\n"
     install(Package("numpy", "2.0.0"), TORCH, lock=lock)
     found = machine.check_lock()
-    assert isinstance(found, Doubt)
+    assert isinstance(found, CheckWarning)
     assert "got numpy 2.0.0 (tested: 2.1.0); run" in found.text
 
     install(Package("numpy", "2.1.0"), TORCH, lock=lock)
@@ -112,7 +112,7 @@ def test_missing_bytecode_is_warned_of(monkeypatch, tmp_path):
 
     found = machine.check_bytecode()
 
-    assert isinstance(found, Doubt)
+    assert isinstance(found, CheckWarning)
     assert "got none of slow_package" in found.text
     assert f"compileall -q -j 0 {tmp_path}" in found.text
 
@@ -122,7 +122,7 @@ def test_what_vllm_lacks_is_warned_of(monkeypatch):
 
     found = machine.check_vllm()
 
-    assert isinstance(found, Doubt)
+    assert isinstance(found, CheckWarning)
     assert found.text.startswith("vLLM cannot load libgone.so.7; until then actors.engine: auto")
     monkeypatch.setattr(machine, "lack_of_vllm", lambda **_: None)
     assert machine.check_vllm() == "can start on this machine"

@@ -8,7 +8,7 @@ import pytest
 
 from configs.errors import SettingsError
 from configs.settings import BrokerSettings, LearnerSettings, RunSettings, Settings
-from console.doctor.command import Grade, examine
+from console.doctor.command import CheckStatus, examine
 from console.doctor.implied import check_reached, pack_checks
 from console.run.plan import prepare
 from console.run.run_folder import RunFolder
@@ -46,9 +46,9 @@ def test_a_pack_is_compared_with_this_machine_and_its_broker_looked_for(pack):
     found = {each.name: each for each in examine(pack_checks(pack, []))}
 
     assert found["same as run"].text == "demo: no hash differs"
-    assert found["broker"].grade is Grade.FAILED
+    assert found["broker"].grade is CheckStatus.FAILED
     assert "broker.endpoint must be reachable from this machine" in found["broker"].text
-    assert found["reward"].grade is Grade.OK
+    assert found["reward"].grade is CheckStatus.OK
 
 
 def test_another_reward_than_the_runs_fails_by_name(pack):
@@ -56,7 +56,7 @@ def test_another_reward_than_the_runs_fails_by_name(pack):
 
     (found,) = examine(pack_checks(pack, []))
 
-    assert found.grade is Grade.FAILED
+    assert found.grade is CheckStatus.FAILED
     assert "run.reward must be as on the run's machine" in found.text
 
 

@@ -17,7 +17,7 @@ from configs.errors import RefusedError, SettingsError
 from console.display.live_view import live_view
 from console.live.top import Address, RemoteRun
 from console.main import app
-from learner.reporting.bulletin import Bulletin
+from learner.reporting.bulletin import RunSnapshot
 from tests.broker.support.keys import keys_with_actor
 from tests.broker.support.ring import FIRST, RUN, Ring, begin, ring, settings_with
 from tests.console.support.recorded_run import rows
@@ -68,7 +68,7 @@ def refusal_of(run: RemoteRun) -> str:
 def test_an_observer_sees_figures_actors_and_buffer_without_a_folder(
     redis_url: str, key: Path
 ) -> None:
-    bulletin = Bulletin()
+    bulletin = RunSnapshot()
     for row in rows():
         bulletin.add_batch(row)
 
@@ -79,7 +79,7 @@ def test_an_observer_sees_figures_actors_and_buffer_without_a_folder(
         await actor.beat(BeatRequest((), FIRST, Figures(tokens_per_s=250.0, in_flight=16.0)))
         text = bulletin.encode()
         assert text is not None
-        await here.store.run(operations.show(1, text))
+        await here.store.run(operations.write_run_snapshot(1, text))
 
         await until_answered(lambda: run.look().is_training and run.look().actors_alive == 1)
 

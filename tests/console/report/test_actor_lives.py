@@ -4,7 +4,7 @@ import re
 from datetime import UTC, datetime
 
 from console.report.curves import read_curves
-from console.report.record import End, actor_lives, read_run
+from console.report.record import IncarnationEnd, actor_lives, read_run
 from console.report.run_charts import MAX_ROWS, actor_chart
 from tests.console.support.made_run import BATCH_S, BEGAN, made_run, write_lines
 
@@ -42,10 +42,10 @@ def test_joins_and_deaths_are_those_of_the_broker(tmp_path):
     lives = lives_of(folder)
 
     assert {name: life.end for name, life in lives.items()} == {
-        "a": End.OPEN,
-        "b": End.DIED,
-        "c": End.LEFT,
-        "d": End.OPEN,
+        "a": IncarnationEnd.OPEN,
+        "b": IncarnationEnd.DIED,
+        "c": IncarnationEnd.LEFT,
+        "d": IncarnationEnd.OPEN,
     }
     assert (lives["c"].began, lives["c"].ended) == (at(7), at(19))
     assert (lives["b"].began, lives["b"].ended) == (at(0), at(10))
@@ -61,8 +61,8 @@ def test_an_actor_that_fell_silent_or_took_no_leave_is_said_to_have_died(tmp_pat
     lives = lives_of(folder)
 
     assert {name: lives[name].end for name in "ab"} == {
-        "a": End.OPEN,
-        "b": End.DIED,
+        "a": IncarnationEnd.OPEN,
+        "b": IncarnationEnd.DIED,
     }
     assert lives["b"].ended == at(10)
 
@@ -72,8 +72,16 @@ def test_without_an_audit_the_batches_tell(tmp_path):
 
     lives = lives_of(folder)
 
-    assert (lives["b"].began, lives["b"].ended, lives["b"].end) == (at(1), at(10), End.DIED)
-    assert (lives["d"].began, lives["d"].ended, lives["d"].end) == (at(22), at(30), End.OPEN)
+    assert (lives["b"].began, lives["b"].ended, lives["b"].end) == (
+        at(1),
+        at(10),
+        IncarnationEnd.DIED,
+    )
+    assert (lives["d"].began, lives["d"].ended, lives["d"].end) == (
+        at(22),
+        at(30),
+        IncarnationEnd.OPEN,
+    )
 
 
 def test_a_crowd_is_drawn_as_its_number(tmp_path):
@@ -111,6 +119,14 @@ def test_an_actor_that_died_before_its_first_episode_lived_until_its_end_was_not
 
     lives = lives_of(folder)
 
-    assert (lives["e"].began, lives["e"].ended, lives["e"].end) == (at(2), at(6), End.DIED)
+    assert (lives["e"].began, lives["e"].ended, lives["e"].end) == (
+        at(2),
+        at(6),
+        IncarnationEnd.DIED,
+    )
     # Nobody has noted its end, which was at some time before that of the run.
-    assert (lives["f"].began, lives["f"].ended, lives["f"].end) == (at(3), at(30), End.DIED)
+    assert (lives["f"].began, lives["f"].ended, lives["f"].end) == (
+        at(3),
+        at(30),
+        IncarnationEnd.DIED,
+    )

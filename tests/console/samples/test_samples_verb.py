@@ -15,7 +15,7 @@ from configs.settings import RunSettings, Settings
 from console.main import app
 from console.samples.command import print_samples, print_side_by_side
 from console.samples.query import Pick, Query, Steps, choose, follow, parse_steps
-from learner.reporting.samples import SampleFiles, SampleLine, Turn, encoded
+from learner.reporting.samples import SampleFiles, SampleLine, SampleTurn, encoded
 
 
 def sample(step=1, task=0, *, reward=0.0, question="aa", text="cba", **fields):
@@ -29,7 +29,7 @@ def sample(step=1, task=0, *, reward=0.0, question="aa", text="cba", **fields):
         "task": task,
         "question": question,
         "prompt": f"spell {question}",
-        "turns": [Turn("policy", text, 3)],
+        "turns": [SampleTurn("policy", text, 3)],
         "reward": reward,
         "parts": {"exact": -reward},
         "metrics": {"num_turns": 1.0},
@@ -194,7 +194,7 @@ def test_samples_are_legible_at_any_width_without_colour(show, width):
 @pytest.mark.parametrize("show", [print_samples, print_side_by_side])
 def test_what_a_terminal_would_obey_is_written_out(show):
     names = {"parts": {HOSTILE: 1.0}, "metrics": {HOSTILE: 1.0}, "notes": {HOSTILE: HOSTILE}}
-    turns = [Turn("policy", HOSTILE, 1), Turn("environment", HOSTILE, 1)]
+    turns = [SampleTurn("policy", HOSTILE, 1), SampleTurn("environment", HOSTILE, 1)]
     hostile = sample(prompt=HOSTILE, actor=HOSTILE, environment=HOSTILE, turns=turns, **names)
 
     text = printed(show, [hostile], width=140)

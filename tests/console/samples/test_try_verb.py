@@ -138,8 +138,8 @@ def test_what_a_terminal_would_obey_is_written_out(
 ) -> None:
     from console.samples import answers
 
-    async def hostile(*_: object, **__: object) -> list[answers.Answer]:
-        return [answers.Answer("a\x1b[2Jb", "stop", 3)]
+    async def hostile(*_: object, **__: object) -> list[answers.PromptCompletion]:
+        return [answers.PromptCompletion("a\x1b[2Jb", "stop", 3)]
 
     monkeypatch.setattr(answers, "answer", hostile)
 

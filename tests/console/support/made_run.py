@@ -4,7 +4,7 @@ import json
 
 from configs.loader import save
 from configs.settings import Settings
-from learner.reporting.samples import SampleFiles, SampleLine, Turn, encoded
+from learner.reporting.samples import SampleFiles, SampleLine, SampleTurn, encoded
 
 BEGAN = 1_800_000_000.0
 BATCH_S = 2.0
@@ -85,7 +85,7 @@ def answer(step, question, grade, text, **fields):
         "task": 0,
         "question": question,
         "prompt": f"spell {question}",
-        "turns": [Turn("policy", text, 3)],
+        "turns": [SampleTurn("policy", text, 3)],
         "reward": grade / 2,
         "parts": {"exact": grade},
         "metrics": {},

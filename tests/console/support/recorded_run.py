@@ -5,11 +5,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from buffer.operations.values import ActorSeen, ClaimCounts, EvalCounts, Memory, Stats
+from buffer.operations.values import ActorSeen, ClaimCounts, EvalCounts, RedisMemory, Stats
 from buffer.sampling import groups_in_flight
 from configs.loader import load
 from console.display.progress import NewestSample, RunProgress
-from console.display.snapshot import Fill, View
+from console.display.snapshot import GroupsInFlight, View
 from console.run.run_folder import RunFolder
 
 FOLDER = RunFolder(Path(__file__).parents[1] / "display" / "recorded")
@@ -34,9 +34,9 @@ def recorded_view(**changes: Any) -> View:
         "actors_alive": 2,
         "actors": tuple(ActorSeen(**actor) for actor in store["actors"]),
         "silent_after_s": 5.0,
-        "fill": Fill(
+        "fill": GroupsInFlight(
             **groups_in_flight(stats, SETTINGS.run, SETTINGS.buffer),
-            memory=Memory(**store["memory"]).share,
+            memory=RedisMemory(**store["memory"]).share,
         ),
         "sample": NewestSample(FOLDER.samples).look(),
     }

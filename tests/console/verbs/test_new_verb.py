@@ -25,7 +25,7 @@ from tests.learner.support.tiny_policy import save_tiny_model
 
 ROOT = Path(__file__).parents[3]
 GUESS = (
-    "run.environment=env.py:Guess",
+    "run.environment=env.py:GuessingGame",
     "run.environment_settings={}",
     "run.reward=null",
     "learner.warm_start_echo=0",

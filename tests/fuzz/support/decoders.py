@@ -114,7 +114,7 @@ def _messages() -> tuple[bytes, ...]:
         manifest,
         weight_messages.Announce(manifest, 4),
         weight_messages.Pull(version, 0, 64),
-        weight_messages.Chunk(version, 0, b"bytes"),
+        weight_messages.WeightChunk(version, 0, b"bytes"),
     )
     return tuple(encode(message, run="r", incarnation="a-1", seq=5) for message in messages)
 

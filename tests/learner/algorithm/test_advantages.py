@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from configs.settings import AlgorithmSettings
-from learner.algorithm.advantages import ADVANTAGES, STD_FLOOR, WHITENED_BY, Outcomes, estimate
+from learner.algorithm.advantages import ADVANTAGES, STD_FLOOR, WHITENED_BY, BatchRewards, estimate
 
 REWARDS = [[0.0, 1.0, 0.25, 1.0, 0.5], [1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 0.0]]
 LENGTHS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 0, 7]]
@@ -18,10 +18,10 @@ BINARY = [[0.0, 1.0, 0.0, 0.0, 1.0, 0.0]]
 COMPARES_IN_GROUPS = sorted(set(ADVANTAGES) - {"reinforce_pp", "gae", "vtrace"})
 
 
-def _outcomes(rewards: list[list[float]], lengths: list[list[int]] | None = None) -> Outcomes:
+def _outcomes(rewards: list[list[float]], lengths: list[list[int]] | None = None) -> BatchRewards:
     lengths = lengths or [[1] * len(group) for group in rewards]
     sizes = [len(group) for group in rewards]
-    return Outcomes(
+    return BatchRewards(
         rewards_E=np.concatenate([np.array(group, dtype=np.float64) for group in rewards]),
         lengths_E=np.concatenate([np.array(group, dtype=np.float64) for group in lengths]),
         groups_E=np.repeat(np.arange(len(rewards)), sizes),
@@ -205,7 +205,7 @@ def test_the_order_of_a_batch_does_not_matter(name: str, whiten: str | None) -> 
     renamed = np.array([2, 0, 1])
 
     found_E = estimate(
-        Outcomes(
+        BatchRewards(
             rewards_E=batch.rewards_E[shuffled_E],
             lengths_E=batch.lengths_E[shuffled_E],
             groups_E=renamed[batch.groups_E[shuffled_E]],

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from configs.settings import AlgorithmSettings
-from learner.algorithm.aggregations import AGGREGATIONS, Counts
+from learner.algorithm.aggregations import AGGREGATIONS, MinibatchSize
 from learner.algorithm.losses import policy_loss
 from tests.learner.support.made_tokens import make_prepared
 
@@ -103,7 +103,7 @@ def of_trl(case: Case, log_anchor_BT: Tensor, **options: object) -> tuple[Tensor
 def of_ours(case: Case, **choices: object) -> tuple[Tensor, Tensor]:
     """Ask Nyala for the same. Shapes [], [B, T]."""
     settings = AlgorithmSettings.model_validate(choices)
-    counts = Counts(sum(LENGTHS), len(LENGTHS), MAX_COMPLETION_TOKENS)
+    counts = MinibatchSize(sum(LENGTHS), len(LENGTHS), MAX_COMPLETION_TOKENS)
     # The weights are stored as float32: as float64 from the same counts, rounding stays below 1e-6.
     weights_B = AGGREGATIONS[settings.aggregation](torch.tensor(LENGTHS).numpy(), counts)
     lengths = torch.tensor(LENGTHS)

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from configs.settings import AlgorithmSettings, Settings
 from configs.validation.algorithm import SEQUENCE_WEIGHTS
-from learner.algorithm.aggregations import AGGREGATIONS, Counts
+from learner.algorithm.aggregations import AGGREGATIONS, MinibatchSize
 from learner.algorithm.corrections import CORRECTIONS
 from learner.algorithm.losses import PROXIMALS, PolicyLoss, policy_loss
-from learner.algorithm.microbatch import Prepared
+from learner.algorithm.microbatch import PreparedMicrobatch
 from learner.algorithm.surrogates import SURROGATES
 from tests.learner.support import loss_formulas
 from tests.learner.support.loss_formulas import Tokens
@@ -56,7 +56,7 @@ def _settings(correction: str, surrogate: str, proximal: str, **others: Any) -> 
 
 
 def _weights(aggregation: str) -> list[float]:
-    counts = Counts(tokens=sum(LENGTHS), episodes=len(LENGTHS), max_completion_tokens=8)
+    counts = MinibatchSize(tokens=sum(LENGTHS), episodes=len(LENGTHS), max_completion_tokens=8)
     weights_E = AGGREGATIONS[aggregation](np.array(LENGTHS), counts)
     return [float(weight) for weight in weights_E]
 
@@ -77,7 +77,7 @@ def _flat(values: list[list[float]], dtype: torch.dtype = torch.float64) -> Tens
     return torch.tensor([x for episode in values for x in episode], dtype=dtype)
 
 
-def _prepared(episodes: list[Tokens], dtype: torch.dtype = torch.float64) -> Prepared:
+def _prepared(episodes: list[Tokens], dtype: torch.dtype = torch.float64) -> PreparedMicrobatch:
     return make_prepared(
         _flat([episode.log_mu for episode in episodes], dtype),
         _flat([episode.advantages for episode in episodes], dtype),

@@ -15,7 +15,7 @@ import pytest
 from obstore.exceptions import GenericError
 from obstore.fsspec import FsspecStore
 
-from buffer.record.filesystems import Translated, filesystem_at
+from buffer.record.filesystems import OSErrorProxy, filesystem_at
 from configs.errors import CheckpointError, SettingsError
 from learner.checkpointing import bucket_copies
 from learner.checkpointing.bucket_copies import COMMITTED, BucketCopies
@@ -33,7 +33,7 @@ def bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     """The filesystem at the URL of the copies; the root of it is empty."""
     files: Any = fsspec.filesystem("memory", skip_instance_cache=True)
     if request.param == "obstore":
-        files = Translated(_memory())
+        files = OSErrorProxy(_memory())
     monkeypatch.setattr(bucket_copies, "filesystem_at", lambda *_, **__: (files, "bucket"))
     monkeypatch.setattr(bucket_copies, "PAUSES_S", (0.0, 0.0, 0.0))
     yield files
@@ -196,14 +196,16 @@ def test_what_obstore_raises_is_an_error_of_the_system() -> None:
     def fail(*_: object) -> None:
         raise GenericError("refused\nat length")
 
-    files = Translated(SimpleNamespace(cat_file=fail, open=lambda *_: SimpleNamespace(write=fail)))
+    files = OSErrorProxy(
+        SimpleNamespace(cat_file=fail, open=lambda *_: SimpleNamespace(write=fail))
+    )
 
     with pytest.raises(OSError, match=r"^refused$"):
         files.cat_file("a")
     with pytest.raises(OSError, match=r"^refused$"):
         files.open("a", "wb").write(b"")
     with pytest.raises(FileNotFoundError):
-        Translated(_memory()).cat_file("a")
+        OSErrorProxy(_memory()).cat_file("a")
 
 
 def test_a_bucket_needs_a_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.recovery import recover, register_run
 from learner.checkpointing.resume import _begin_lineage, _warn_of_gaps
 from learner.data.curriculum import training_tasks
-from learner.data.ledger import Facts, as_ranges, from_ranges
+from learner.data.ledger import LedgerSnapshot, as_ranges, from_ranges
 from learner.data.retrying_store import RetryingStore
 from learner.reporting.metrics import Totals
 from tests.learner.support.made_episodes import make_episode
@@ -42,7 +42,7 @@ def store(redis_url: str) -> Iterator[Store]:
         yield opened
 
 
-def facts_of_step_2(**changes: object) -> Facts:
+def facts_of_step_2(**changes: object) -> LedgerSnapshot:
     """Lineage 3 stands at step 2; its checkpoint is of step 1; group 2 was dropped."""
     facts: dict[str, object] = {
         "lineage": 3,
@@ -54,10 +54,10 @@ def facts_of_step_2(**changes: object) -> Facts:
         "reach": 7,
         "batches": {2: (4, 3)},
     }
-    return Facts(**(facts | changes))  # type: ignore[arg-type]  # a table of its own fields
+    return LedgerSnapshot(**(facts | changes))  # type: ignore[arg-type]  # a table of its own fields
 
 
-def put_right(store: Store, settings: Settings, facts: Facts) -> None:
+def put_right(store: Store, settings: Settings, facts: LedgerSnapshot) -> None:
     recover(store, store.server_run_id(), run=settings.run, buffer=settings.buffer, facts=facts)
 
 

@@ -18,8 +18,8 @@ from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.manifest import MANIFEST, encode_manifest
 from learner.checkpointing.tensors import (
-    Piece,
     Shards,
+    TensorShard,
     encode_shards,
     random_state,
     restore_random_state,
@@ -80,7 +80,7 @@ def _write(folder: Path, whole: Tensor, cuts: list[list[int]]) -> None:
         boxes = [(*box, span) for box in boxes for span in spans]
     for rank, box in enumerate(boxes):
         place = Box(tuple(whole.shape), tuple(span.start for span in box))
-        piece = Piece(whole[box], place)
+        piece = TensorShard(whole[box], place)
         content = b"".join(encode_shards({"t": piece}))
         (folder / f"tensors-{rank}.safetensors").write_bytes(content)
     _list(folder)

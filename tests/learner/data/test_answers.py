@@ -7,15 +7,15 @@ from itertools import combinations
 
 import pytest
 
-from learner.data.evaluation import Answer, environment_figures, figures_of, pass_at_k
-from learner.data.grades import Metric
+from learner.data.evaluation import EvaluationAnswer, environment_figures, figures_of, pass_at_k
+from learner.data.grades import AnswerMetric
 from tests.learner.support.made_episodes import make_episode
 
-METRICS = dict.fromkeys(("sums", "words", "exam"), Metric("reward", "reward"))
+METRICS = dict.fromkeys(("sums", "words", "exam"), AnswerMetric("reward", "reward"))
 
 
-def answer(question: int, sample: int, grade: float, environment: str = "sums") -> Answer:
-    return Answer(
+def answer(question: int, sample: int, grade: float, environment: str = "sums") -> EvaluationAnswer:
+    return EvaluationAnswer(
         environment, question, sample, replace(make_episode(reward=grade), reward_parts={})
     )
 

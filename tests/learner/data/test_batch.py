@@ -8,7 +8,7 @@ import torch
 from buffer.record.episode import Episode
 from configs.errors import RecordError
 from configs.settings import AlgorithmSettings
-from learner.algorithm.microbatch import Microbatch, Prepared, empty_microbatch
+from learner.algorithm.microbatch import Microbatch, PreparedMicrobatch, empty_microbatch
 from learner.data.batch import BatchPlan, pack, plan_batch
 from learner.model.ranks import Ranks
 from learner.training.divergence import DivergenceMeter
@@ -236,7 +236,7 @@ def _loss_and_gradient(
     plan = _plan(episodes, microbatch_tokens=microbatch_tokens)
     microbatches = _pack(plan, episodes, settings)
     for microbatch in [*microbatches, empty_microbatch()]:
-        loss += float(accumulate(policy, Prepared(microbatch), meter, settings))
+        loss += float(accumulate(policy, PreparedMicrobatch(microbatch), meter, settings))
     return loss, [parameter.grad for parameter in policy.parameters() if parameter.grad is not None]
 
 

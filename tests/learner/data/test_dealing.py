@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.support.lockstep import least_lockstep, made_sizes, time_of
-from learner.data.dealing import SLACK, Place, Size, deal, deal_episodes, lockstep
+from learner.data.dealing import SLACK, SequencePlacement, Size, deal, deal_episodes, lockstep
 from learner.model.sequence_cost import SequenceCost
 
 FOUR_BILLION = {
@@ -89,7 +89,7 @@ def test_each_sequence_has_one_place_within_the_budget(ranks: int, microbatch_to
 
     places = deal(tokens, tokens, ranks=ranks, microbatch_tokens=microbatch_tokens)
 
-    sums: dict[Place, list[int]] = {}
+    sums: dict[SequencePlacement, list[int]] = {}
     for place, length in zip(places, tokens, strict=True):
         sums.setdefault(place, []).append(length)
     assert len(places) == 200
@@ -183,7 +183,7 @@ def test_hardly_more_microbatches_are_made_than_full_ones_would_be(
 
     places = deal_episodes(sizes, COST, ranks=ranks, microbatch_tokens=budget)
 
-    used: dict[Place, dict[bytes, int]] = {}
+    used: dict[SequencePlacement, dict[bytes, int]] = {}
     for place, size in zip(places, sizes, strict=True):
         used.setdefault(place, {})[size.prompt] = size.prompt_tokens
     filled = alone + sum(sum(each.values()) for each in used.values())

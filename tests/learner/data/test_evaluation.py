@@ -14,8 +14,8 @@ from buffer import operations
 from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
 from configs.tables.algorithm import RewardSettings
-from learner.data.evaluation import Evaluation, Evaluations, is_due, round_tasks
-from learner.data.grades import Metric, metrics_of
+from learner.data.evaluation import EvaluationResult, Evaluations, is_due, round_tasks
+from learner.data.grades import AnswerMetric, metrics_of
 from learner.data.retrying_store import RetryingStore
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import answer_leases, begin_run, new_ledger, tiny_settings
@@ -47,7 +47,7 @@ def clock() -> FakeClock:
 
 
 def _evaluations(
-    store: Store, tmp_path: Path, reported: list[Evaluation], clock: FakeClock
+    store: Store, tmp_path: Path, reported: list[EvaluationResult], clock: FakeClock
 ) -> Evaluations:
     settings = tiny_settings(tmp_path, run={"eval_episodes": 4}, learner={"eval_timeout_s": 10})
     return Evaluations(
@@ -75,7 +75,7 @@ def _answer(task_id: int, spec: TaskSpec) -> Episode:
 def test_a_complete_round_reports_accuracy_and_versions(
     store: Store, tmp_path: Path, clock: FakeClock
 ) -> None:
-    reported: list[Evaluation] = []
+    reported: list[EvaluationResult] = []
     evaluations = _evaluations(store, tmp_path, reported, clock)
     evaluations.begin(2)
     assert answer_leases(store, (1, 1), _answer) == 0  # too old for this round
@@ -105,7 +105,7 @@ def _answer_of_two(task_id: int, spec: TaskSpec) -> Episode:
 
 
 def _of_two(
-    store: Store, folder: Path, reported: list[Evaluation], clock: FakeClock
+    store: Store, folder: Path, reported: list[EvaluationResult], clock: FakeClock
 ) -> Evaluations:
     run = tiny_settings(
         folder, run={"eval_episodes": 2, "eval_samples": 3, "environments": TWO}
@@ -124,7 +124,7 @@ def _of_two(
 def test_each_question_of_each_environment_is_answered_greedily_and_sampled(
     store: Store, tmp_path: Path, clock: FakeClock
 ) -> None:
-    reported: list[Evaluation] = []
+    reported: list[EvaluationResult] = []
     evaluations = _of_two(store, tmp_path, reported, clock)
     evaluations.begin(0)
     assert answer_leases(store, (1, 0), _answer_of_two, n=64) == 3 * 4
@@ -160,7 +160,7 @@ def test_each_question_of_each_environment_is_answered_greedily_and_sampled(
 def test_answers_of_lost_actors_are_asked_again_or_counted_as_missing(
     store: Store, tmp_path: Path, clock: FakeClock
 ) -> None:
-    reported: list[Evaluation] = []
+    reported: list[EvaluationResult] = []
     evaluations = _of_two(store, tmp_path, reported, clock)
     evaluations.begin(0)
     store.run(operations.lease("dies", ttl_ms=60_000, n=5, version=(1, 0)))
@@ -181,7 +181,7 @@ def test_answers_of_lost_actors_are_asked_again_or_counted_as_missing(
 def test_a_round_without_a_greedy_answer_has_no_line(
     store: Store, tmp_path: Path, clock: FakeClock
 ) -> None:
-    reported: list[Evaluation] = []
+    reported: list[EvaluationResult] = []
     evaluations = _of_two(store, tmp_path, reported, clock)
     evaluations.begin(0)
     store.run(operations.lease("slow", ttl_ms=60_000, n=3, version=(1, 0)))
@@ -218,7 +218,7 @@ def test_answers_that_another_version_took_part_in_are_counted(
             task_id, group_id=spec.group_id, purpose="eval", versions=spans[spec.index]
         )
 
-    reported: list[Evaluation] = []
+    reported: list[EvaluationResult] = []
     evaluations = _evaluations(store, tmp_path, reported, clock)
     evaluations.begin(2)
     assert answer_leases(store, (1, 3), answer) == 4
@@ -234,7 +234,7 @@ def test_answers_that_another_version_took_part_in_are_counted(
 def test_a_round_closes_by_its_deadline_with_what_has_arrived(
     store: Store, tmp_path: Path, clock: FakeClock
 ) -> None:
-    reported: list[Evaluation] = []
+    reported: list[EvaluationResult] = []
     evaluations = _evaluations(store, tmp_path, reported, clock)
     evaluations.begin(0)
     answer_leases(store, (1, 0), _answer, n=1)
@@ -252,7 +252,7 @@ def test_a_round_closes_by_its_deadline_with_what_has_arrived(
 def test_a_round_has_no_deadline_before_an_actor_samples(
     store: Store, tmp_path: Path, clock: FakeClock
 ) -> None:
-    reported: list[Evaluation] = []
+    reported: list[EvaluationResult] = []
     evaluations = _evaluations(store, tmp_path, reported, clock)
     evaluations.begin(0)
     clock.now = 500.0  # actors are being installed, load their model, ...
@@ -286,7 +286,7 @@ def test_a_round_that_actors_leave_unanswered_closes_by_its_deadline(
 def test_waiting_for_the_last_round_ends_when_asked_to_stop(
     store: Store, tmp_path: Path, clock: FakeClock
 ) -> None:
-    reported: list[Evaluation] = []
+    reported: list[EvaluationResult] = []
     evaluations = _evaluations(store, tmp_path, reported, clock)
     evaluations.begin(0)
 
@@ -337,7 +337,7 @@ def test_answers_are_judged_by_what_is_trained(tmp_path: Path) -> None:
 
 
 def test_a_part_that_no_answer_has_judges_none_and_one_that_some_have_counts_0() -> None:
-    metric = Metric("number", "number")
+    metric = AnswerMetric("number", "number")
 
     assert metric.in_answers([{"exact": 1.0}]).title == "reward"
     assert metric.in_answers([{"number": 1.0}, {}]).grade(1.0, {}) == 0.0
@@ -348,7 +348,7 @@ def test_the_held_out_reward_is_weighed_as_that_of_training(
 ) -> None:
     """`rewards.weights` without `exact`: neither it nor the actor's own sum is what is trained."""
     settings = tiny_settings(tmp_path, run={"eval_episodes": 4})
-    reported: list[Evaluation] = []
+    reported: list[EvaluationResult] = []
     evaluations = Evaluations(
         RetryingStore(store),
         settings.run,

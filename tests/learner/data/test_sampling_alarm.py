@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from buffer import operations
-from buffer.operations.values import ActorSeen, Closed, Memory, SuspendedKey
+from buffer.operations.values import ActorSeen, LeasingPauses, RedisMemory, SuspendedKey
 from buffer.sampling import why_nobody_samples
 from buffer.store import Store
 from configs.settings import Settings
@@ -54,8 +54,8 @@ def test_each_cause_names_what_helps(store: Store) -> None:
         return why_nobody_samples(
             replace(stats, **changes),  # type: ignore[arg-type]
             actors,
-            Memory(used, 100, run_bytes),
-            Closed(paused, keys),
+            RedisMemory(used, 100, run_bytes),
+            LeasingPauses(paused, keys),
             folder="runs/x",
             heartbeat_timeout_s=6.0,
             pause_at_memory=0.8,

@@ -19,8 +19,8 @@ import pytest
 from configs.errors import DeadlineError, SettingsError, exit_code
 from configs.settings import RunSettings
 from learner import several_machines
-from learner.launch import Meeting, Nodes, RankProcesses, check_nodes
-from learner.several_machines import Lines, Lost, interface_of, launch_node
+from learner.launch import Nodes, RankProcesses, Rendezvous, check_nodes
+from learner.several_machines import ConnectionLost, NodeConnection, interface_of, launch_node
 from tests.waiting import wait_until
 
 PATIENCE_S = 30
@@ -51,7 +51,7 @@ class Machine:
     processes: RankProcesses | None = None
     code: Future[int] = field(default_factory=Future)
 
-    def start(self, meeting: Meeting) -> RankProcesses:
+    def start(self, meeting: Rendezvous) -> RankProcesses:
         """Start its ranks, as the start of that number."""
         self.lives += 1
         command = [sys.executable, "-S", "-c", RANK, str(self.folder), str(self.lives)]
@@ -71,7 +71,7 @@ class Cluster:
     port: int
     machines: list[Machine]
     begin: Callable[..., None] = lambda _: None
-    joined: list[Lines] = field(default_factory=list)
+    joined: list[NodeConnection] = field(default_factory=list)
 
     def connect(self) -> socket.socket:
         """Connect to node 0 as soon as it listens."""
@@ -81,9 +81,9 @@ class Cluster:
             ignoring=ConnectionRefusedError,
         )
 
-    def by_hand(self, node: int) -> Lines:
+    def by_hand(self, node: int) -> NodeConnection:
         """Join as a further machine of one rank, without a launcher."""
-        joined = Lines(self.connect())
+        joined = NodeConnection(self.connect())
         self.joined.append(joined)
         joined.send(join=node, ranks=1)
         return joined
@@ -207,7 +207,7 @@ def test_without_enough_ranks_a_lost_machine_is_waited_for(machines: Cluster) ->
     third.close()
 
 
-def start_nothing(_meeting: Meeting) -> RankProcesses:
+def start_nothing(_meeting: Rendezvous) -> RankProcesses:
     raise AssertionError("no rank may be started")
 
 
@@ -289,10 +289,10 @@ def test_a_silent_machine_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(several_machines, "SILENT_S", 0.05)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        connection = Lines(ours)
+        connection = NodeConnection(ours)
         time.sleep(0.1)
 
-        with pytest.raises(Lost, match="silent"):
+        with pytest.raises(ConnectionLost, match="silent"):
             connection.receive()
 
 
@@ -300,10 +300,10 @@ def test_a_silent_machine_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_no_launcher_sends_ends_the_connection(sent: bytes) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        connection = Lines(ours)
+        connection = NodeConnection(ours)
         theirs.sendall(sent)
 
-        with pytest.raises(Lost, match="no launcher"):
+        with pytest.raises(ConnectionLost, match="no launcher"):
             _message(connection)
 
 
@@ -330,5 +330,5 @@ def test_a_trusted_network_and_loopback_are_taken() -> None:
         interface_of("192.0.2.1")
 
 
-def _message(connection: Lines) -> dict[str, Any]:
+def _message(connection: NodeConnection) -> dict[str, Any]:
     return wait_until(connection.receive, timeout_s=PATIENCE_S)[0]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.weights.probe import Difference
+from actors.weights.probe import LogprobDifference
 from configs.settings import LearnerSettings
 from learner.model import fused, policy
 from learner.model.compilers import has_kernels
@@ -195,7 +195,7 @@ def test_the_probes_rounding_reaches_all_but_the_activation_within_a_kernel(fami
         with mock.patch.object(torch, "rand", wraps=torch.rand) as rand:
             rounded = rounded_logprobs(made, probe, dtype=torch.bfloat16)
         draws.append(rand.call_count)
-        moved.append(Difference.of(rounded, own).mean)
+        moved.append(LogprobDifference.of(rounded, own).mean)
 
     layers = causal_lm.config.num_hidden_layers
     assert draws[1] == draws[0] - layers

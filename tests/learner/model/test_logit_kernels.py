@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from configs.architecture import LogitChange
 from learner.model import logits
-from learner.model.logits import ALL_OF_IT, Chunk, Slopes, Softmax
+from learner.model.logits import ALL_OF_IT, LogitChunk, LossDerivatives, Softmax
 from learner.model.memory_rules import CHUNK_SIZES, ChunkSize
 from learner.model.output_layer import ScoredTokens, score_tokens
 from learner.model.policy import Policy
@@ -182,7 +182,7 @@ def test_what_is_no_number_shows_as_by_torch_and_stays_in_its_row(
         logits_CV = torch.randn(4, VOCABULARY)
         logits_CV[1, 20] = bad
         scratch = torch.empty(3, 4, VOCABULARY)
-        chunk = Chunk(
+        chunk = LogitChunk(
             slice(0, 4),
             logits_CV,
             torch.tensor([1, 2, 20, 36]),
@@ -192,7 +192,7 @@ def test_what_is_no_number_shows_as_by_torch_and_stays_in_its_row(
         )
         found = chunk.statistics()
         ones_C = torch.ones(4)
-        chunk.differentiate(found.log_sums_C, found.entropies_C, Slopes(ones_C, ones_C))
+        chunk.differentiate(found.log_sums_C, found.entropies_C, LossDerivatives(ones_C, ones_C))
         numbers = found.logprobs_C, found.entropies_C, chunk.logits_CV.sum(1)
         return [x.isfinite().tolist() for x in numbers]
 

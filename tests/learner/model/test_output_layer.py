@@ -101,7 +101,7 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
     inputs = (case.states_ND, case.layer.weight, case.layer.bias)
 
     def scores(states_ND: Tensor, weight_VD: Tensor, bias_V: Tensor) -> tuple[Tensor, ...]:
-        return two_passes.Scores.apply(  # type: ignore[no-any-return]
+        return two_passes.ScoresWithoutLoss.apply(  # type: ignore[no-any-return]
             states_ND, weight_VD, bias_V, case.targets_N, SOFTMAXES[name], ALL_OF_IT, True
         )
 
@@ -171,7 +171,7 @@ class _Flattened(Softmax):
 
 
 def _wrong_scores(change: Callable[..., tuple[object, ...]]) -> type[torch.autograd.Function]:
-    class Wrong(two_passes.Scores):
+    class Wrong(two_passes.ScoresWithoutLoss):
         @staticmethod
         def backward(ctx: object, *slopes: Tensor) -> tuple[object, ...]:
             return change(ctx, *slopes)
@@ -193,9 +193,9 @@ def test_a_log_sum_of_another_chunk_is_caught(monkeypatch: pytest.MonkeyPatch) -
             *others, log_sums_N, entropies_N = found
             return (*others, log_sums_N.roll(5), entropies_N)
 
-    right = two_passes.Scores.backward
+    right = two_passes.ScoresWithoutLoss.backward
     wrong = _wrong_scores(lambda ctx, *slopes: right(Shifted(ctx), *slopes))
-    monkeypatch.setattr(output_layer, "Scores", wrong)
+    monkeypatch.setattr(output_layer, "ScoresWithoutLoss", wrong)
 
     assert not _is_close(_case(), SOFTMAXES["plain"], 1e-5)
 
@@ -203,9 +203,9 @@ def test_a_log_sum_of_another_chunk_is_caught(monkeypatch: pytest.MonkeyPatch) -
 def test_the_wrong_sign_of_the_entropys_gradient_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    right = two_passes.Scores.backward
+    right = two_passes.ScoresWithoutLoss.backward
     wrong = _wrong_scores(lambda ctx, logprobs_N, entropies_N: right(ctx, logprobs_N, -entropies_N))
-    monkeypatch.setattr(output_layer, "Scores", wrong)
+    monkeypatch.setattr(output_layer, "ScoresWithoutLoss", wrong)
 
     assert not _is_close(_case(), SOFTMAXES["plain"], 1e-5)
 

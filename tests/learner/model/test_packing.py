@@ -19,7 +19,7 @@ from learner.algorithm.microbatch import Microbatch, Sequences
 from learner.model import attention, policy
 from learner.model.attention import check_packing
 from learner.model.policy import Policy
-from learner.model.sequence_parallel import Cut
+from learner.model.sequence_parallel import SequenceSplit
 from tests.learner.support.exact_gradients import (
     EXACT,
     FAMILIES,
@@ -128,7 +128,7 @@ def _heads_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _own_state_scored(monkeypatch: pytest.MonkeyPatch) -> None:
-    def states(trunk: Any, sequences: Sequences, cut: Cut) -> Tensor:
+    def states(trunk: Any, sequences: Sequences, cut: SequenceSplit) -> Tensor:
         return attention.run_trunk(trunk, sequences, cut).index_select(0, cut.states_M + 1)
 
     monkeypatch.setattr(policy, "states_before", states)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from buffer.record.episode import Episode
 from configs.errors import SettingsError
-from learner.algorithm.microbatch import Microbatch, Run, Seen, Sequences
+from learner.algorithm.microbatch import AttendedTokens, Microbatch, Sequences, UniformSequences
 from learner.data import batch
 from learner.model import attention, policy
 from learner.model.attention import check_packing
@@ -99,7 +99,9 @@ def _sequences(change: Callable[[Sequences], Sequences]) -> Callable[[pytest.Mon
     def seed(monkeypatch: pytest.MonkeyPatch) -> None:
         right = policy.Policy.forward
 
-        def forward(self: Policy, s: Sequences, indices_N: Tensor, **how: Any) -> policy.Scores:
+        def forward(
+            self: Policy, s: Sequences, indices_N: Tensor, **how: Any
+        ) -> policy.TokenScores:
             return right(self, s if s.seen is None else change(s), indices_N, **how)
 
         monkeypatch.setattr(policy.Policy, "forward", forward)
@@ -153,7 +155,7 @@ def _seen_by_each(s: Sequences, change: Callable[[int, Tensor, list[Tensor]], Te
     changed = [change(n, e, each) if continues[n] else e for n, e in enumerate(each)]
     lengths = tuple(len(e) for e in changed)
     bounds = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
-    return replace(s, seen=Seen(torch.cat(changed), bounds, lengths))
+    return replace(s, seen=AttendedTokens(torch.cat(changed), bounds, lengths))
 
 
 def _neighbour_too(s: Sequences) -> Sequences:
@@ -298,4 +300,4 @@ def test_a_sequence_may_continue_one_that_continues_another() -> None:
     assert chain.positions_T.tolist() == [0, 1, 2, 3, 4]
     assert chain.before_T.tolist() == [0, 0, 1, 2, 3]
     assert chain.seen is not None and chain.seen.lengths == (2, 3, 5)
-    assert Run(1, 2, 5) in list(chain.equal_runs())
+    assert UniformSequences(1, 2, 5) in list(chain.equal_runs())

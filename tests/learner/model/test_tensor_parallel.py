@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from actors.weights.probe import Difference
+from actors.weights.probe import LogprobDifference
 from configs.errors import SettingsError
 from learner.model.ranks import Ranks
 from learner.model.tensor_parallel import TensorGroup, divide_tensors
@@ -47,7 +47,9 @@ def test_policies_with_critics_are_trained_as_by_one_rank(
             assert torch.allclose(mine, other, atol=2e-5)
     assert found[0]["probes"] == pytest.approx(alone["probes"], abs=1e-4)
     assert found[0]["drawn"] == alone["drawn"]
-    moved = [Difference.of(each["rounded"], each["probes"]).mean for each in (alone, found[0])]
+    moved = [
+        LogprobDifference.of(each["rounded"], each["probes"]).mean for each in (alone, found[0])
+    ]
     assert moved[0] / 2 < moved[1] < 2 * moved[0], "each rank draws for its part"
     assert {token < 10 for token in alone["drawn"]} == {True, False}, "of both parts"
 

@@ -6,13 +6,13 @@ import pytest
 
 from configs.errors import RecordError
 from console.display.progress import RunProgress, progress_of
-from learner.reporting.bulletin import MAX_BYTES, RECENT, Bulletin
+from learner.reporting.bulletin import MAX_BYTES, RECENT, RunSnapshot
 from learner.reporting.journal import Journal
 from tests.console.support.recorded_run import FOLDER, rows
 
 
 def recorded():
-    bulletin = Bulletin()
+    bulletin = RunSnapshot()
     for row in rows():
         bulletin.add_batch(row)
     for row in rows("eval"):
@@ -29,7 +29,7 @@ def sent(bulletin):
 def test_it_says_over_the_wire_what_the_files_say():
     from_files = RunProgress(FOLDER, steps=120).look()
 
-    told = progress_of(Bulletin.decode(sent(recorded())), steps=120)
+    told = progress_of(RunSnapshot.decode(sent(recorded())), steps=120)
 
     for name in ("step", "reward", "held_out", "held_out_before", "tokens_per_s", "policy_lag"):
         assert getattr(told, name) == getattr(from_files, name)
@@ -44,7 +44,7 @@ def test_it_says_over_the_wire_what_the_files_say():
 
 @pytest.mark.slow
 def test_it_has_the_newest_batches_alone_however_long_the_run_is():
-    bulletin = Bulletin()
+    bulletin = RunSnapshot()
     advice = [{"rule": "r", "text": "x" * 1000}]
     for step in range(1, 20_000):
         bulletin.add_batch(
@@ -76,7 +76,7 @@ def test_other_bytes_are_refused():
         b'{"batches": [1], "evaluations": [], "rewards": [], "scores": []}',
     ):
         with pytest.raises(RecordError, match="a bulletin must be one that this version's learner"):
-            Bulletin.decode(text)
+            RunSnapshot.decode(text)
 
 
 def test_a_learner_that_resumes_takes_back_what_it_has_said(tmp_path):

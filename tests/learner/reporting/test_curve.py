@@ -2,11 +2,11 @@
 
 import pytest
 
-from learner.reporting.bulletin import MAX_POINTS, Curve, sparkline
+from learner.reporting.bulletin import MAX_POINTS, DownsampledSeries, sparkline
 
 
 def curve_of(values):
-    curve = Curve()
+    curve = DownsampledSeries()
     for value in values:
         curve.add(value)
     return curve

@@ -19,7 +19,7 @@ from learner.reporting.metrics_page import METRICS, LearnerPage
 from learner.training.critic import CriticFigures
 from learner.training.divergence import Divergence
 from learner.training.step import BatchOutcome, TrainedBatch
-from learner.weights.log import Sent
+from learner.weights.log import VersionDelivery
 from tests.learner.support.ring_in_process import RingInProcess
 from tests.learner.support.tiny_run import tiny_settings
 
@@ -75,7 +75,7 @@ def test_only_a_version_that_a_group_confirmed_has_a_time() -> None:
 
     for members, wall_s in ((2, 0.4), (0, 0.0)):
         page.delivered(
-            Sent(
+            VersionDelivery(
                 PolicyVersion(1, 1),
                 actors=2,
                 members=members,

@@ -14,7 +14,7 @@ import pytest
 from buffer.record.episode import PolicyVersion
 from configs.settings import RunSettings
 from configs.tables.run import SampleSettings
-from learner.data.evaluation import Answer
+from learner.data.evaluation import EvaluationAnswer
 from learner.reporting import sample_writer
 from learner.reporting.sample_writer import Decode, SampleWriter
 from learner.reporting.samples import (
@@ -208,7 +208,7 @@ def test_the_greedy_answers_of_an_evaluation_and_a_few_others_are_kept(tmp_path:
     writer.start()
     episode = make_episode(5, purpose="eval")
 
-    writer.keep_answers(0, [Answer("spell", 0, sample, episode) for sample in range(9)])
+    writer.keep_answers(0, [EvaluationAnswer("spell", 0, sample, episode) for sample in range(9)])
     writer.close()
 
     text = (tmp_path / "r" / "samples.jsonl").read_text()
@@ -275,7 +275,7 @@ def test_nothing_is_kept_without_room_for_it(tmp_path: Path) -> None:
     writer.start()
 
     writer.keep_batch(1, BATCH)
-    writer.keep_answers(0, [Answer("spell", 0, 0, BATCH[0])])
+    writer.keep_answers(0, [EvaluationAnswer("spell", 0, 0, BATCH[0])])
     writer.close()
 
     assert not (tmp_path / "r").exists()

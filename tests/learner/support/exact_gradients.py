@@ -11,7 +11,7 @@ from torch import Tensor
 
 from buffer.record.episode import Episode
 from configs.settings import AlgorithmSettings
-from learner.algorithm.microbatch import Microbatch, Prepared
+from learner.algorithm.microbatch import Microbatch, PreparedMicrobatch
 from learner.data.batch import pack, plan_batch
 from learner.model.policy import Policy
 from learner.training.divergence import DivergenceMeter
@@ -53,7 +53,7 @@ def train(scorer: Policy | PaddedPolicy, microbatches: Sequence[Microbatch]) -> 
     loss = 0.0
     with StayWide():
         for microbatch in microbatches:
-            prepared = Prepared(microbatch)
+            prepared = PreparedMicrobatch(microbatch)
             loss += float(accumulate(cast("Policy", scorer), prepared, meter, SETTINGS))
     gradients = {name: p.grad for name, p in scorer.named_parameters() if p.grad is not None}
     assert gradients

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from learner.algorithm.microbatch import Microbatch, Prepared, Sequences
+from learner.algorithm.microbatch import Microbatch, PreparedMicrobatch, Sequences
 
 
 def make_prepared(
@@ -19,7 +19,7 @@ def make_prepared(
     lags_N: Tensor | None = None,
     log_prox_N: Tensor | None = None,
     log_ratio_bound: float = float("inf"),
-) -> Prepared:
+) -> PreparedMicrobatch:
     """Make a prepared microbatch of these tokens; by default each is an episode of its own."""
     lengths = [1] * len(log_mu_N) if lengths is None else lengths
     assert sum(lengths) == len(log_mu_N)
@@ -35,4 +35,4 @@ def make_prepared(
         rewards_B=torch.zeros(len(lengths)),
         minibatch=0,
     )
-    return Prepared(microbatch, log_prox_N=log_prox_N, log_ratio_bound=log_ratio_bound)
+    return PreparedMicrobatch(microbatch, log_prox_N=log_prox_N, log_ratio_bound=log_ratio_bound)

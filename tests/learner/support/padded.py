@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, PreTrainedModel
 
 from learner.algorithm.microbatch import Sequences
-from learner.model.policy import Scores
+from learner.model.policy import TokenScores
 
 PAD = 0
 
@@ -84,7 +84,7 @@ class PaddedPolicy(nn.Module):
         *,
         entropy_gradient: bool = False,
         **_: object,
-    ) -> Scores:
+    ) -> TokenScores:
         """Score the tokens at `indices_N`; see `Policy`. There are no states."""
         rows = sequences.token_ids_T.split(list(sequences.lengths))
         token_ids_BT = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
@@ -96,4 +96,4 @@ class PaddedPolicy(nn.Module):
         logprobs_N = log_pi_NV[torch.arange(len(targets_N)), targets_N]
         with torch.set_grad_enabled(entropy_gradient):
             entropies_N = -(log_pi_NV.exp() * log_pi_NV).sum(-1)
-        return Scores(logprobs_N, entropies_N, log_pi_NV[:, :0])
+        return TokenScores(logprobs_N, entropies_N, log_pi_NV[:, :0])

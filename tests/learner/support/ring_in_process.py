@@ -25,7 +25,7 @@ from configs.settings import Settings
 from learner.assembly import load_policy, load_reference, recover_from
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.resume import take_over
-from learner.coordinator import Components
+from learner.coordinator import RankComponents
 from learner.data.retrying_store import RetryingStore
 from learner.loop import Loop
 from learner.model.ranks import Ranks
@@ -182,7 +182,7 @@ class RingInProcess:
             self.shelf.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
             ledger = start.ledger()
             recover_from(store, settings, ledger)
-            components = Components(
+            components = RankComponents(
                 run=settings.run,
                 learner=settings.learner,
                 algorithm=settings.algorithm,

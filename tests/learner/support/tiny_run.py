@@ -15,7 +15,7 @@ from buffer.record.episode import Episode
 from buffer.store import Store
 from configs.hashes import settings_hash
 from configs.settings import BufferSettings, RunSettings, Settings
-from learner.data.ledger import Facts, Ledger
+from learner.data.ledger import Ledger, LedgerSnapshot
 
 LEASE_MS = 60_000
 
@@ -77,7 +77,7 @@ def begin_run(store: Store, run: RunSettings, buffer: BufferSettings | None = No
 
 def new_ledger(lineage: int, lineages: Mapping[int, int] | None = None) -> Ledger:
     """Begin the ledger of a learner without a checkpoint."""
-    facts = Facts(
+    facts = LedgerSnapshot(
         lineage=lineage,
         owner="owner",
         lineages=lineages or {lineage: 0},

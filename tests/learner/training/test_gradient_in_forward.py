@@ -15,7 +15,7 @@ from configs.settings import AlgorithmSettings
 from learner.algorithm import corrections, surrogates
 from learner.algorithm.catalogue import entries
 from learner.algorithm.losses import is_sum_over_tokens, policy_loss
-from learner.algorithm.microbatch import Prepared
+from learner.algorithm.microbatch import PreparedMicrobatch
 from learner.model.logits import Softmax
 from learner.model.memory_rules import CHUNK_SIZES, ChunkSize
 from learner.model.output_layer import ScoredTokens, score_tokens
@@ -53,7 +53,7 @@ def _layer() -> tuple[Score, list[Tensor], Tensor]:
     return score, [states_ND, *layer.parameters()], score().logprobs_N.detach()
 
 
-def _prepared(log_pi_N: Tensor) -> Prepared:
+def _prepared(log_pi_N: Tensor) -> PreparedMicrobatch:
     """Tokens whose other policies are near enough that every bound acts on some of them."""
     prepared = make_prepared(
         log_pi_N + 0.4 * torch.randn(TOKENS, dtype=torch.float64),
@@ -64,7 +64,7 @@ def _prepared(log_pi_N: Tensor) -> Prepared:
         log_prox_N=log_pi_N + 0.2 * torch.randn(TOKENS, dtype=torch.float64),
         log_ratio_bound=0.4,
     )
-    return Prepared(
+    return PreparedMicrobatch(
         prepared.microbatch,
         log_prox_N=prepared.log_prox_N,
         log_ref_N=log_pi_N + 0.3 * torch.randn(TOKENS, dtype=torch.float64),

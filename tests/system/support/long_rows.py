@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.engine.engine import Delta, Request
+from actors.engine.engine import Delta, GenerationRequest
 from actors.environments.base import Score, Segment, Step
 from actors.environments.calls import EnvironmentSource
 from buffer import operations
@@ -89,7 +89,7 @@ class LongEngine(FakeEngine):
         super().__init__(lambda _: STOP, tokens_per_step=row.step)
         self._row = row
 
-    def _advance(self, request: Request) -> Delta:
+    def _advance(self, request: GenerationRequest) -> Delta:
         row, first = self._row, len(request.token_ids) - len(PROMPT)
         left = row.turn - first % (row.turn + len(OBSERVATION))
         number = min(self.tokens_per_step, left, request.max_tokens)
@@ -100,7 +100,7 @@ class LongEngine(FakeEngine):
             reason = "length"
         del self._running[request.request_id]
         if reason is None:
-            self._running[request.request_id] = Request(
+            self._running[request.request_id] = GenerationRequest(
                 request.request_id,
                 request.token_ids + tokens,
                 request.max_tokens - number,

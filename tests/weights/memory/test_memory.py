@@ -20,13 +20,13 @@ from actors.weights.memory import BUCKET_BYTES, PublisherMemory
 from actors.weights.receiver import WeightReceiver
 from benchmarks.support.shared_files import shared_files
 from broker.protocol.manifest import checksum_of
-from broker.protocol.weight_messages import Announce, Chunk, Join, Moved, Pull
+from broker.protocol.weight_messages import Announce, Join, Pull, VersionReplaced, WeightChunk
 from broker.weights.port import Route
 from broker.weights.seal import Seal, seal_of
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsOverwritten
 from configs.settings import ActorSettings
-from learner.weights.memory import NUM_SLOTS, Slots
+from learner.weights.memory import NUM_SLOTS, WeightSlots
 from learner.weights.server import WeightServer
 from learner.weights.updates import SparseChain
 from tests.waiting import until
@@ -225,7 +225,9 @@ def test_a_version_that_moved_is_read_where_the_newer_one_is(publisher, tmp_path
     gone, _ = slot_of(tmp_path / "slot-0", contents(1))
     newer, _ = slot_of(tmp_path / "slot-1", contents(2), step=2)
     monkeypatch.setattr(
-        publisher, "_reply", lambda pull: publisher.answer(Moved(manifest(2), 0, memory=str(newer)))
+        publisher,
+        "_reply",
+        lambda pull: publisher.answer(VersionReplaced(manifest(2), 0, memory=str(newer))),
     )
 
     async def story(stage):
@@ -244,13 +246,13 @@ def test_peers_are_not_given_what_was_overwritten():
     version, memory = PolicyVersion(1, 1), mmap.mmap(-1, 4096)
     pull = Pull(version, 0, 16)
     held.hold(version, memory, is_whole=lambda: True)
-    assert held.answer(pull) == Chunk(version, 0, bytes(16))
+    assert held.answer(pull) == WeightChunk(version, 0, bytes(16))
     assert held.whole == (version, memory)
 
     held.hold(version, memory, is_whole=lambda: looks.pop(0))  # while it is copied for the answer
-    assert not isinstance(held.answer(pull), Chunk)
+    assert not isinstance(held.answer(pull), WeightChunk)
     held.hold(version, memory, is_whole=lambda: False)
-    assert not isinstance(held.answer(pull), Chunk)
+    assert not isinstance(held.answer(pull), WeightChunk)
     assert held.whole is None
 
 
@@ -314,7 +316,7 @@ def test_readers_are_told_before_versions_are_compared(tmp_path, monkeypatch):
             all_told.set()
 
     async def story():
-        slots = Slots(tmp_path)
+        slots = WeightSlots(tmp_path)
         slots.path(0).write_bytes(contents(1))
         slots.add(0)
         assert slots.acquire() == 0

@@ -27,7 +27,7 @@ from actors.weights.staging_files import StagingFile, StagingFiles
 from actors.weights.updates import WeightUpdates
 from actors.weights.worker_line import WorkerLine
 from broker.protocol.manifest import Probe, WeightManifest, digest_of
-from broker.protocol.weight_messages import Announce, Epoch, Fault, Ready
+from broker.protocol.weight_messages import Announce, Epoch, Ready, WeightGroupFault
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
 from configs.worker import Worker
@@ -209,7 +209,7 @@ def test_an_actor_is_ready_when_its_worker_is(tmp_path: Path, is_stopped: bool) 
 
     asyncio.run(story())
     kinds = [type(message) for message in posted]
-    assert kinds == ([Fault] if is_stopped else [Ready, Fault])
+    assert kinds == ([WeightGroupFault] if is_stopped else [Ready, WeightGroupFault])
 
 
 def test_a_long_tmpdir_does_not_keep_an_actor_from_its_worker(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from actors.weights.probe import FLOORS, Difference, ProbeJudge
+from actors.weights.probe import FLOORS, LogprobDifference, ProbeJudge
 from broker.protocol.manifest import Probe
 from learner.model.policy import Policy, probe_logprobs, probe_scores, rounded_logprobs
 from learner.weights.probe import NUM_ROUNDED, PolicyProbe
@@ -88,7 +88,7 @@ def test_rounding_is_that_of_the_coarser_dtype_and_ends_with_its_measurement() -
     ids = make(wide, 12)().token_ids
 
     moved = [
-        Difference.of(rounded_logprobs(each, ids, dtype=dtype), probe_logprobs(each, ids))
+        LogprobDifference.of(rounded_logprobs(each, ids, dtype=dtype), probe_logprobs(each, ids))
         for each, dtype in (
             (policy, torch.bfloat16),
             (policy, torch.float32),
@@ -108,15 +108,17 @@ def test_every_layer_rounds_and_logits_do_unless_they_have_a_dtype_of_their_own(
     policy = tiny_policy()
     ids = make(policy, 12)().token_ids
     own = probe_logprobs(policy, ids)
-    moved = Difference.of(rounded_logprobs(policy, ids, dtype=torch.bfloat16), own)
+    moved = LogprobDifference.of(rounded_logprobs(policy, ids, dtype=torch.bfloat16), own)
     softmax = policy.softmax
 
     policy.softmax = replace(softmax, dtype=torch.float32)
-    with_wide_logits = Difference.of(rounded_logprobs(policy, ids, dtype=torch.bfloat16), own)
+    with_wide_logits = LogprobDifference.of(
+        rounded_logprobs(policy, ids, dtype=torch.bfloat16), own
+    )
     last = policy.causal_lm.base_model.layers[-1]
     last.forward = lambda states, *_, **__: torch.zeros_like(states)  # and all before it
     own = probe_logprobs(policy, ids)
-    without_layers = Difference.of(rounded_logprobs(policy, ids, dtype=torch.bfloat16), own)
+    without_layers = LogprobDifference.of(rounded_logprobs(policy, ids, dtype=torch.bfloat16), own)
 
     assert moved.mean != with_wide_logits.mean
     assert with_wide_logits.mean > 0
@@ -138,7 +140,7 @@ def test_an_engine_may_show_three_times_the_learners_rounding() -> None:
 
 def about(mean: float, largest: float) -> Any:
     near: Any = pytest.approx
-    return Difference(near(mean), near(largest))
+    return LogprobDifference(near(mean), near(largest))
 
 
 def test_a_policy_that_hardly_rounds_may_show_the_floor() -> None:
@@ -149,13 +151,13 @@ def test_a_tolerance_of_ones_own_bounds_the_largest_difference_alone() -> None:
     judge, probe = ProbeJudge(0.5), probe_with(10.0, 10.0)
 
     assert judge.is_fixed
-    assert judge.bound(probe, "float32") == judge.bound(probe, BF16) == Difference(0.5, 0.5)
+    assert judge.bound(probe, "float32") == judge.bound(probe, BF16) == LogprobDifference(0.5, 0.5)
 
 
 @pytest.mark.parametrize("theirs", [(1.0,), (1.0, math.nan)])
 def test_what_cannot_be_compared_is_infinitely_far(theirs) -> None:
-    assert Difference.of((1.0, 2.0), theirs).mean == math.inf
-    assert Difference.of((1.0, 2.5), (1.5, 2.5)) == Difference(0.25, 0.5)
+    assert LogprobDifference.of((1.0, 2.0), theirs).mean == math.inf
+    assert LogprobDifference.of((1.0, 2.5), (1.5, 2.5)) == LogprobDifference(0.25, 0.5)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from actors.engine.engine import StagedWeights
 from actors.weights.exact import exact_logprobs
-from actors.weights.links import Caller
+from actors.weights.links import ActorIdentity
 from actors.weights.receiver import WeightReceiver
 from broker.protocol.manifest import Probe
 from broker.protocol.messages import Publication
@@ -62,7 +62,7 @@ class Bench:
         self.receiver = WeightReceiver(
             self.engine,
             ActorSettings(**settings),
-            caller=Caller(new_pair(), "run", "me"),
+            caller=ActorIdentity(new_pair(), "run", "me"),
             staging=folder,
         )
         self.receiver._exact = exact

@@ -7,11 +7,18 @@ from typing import Any
 import pytest
 
 from broker.protocol.manifest import chunk_digests
-from broker.protocol.weight_messages import CHUNK_BYTES, Announce, Join, Neighbours, Peer, Pull
+from broker.protocol.weight_messages import (
+    CHUNK_BYTES,
+    Announce,
+    Join,
+    Neighbours,
+    PeerEndpoint,
+    Pull,
+)
 from broker.weights.port import Route
 from buffer.record.episode import PolicyVersion
 from configs.errors import RecordError
-from learner.weights.memory import Slots
+from learner.weights.memory import WeightSlots
 from learner.weights.server import WeightServer
 from learner.weights.sites import FAN_OUT, PullTree, Sites
 from learner.weights.updates import SparseChain
@@ -19,8 +26,8 @@ from tests.waiting import until
 from tests.weights.support.scripted_publisher import contents, manifest
 
 
-def peer(name: str) -> Peer:
-    return Peer(f"tcp://{name}:1", f"key of {name}")
+def peer(name: str) -> PeerEndpoint:
+    return PeerEndpoint(f"tcp://{name}:1", f"key of {name}")
 
 
 def joined(name: str, site: str = "", *, shares: bool = True) -> Join:
@@ -110,7 +117,7 @@ class Heard:
     """A server with one version, what it has posted to whom, and a clock that tests turn."""
 
     def __init__(self, folder, monkeypatch, chain: SparseChain | None = None) -> None:
-        slots = Slots(folder)
+        slots = WeightSlots(folder)
         slots.path(0).write_bytes(contents(1))
         slots.add(0)
         assert slots.acquire() == 0
@@ -245,7 +252,7 @@ def test_actors_of_the_wire_version_before_pull_beside_a_site(tmp_path, monkeypa
         )
         return [type(message).__name__ for name, message in heard.posted if name == "old"]
 
-    assert asyncio.run(story()) == ["Announce", "Chunk"]
+    assert asyncio.run(story()) == ["Announce", "WeightChunk"]
 
 
 @pytest.mark.parametrize(
@@ -262,7 +269,9 @@ def test_an_actor_that_shares_where_nobody_can_connect_is_not_named_to_others(
 ):
     async def story():
         heard = Heard(tmp_path, monkeypatch)
-        join = Join(PolicyVersion(-1, -1), False, "cpu", share=Peer(endpoint, key), site="eu")
+        join = Join(
+            PolicyVersion(-1, -1), False, "cpu", share=PeerEndpoint(endpoint, key), site="eu"
+        )
         with pytest.raises(RecordError, match=problem):
             heard.server._on_message(Route(b"x"), "key of first", "first", join)
         heard.join("second")

@@ -14,12 +14,12 @@ from broker.protocol.manifest import BASE, SparseLink, chunk_digests
 from broker.protocol.weight_messages import (
     CHUNK_BYTES,
     Announce,
-    Chunk,
-    Gone,
-    Later,
-    Peer,
+    PeerEndpoint,
     Pull,
+    SlicePending,
     Sources,
+    VersionGone,
+    WeightChunk,
 )
 from buffer.record.episode import PolicyVersion
 from learner.weights.updates import SparseChain, SparseUpdate
@@ -45,19 +45,19 @@ def holding(step: int) -> HeldWeights:
 
 def test_an_update_is_on_offer_from_its_first_slice_until_the_chain_leaves_it_behind():
     held = holding(1)
-    assert isinstance(held.answer(asked(1, 2)), Later)
+    assert isinstance(held.answer(asked(1, 2)), SlicePending)
 
     held.begin_update(link(1, 2), bytearray(UPDATE))
-    assert isinstance(held.answer(asked(1, 2)), Later)
+    assert isinstance(held.answer(asked(1, 2)), SlicePending)
     held.arrived(0)
 
-    chunk = Chunk(PolicyVersion(1, 2), 0, UPDATE, PolicyVersion(1, 1))
+    chunk = WeightChunk(PolicyVersion(1, 2), 0, UPDATE, PolicyVersion(1, 1))
     assert held.answer(asked(1, 2)) == chunk
     held.hold(PolicyVersion(1, 2), mmap.mmap(-1, 100))
     held.keep_updates([link(1, 2), link(2, 3)])
     assert held.answer(asked(1, 2)) == chunk
     held.keep_updates([link(2, 3)])
-    assert isinstance(held.answer(asked(1, 2)), Gone)
+    assert isinstance(held.answer(asked(1, 2)), VersionGone)
 
 
 def test_an_update_that_did_not_come_is_not_on_offer():
@@ -67,25 +67,25 @@ def test_an_update_that_did_not_come_is_not_on_offer():
 
     held.abandon()
 
-    assert isinstance(held.answer(asked(1, 2)), Later)  # of another source
+    assert isinstance(held.answer(asked(1, 2)), SlicePending)  # of another source
 
 
 def test_nobody_waits_for_an_update_at_an_actor_that_takes_the_version_whole():
     held = HeldWeights()
-    assert isinstance(held.answer(asked(1, 2)), Later)
+    assert isinstance(held.answer(asked(1, 2)), SlicePending)
 
     held.begin(PolicyVersion(1, 2), mmap.mmap(-1, 100))
-    assert isinstance(held.answer(asked(1, 2)), Gone)
-    assert isinstance(held.answer(asked(2, 3)), Later)
+    assert isinstance(held.answer(asked(1, 2)), VersionGone)
+    assert isinstance(held.answer(asked(2, 3)), SlicePending)
     held.hold(PolicyVersion(1, 2), mmap.mmap(-1, 100))
-    assert isinstance(held.answer(asked(1, 2)), Gone)
-    assert isinstance(held.answer(asked(2, 3)), Later)
+    assert isinstance(held.answer(asked(1, 2)), VersionGone)
+    assert isinstance(held.answer(asked(2, 3)), SlicePending)
 
 
 def test_peers_have_no_adapters():
     adapter = Pull(PolicyVersion(1, 9), 0, CHUNK_BYTES, BASE)
 
-    assert isinstance(holding(1).answer(adapter), Gone)
+    assert isinstance(holding(1).answer(adapter), VersionGone)
 
 
 def test_each_update_is_checked_by_the_digests_of_its_own_slices():
@@ -114,7 +114,7 @@ class Scripted:
             self.num_asked += 1
             payload = bytearray(self._payloads[pull.base, pull.version])
             payload[0] ^= self._lies
-            chunk = Chunk(pull.version, pull.offset, bytes(payload), pull.base)
+            chunk = WeightChunk(pull.version, pull.offset, bytes(payload), pull.base)
             asyncio.get_running_loop().call_soon(on_answer, chunk)
             return True
 
@@ -141,7 +141,7 @@ class Found:
             published.manifest(3),
             0,
             tuple(each.link for each in updates),
-            Sources((Peer("tcp://127.0.0.1:1", "k"),), b""),
+            Sources((PeerEndpoint("tcp://127.0.0.1:1", "k"),), b""),
             update_digests=b"".join(each.slice_digests for each in updates if has_digests),
         )
         asyncio.run(self._fetch(news, sources, folder / "staging"))
@@ -190,7 +190,7 @@ def test_updates_come_from_a_peer_and_are_passed_on(tmp_path):
         1,
         found.counters.pulled_bytes,
     )
-    assert [type(offer) for offer in found.offers] == [Chunk, Chunk]
+    assert [type(offer) for offer in found.offers] == [WeightChunk, WeightChunk]
 
 
 def test_a_peer_whose_update_is_wrong_is_found_out_before_it_is_applied(tmp_path):
@@ -216,4 +216,4 @@ def test_without_digests_no_peer_is_asked_for_an_update_nor_is_one_kept(tmp_path
 
     assert found.is_right
     assert (found.peers[0].num_asked, found.publisher.num_asked) == (0, 2)
-    assert [type(offer) for offer in found.offers] == [Gone, Gone]
+    assert [type(offer) for offer in found.offers] == [VersionGone, VersionGone]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import zmq.asyncio
 
-from actors.weights.links import Caller, WeightLink
-from broker.protocol.weight_messages import CHUNK_BYTES, Chunk, Peer, Pull
+from actors.weights.links import ActorIdentity, WeightLink
+from broker.protocol.weight_messages import CHUNK_BYTES, PeerEndpoint, Pull, WeightChunk
 from broker.transport.keys import load_pair, make_client, make_keys
 from broker.transport.sockets import HEARTBEAT_TIMEOUT_MS, bound_endpoint
 from broker.weights.port import Route, WeightPort, open_router
@@ -67,7 +67,7 @@ def test_a_slice_that_crosses_for_longer_than_a_heartbeat_waits_arrives(tmp_path
     assert connections == 1
 
 
-async def pulled(keys: Path, payload: bytes) -> tuple[Chunk, int]:
+async def pulled(keys: Path, payload: bytes) -> tuple[WeightChunk, int]:
     """Pull a slice over a slow link; returns it, and how often the link was connected."""
     inbox: asyncio.Queue[Any] = asyncio.Queue()
     learner, actor = (load_pair(keys, name) for name in ("learner", "actor-0"))
@@ -77,7 +77,7 @@ async def pulled(keys: Path, payload: bytes) -> tuple[Chunk, int]:
     ):
 
         def answer(route: Route, *_: object) -> None:
-            port.post(route, Chunk(VERSION, 0, payload, None))
+            port.post(route, WeightChunk(VERSION, 0, payload, None))
 
         port = WeightPort(router, run=RUN, on_message=answer)
         number = int(bound_endpoint(router).rpartition(":")[2])
@@ -86,8 +86,8 @@ async def pulled(keys: Path, payload: bytes) -> tuple[Chunk, int]:
         endpoint = f"tcp://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
         link = WeightLink(
             context,
-            Peer(endpoint, learner.public.decode()),
-            caller=Caller(actor, RUN, "actor-0"),
+            PeerEndpoint(endpoint, learner.public.decode()),
+            caller=ActorIdentity(actor, RUN, "actor-0"),
             on_message=inbox.put_nowait,
             may_queue=True,
         )

@@ -17,9 +17,9 @@ from msgspec import structs
 
 from actors.engine.weights import group as weight_group
 from actors.weights.held import HeldWeights
-from actors.weights.links import Caller
+from actors.weights.links import ActorIdentity
 from actors.weights.receiver import WeightReceiver
-from broker.protocol.weight_messages import Chunk
+from broker.protocol.weight_messages import WeightChunk
 from broker.transport.keys import load_pair
 from configs.errors import MixedWeights, NyalaError
 from configs.logging import configure_logging
@@ -75,7 +75,7 @@ def lie_to_others() -> None:
 
     def lying(held, pull):
         told = answer(held, pull)
-        if isinstance(told, Chunk):
+        if isinstance(told, WeightChunk):
             told = structs.replace(told, payload=bytes([told.payload[0] ^ 1]) + told.payload[1:])
         return told
 
@@ -111,7 +111,7 @@ async def live(options: dict, pipe: Connection, say) -> None:
             share_endpoint="tcp://127.0.0.1:0" if options.get("shares") else None,
             site=options.get("site"),
         ),
-        caller=Caller(
+        caller=ActorIdentity(
             load_pair(Path(options["keys"]), options.get("key", "actor")),
             options.get("run", "toy"),
             options["name"],

@@ -28,7 +28,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from actors.weights.probe import Difference, ProbeJudge
+from actors.weights.probe import LogprobDifference, ProbeJudge
 from learner.model.policy import Policy, probe_scores, rounded_logprobs
 from learner.reporting.advice.training_rules import temperature_excess
 from learner.weights.probe import NUM_TOKENS, PolicyProbe
@@ -92,9 +92,9 @@ def study(run: Path, cases: int) -> bool:
         )()
         bound = ProbeJudge(None).bound(expected, dtype)
 
-        def of(model: Any) -> Difference:
+        def of(model: Any) -> LogprobDifference:
             own = _logprobs(model, expected.token_ids)  # noqa: B023 - called within the round
-            return Difference.of(own, expected.logprobs)  # noqa: B023
+            return LogprobDifference.of(own, expected.logprobs)  # noqa: B023
 
         published = {name: tensor.to(wire).float() for name, tensor in weights.items()}
         for engine in (

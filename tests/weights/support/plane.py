@@ -14,7 +14,7 @@ from broker.protocol.manifest import Probe
 from buffer.record.episode import PolicyVersion
 from configs.settings import LearnerSettings, RunSettings
 from lab.actor_fleet import descendants, plays
-from learner.weights.log import Sent, read_weight_log
+from learner.weights.log import VersionDelivery, read_weight_log
 from learner.weights.publish import WeightPublisher
 from tests.broker.support.keys import keys_with_actor
 from tests.learner.support.forks import FORKS
@@ -133,12 +133,14 @@ class Plane:
         )
         return pid
 
-    def deliveries(self, until=None) -> list[Sent]:
+    def deliveries(self, until=None) -> list[VersionDelivery]:
         """What became of versions since the last call; waits for the one of `until`."""
 
-        def unread() -> list[Sent]:
+        def unread() -> list[VersionDelivery]:
             lines = read_weight_log(self._run.folder)
-            found = [convert(line, Sent) for line in lines if line["event"] == "delivered"]
+            found = [
+                convert(line, VersionDelivery) for line in lines if line["event"] == "delivered"
+            ]
             return found[self._num_read :]
 
         if until is not None:
@@ -149,13 +151,13 @@ class Plane:
         self._num_read += len(found)
         return found
 
-    def wait_until_groups_are_possible(self) -> Sent:
+    def wait_until_groups_are_possible(self) -> VersionDelivery:
         """The sidecar imports torch in the background; until then its actors pull.
 
         Returns the first delivery by a group.
         """
 
-        def by_group() -> Sent | None:
+        def by_group() -> VersionDelivery | None:
             newest = self.deliveries(until=self.publish().version)[-1]
             return newest if newest.epoch else None
 

@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from actors.weights.probe import Difference, ProbeJudge
+from actors.weights.probe import LogprobDifference, ProbeJudge
 from broker.protocol.manifest import Probe
 from learner.model.policy import Policy, probe_scores, rounded_logprobs
 from learner.weights.probe import NUM_TOKENS, PolicyProbe
@@ -44,11 +44,11 @@ class Case:
     scale: float
     """Standard deviation of the first version's logits."""
     text: str
-    right: list[Difference] = field(default_factory=list)
+    right: list[LogprobDifference] = field(default_factory=list)
     """Of right engines, over all versions."""
     refused: int = 0
     """Of them."""
-    faults: list[tuple[str, Difference, bool]] = field(default_factory=list)
+    faults: list[tuple[str, LogprobDifference, bool]] = field(default_factory=list)
     """Name, true difference, and whether it was refused, of faults beyond the bound."""
     smaller: int = 0
     """Faults below it."""
@@ -90,7 +90,7 @@ def run_case(number: int, *, learner: torch.dtype | None = None) -> Case:
             policy.causal_lm.load_state_dict(model.state_dict())
         expected = probe()
         for engine in RIGHT:
-            seen = Difference.of(engine(model, expected.token_ids), expected.logprobs)
+            seen = LogprobDifference.of(engine(model, expected.token_ids), expected.logprobs)
             case.right.append(seen)
             case.refused += not seen.is_within(judge.bound(expected, wire))
     for engine in RIGHT:
@@ -103,7 +103,7 @@ class Engine:
     """A right engine, and what its judge accepts by now."""
 
     logprobs: Callable[[Qwen3ForCausalLM, tuple[int, ...]], list[float]]
-    bound: Difference
+    bound: LogprobDifference
 
 
 def _plant(
@@ -115,8 +115,8 @@ def _plant(
 ) -> None:
     true = in_float32(model, expected.token_ids)
     for name, wrong in faults(model, first, random.Random(case.number)):
-        moved = Difference.of(in_float32(wrong, expected.token_ids), true)
-        seen = Difference.of(engine.logprobs(wrong, expected.token_ids), expected.logprobs)
+        moved = LogprobDifference.of(in_float32(wrong, expected.token_ids), true)
+        seen = LogprobDifference.of(engine.logprobs(wrong, expected.token_ids), expected.logprobs)
         if moved.is_within(engine.bound.times(1.5)):
             case.smaller += 1
         else:
@@ -222,7 +222,7 @@ def main() -> int:
     for dtype in (torch.bfloat16, torch.float32):
         right = [seen for case in cases if case.dtype == dtype for seen in case.right]
         if right:
-            worst = Difference(max(d.mean for d in right), max(d.largest for d in right))
+            worst = LogprobDifference(max(d.mean for d in right), max(d.largest for d in right))
             print(f"{dtype}: right engines differed by {worst}, {len(right)} probes")
     print(
         f"{len(cases)} cases: right engines refused {sum(case.refused for case in cases)} of "

@@ -13,7 +13,7 @@ from broker.protocol.manifest import (
 )
 from broker.protocol.weight_messages import CHUNK_BYTES
 from buffer.record.episode import PolicyVersion
-from learner.weights.memory import Slots
+from learner.weights.memory import WeightSlots
 from learner.weights.pull import VersionsOnOffer
 from learner.weights.updates import SparseChain
 
@@ -38,7 +38,7 @@ class Published:
         chain: SparseChain | None = None,
         base: bytes | None = None,
     ) -> None:
-        self.slots = Slots(folder)
+        self.slots = WeightSlots(folder)
         for index in range(3):
             self.slots.path(index).write_bytes(bytes(NUM_BYTES))
             self.slots.add(index)

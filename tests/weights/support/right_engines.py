@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.engine.engine import Request
-from actors.weights.probe import Difference, ProbeJudge
+from actors.engine.engine import GenerationRequest
+from actors.weights.probe import LogprobDifference, ProbeJudge
 from broker.protocol.manifest import Probe
 from learner.algorithm.microbatch import Sequences
 from learner.model.policy import Policy, probe_scores, rounded_logprobs
@@ -115,7 +115,7 @@ async def sample(name: str, folder: str, given: list[list[int]], chosen: Any) ->
     starts, found = prompts(folder), Sampled()
     for heat in TEMPERATURES:
         asked = [
-            Request(str(n), tuple(starts[n % len(starts)]), chosen.tokens, heat, ())
+            GenerationRequest(str(n), tuple(starts[n % len(starts)]), chosen.tokens, heat, ())
             for n in range(chosen.episodes)
         ]
         made: dict[str, tuple[list[int], list[float]]] = {r.request_id: ([], []) for r in asked}
@@ -184,7 +184,9 @@ def measure(
         by_transformers(next(wrong), [row], 1.0)[0].tolist() for row in asked
     ]
     for name, scores in shown.items():
-        found = [Difference.of(own, e.logprobs) for own, e in zip(scores, expected, strict=True)]
+        found = [
+            LogprobDifference.of(own, e.logprobs) for own, e in zip(scores, expected, strict=True)
+        ]
         print("|", " | ".join((learner, f"{name} {dtype}", *judged(found, expected, dtype))), "|")
 
 
@@ -198,7 +200,7 @@ def _print(learner: str, name: str, heat: str, off: Tensor) -> None:
     print(f"| {learner} | {name} | {heat} | {off.mean():.2g} | {p99:.2g} | {off.max():.2g} |")
 
 
-def judged(found: list[Difference], expected: list[Probe], dtype: str) -> list[str]:
+def judged(found: list[LogprobDifference], expected: list[Probe], dtype: str) -> list[str]:
     """Write how many of an engine's probes are refused, and how they spread."""
     pairs = list(zip(found, expected, strict=True))
     refused = sum(not f.is_within(ProbeJudge(None).bound(e, dtype)) for f, e in pairs)

@@ -4,12 +4,12 @@ import asyncio
 
 import numpy as np
 
-from actors.weights.links import Caller
+from actors.weights.links import ActorIdentity
 from actors.weights.sources import WeightSources
 from actors.weights.staging_files import StagingFile, StagingFiles
 from actors.weights.transfer import WeightTransfer
 from broker.protocol.manifest import Probe, TensorSpec, WeightManifest, checksum_of, digest_of
-from broker.protocol.weight_messages import Chunk, Fault, Moved, Pull
+from broker.protocol.weight_messages import Pull, VersionReplaced, WeightChunk, WeightGroupFault
 from broker.transport.keys import KeyPair
 from buffer.record.episode import PolicyVersion
 
@@ -40,7 +40,7 @@ class ScriptedPublisher:
 
     def __init__(self) -> None:
         self.asked: list[Pull] = []
-        self.faults: list[Fault] = []
+        self.faults: list[WeightGroupFault] = []
         self.outstanding = self.most_outstanding = 0
         self.lose: set[int] = set()
         self.spoil = 0
@@ -50,7 +50,7 @@ class ScriptedPublisher:
         self.answer = lambda message: None
 
     def post(self, message) -> bool:
-        if isinstance(message, Fault):
+        if isinstance(message, WeightGroupFault):
             self.faults.append(message)
         if not isinstance(message, Pull):
             return True
@@ -66,22 +66,22 @@ class ScriptedPublisher:
     def _reply(self, pull: Pull) -> None:
         self.outstanding -= 1
         if self.newer is not None and self.newer.version > pull.version:
-            self.answer(Moved(self.newer, pull.offset))
+            self.answer(VersionReplaced(self.newer, pull.offset))
             return
         whole = contents(pull.version.step)
         if pull.base is not None:
             whole = self.updates.get((pull.base.step, pull.version.step), b"")
             if not whole:
-                self.answer(Moved(manifest(pull.version.step), pull.offset))
+                self.answer(VersionReplaced(manifest(pull.version.step), pull.offset))
                 return
         payload = bytearray(whole[pull.offset : pull.offset + pull.num_bytes])
         if self.spoil:
             self.spoil -= 1
             payload[0] ^= 1
-        self.answer(Chunk(pull.version, pull.offset, bytes(payload), pull.base))
+        self.answer(WeightChunk(pull.version, pull.offset, bytes(payload), pull.base))
 
 
-CALLER = Caller(KeyPair(b"", b""), "toy", "a")
+CALLER = ActorIdentity(KeyPair(b"", b""), "toy", "a")
 
 
 def only(publisher, *first) -> WeightSources:

@@ -14,7 +14,7 @@ from typing import Any
 from transformers import Qwen3ForCausalLM
 
 from actors.engine.engine import Engine
-from actors.weights.links import Caller
+from actors.weights.links import ActorIdentity
 from actors.weights.receiver import WeightReceiver
 from broker.protocol.manifest import WeightManifest
 from broker.transport.keys import load_pair
@@ -44,7 +44,7 @@ async def receiving(
     receiver = WeightReceiver(
         engine,
         ActorSettings(weight_timeout_s=TIMEOUT_S, pull_from=sources),
-        caller=Caller(load_pair(plane.keys, "actor"), "toy", f"vllm-{sources[0]}"),
+        caller=ActorIdentity(load_pair(plane.keys, "actor"), "toy", f"vllm-{sources[0]}"),
         staging=plane.folder / "staging",
         **options,
     )

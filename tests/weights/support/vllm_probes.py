@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from actors.engine.threaded import ThreadedEngine
-from actors.weights.probe import Difference
+from actors.weights.probe import LogprobDifference
 from buffer.record.episode import PolicyVersion
 from learner.model.policy import Policy
 from tests.actors.support.tiny_model import stage
@@ -32,11 +32,12 @@ async def only_right_weights_pass(
     """
     expected = [varied_probe(policy, number, torch.bfloat16) for number in range(NUM_PROBES)]
 
-    async def shown(number: int, weights: Any) -> list[Difference]:
+    async def shown(number: int, weights: Any) -> list[LogprobDifference]:
         version = PolicyVersion(1, number)
         await engine.apply(stage(weights, folder / f"{number}", version, dtype="bfloat16"))
         return [
-            Difference.of(await engine.probe(probe.token_ids), probe.logprobs) for probe in expected
+            LogprobDifference.of(await engine.probe(probe.token_ids), probe.logprobs)
+            for probe in expected
         ]
 
     right = judged(await shown(1, model), expected, "bfloat16")

@@ -9,15 +9,15 @@ from msgspec import structs
 from broker.protocol.manifest import BASE, AdapterSpec, WeightManifest
 from broker.protocol.weight_messages import Ready
 from buffer.record.episode import PolicyVersion
-from learner.weights.log import Sent
-from learner.weights.memory import Slot
+from learner.weights.log import VersionDelivery
+from learner.weights.memory import WeightSlot
 from learner.weights.updates import SparseChain, form_for
 from tests.weights.support.adapted_toy import AdaptedToy
 from tests.weights.support.plane import Plane
 from tests.weights.support.published import NUM_BYTES, Published
 
 
-def chain_to(folder, step: int) -> tuple[SparseChain, Slot]:
+def chain_to(folder, step: int) -> tuple[SparseChain, WeightSlot]:
     """A chain from version 1, and the newest version."""
     published = Published(folder, chain=SparseChain())
     for each in range(1, step + 1):
@@ -74,7 +74,7 @@ def test_an_adapter_travels_behind_its_base_where_a_member_lacks_that(tmp_path, 
     _, slot = chain_to(tmp_path, 1)
     adapter, base = b"an adapter", mmap.mmap(-1, NUM_BYTES)
     spec = AdapterSpec("right", 1, 1.0, len(adapter), (0,))
-    slot = Slot(
+    slot = WeightSlot(
         slot.index, structs.replace(slot.manifest, adapter=spec), slot.memory, slot.path, adapter
     )
 
@@ -100,7 +100,7 @@ def plane_of(folder, *, model=None, sparse=False, **options):
         plane.close()
 
 
-def delivered(plane: Plane, manifest: WeightManifest) -> Sent:
+def delivered(plane: Plane, manifest: WeightManifest) -> VersionDelivery:
     """Wait until all actors have a version; returns its delivery."""
     for actor in plane.actors:
         assert actor.applied(manifest)["digest"] == manifest.digest

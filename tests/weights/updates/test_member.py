@@ -17,7 +17,7 @@ from actors.weights.held import HeldWeights
 from actors.weights.staging_files import StagingFiles
 from actors.weights.updates import WeightUpdates
 from broker.protocol.manifest import BASE, SparseLink, digest_of
-from broker.protocol.weight_messages import Ack, Announce, Epoch, Fault, Ready, Send
+from broker.protocol.weight_messages import Ack, Announce, Epoch, Ready, Send, WeightGroupFault
 from broker.weights.sparse import elements, encode_changes
 from buffer.record.episode import PolicyVersion
 from learner.weights.gather import adapted_weights, gather_adapter
@@ -78,7 +78,7 @@ class Member:
             return await self._member.fetch(Announce(version, 1), file)
 
         is_here = asyncio.run(story())
-        assert isinstance(self.posted[-1], Ack if is_here else Fault)
+        assert isinstance(self.posted[-1], Ack if is_here else WeightGroupFault)
         assert self._files._folder is not None
         there = list(self._files._folder.path.glob("weights-*"))
         assert there == [file.path], "that of an update has gone"

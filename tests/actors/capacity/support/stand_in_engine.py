@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from actors.capacity import BatchSize, Memory
+from actors.capacity import BatchSize, KvCacheState
 
 LOOK_S = 1.0
 LIFE_S = 30.0  # of an episode
@@ -77,7 +77,7 @@ class StandInEngine:
                 ended=int(self.ended),
                 is_full=is_full,
                 is_over=False,
-                memory=Memory(min(1.0, needed / self.fits), self.evicted),
+                memory=KvCacheState(min(1.0, needed / self.fits), self.evicted),
             )
             assert has_changed is (size.number != before)
             self.numbers.append(size.number)

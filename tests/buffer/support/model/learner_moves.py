@@ -124,7 +124,9 @@ def publish(h: Modelled) -> None:
 def show(h: Modelled) -> None:
     """A bulletin; there may be nothing in it."""
     lineage, text = a_lineage(h), h.rng.choice([b"", b"batch %d" % h.model.version])
-    h.same(operations.show(lineage, text), lambda: batches.show(h.model, lineage, text))
+    h.same(
+        operations.write_run_snapshot(lineage, text), lambda: batches.show(h.model, lineage, text)
+    )
 
 
 def reuse(h: Modelled) -> None:

@@ -14,7 +14,7 @@ import redis
 
 from buffer.client.scripts import LoadScript, Script, make_script
 from buffer.operations.keys import run_prefix
-from buffer.operations.operation import Call, Fetch, Operation, Reply
+from buffer.operations.operation import Fetch, Operation, Reply, ScriptCall
 from buffer.store import incoming
 from tests.simulation.lua import Scripts
 from tests.simulation.memory_redis import MemoryRedis
@@ -57,7 +57,7 @@ class _Played:
             lambda call: self.fetch(call) if isinstance(call, Fetch) else self.call(call)
         )
 
-    def call(self, call: Call) -> Reply:
+    def call(self, call: ScriptCall) -> Reply:
         raise NotImplementedError
 
     def fetch(self, fetch: Fetch) -> Reply:
@@ -77,7 +77,7 @@ class InMemory(_Played):
     def _read_clock(self) -> float:
         return self._now_s
 
-    def call(self, call: Call) -> Reply:
+    def call(self, call: ScriptCall) -> Reply:
         for place, record in incoming(PREFIX, call.records).items():
             self._database.execute(b"SET", place.encode(), record)
         return self._lua.run(self._load(call.script), PREFIX, call.arguments)
@@ -114,7 +114,7 @@ class OnServer(_Played):
         """Close the client."""
         self._client.close()
 
-    def call(self, call: Call) -> Reply:
+    def call(self, call: ScriptCall) -> Reply:
         for place, record in incoming(PREFIX, call.records).items():
             self._client.set(place, record)
         return self._client.eval(self._load(call.script).source, 1, PREFIX, *call.arguments)
@@ -170,7 +170,7 @@ class FullServer(OnServer):
         self.called: set[str] = set()
         """Scripts that were called while it was full."""
 
-    def call(self, call: Call) -> Reply:
+    def call(self, call: ScriptCall) -> Reply:
         if call.script in self._spared:
             return super().call(call)
         self.called.add(call.script)

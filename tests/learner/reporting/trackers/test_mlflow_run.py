@@ -14,7 +14,7 @@ from learner.reporting.trackers import http_api
 from learner.reporting.trackers.delivery import Delivery
 from learner.reporting.trackers.http_api import RefusedCall
 from learner.reporting.trackers.mlflow_run import TABLES_TAG, MlflowRun, credentials
-from learner.reporting.trackers.tracker import Point
+from learner.reporting.trackers.tracker import TrackedFigures
 from tests.learner.support.trackers.mlflow_stand_in import MlflowStandIn, mlflow_stand_in
 from tests.learner.support.trackers.written_run import WrittenRun
 
@@ -130,7 +130,7 @@ def test_a_server_that_takes_no_files_refuses_tables_and_says_what_to_change(
     run_id = tracker.begin(None, {})
     server.runs[run_id]["artifact_uri"] = "s3://bucket/0/run-0/artifacts"
     tracker.begin(run_id, {})
-    tracker.log([Point(1, 1e9, {"reward/mean": 0.5})])
+    tracker.log([TrackedFigures(1, 1e9, {"reward/mean": 0.5})])
     (run.folder / "file").touch()
 
     with pytest.raises(RefusedCall, match=r"s3://bucket.*start it with --serve-artifacts"):

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from configs.settings import AlgorithmSettings, LearnerSettings, ParallelSettings
 from configs.validation.learner import layout_of
-from learner.algorithm.microbatch import Microbatch, Prepared, empty_microbatch
+from learner.algorithm.microbatch import Microbatch, PreparedMicrobatch, empty_microbatch
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.learner_state import LearnerState
 from learner.data.batch import pack, plan_batch
@@ -142,7 +142,7 @@ def _passes(policy: Policy, microbatches: Sequence[Microbatch], surrogate: str) 
         {"surrogate": surrogate, "entropy_bonus": SETTINGS.entropy_bonus}
     )
     meter = DivergenceMeter(settings, torch.device("cpu"))
-    losses = [accumulate(policy, Prepared(m), meter, settings) for m in microbatches]
+    losses = [accumulate(policy, PreparedMicrobatch(m), meter, settings) for m in microbatches]
     return torch.stack(losses).double().sum()
 
 

@@ -16,7 +16,7 @@ import torch
 
 from buffer.record.codec import decode_episode
 from configs.settings import AlgorithmSettings
-from learner.algorithm.microbatch import Prepared
+from learner.algorithm.microbatch import PreparedMicrobatch
 from learner.data.batch import pack, plan_batch
 from learner.model import attention
 from learner.model.policy import Policy, shard
@@ -57,7 +57,7 @@ def main(folder: Path) -> None:
     microbatches = pack(plan, episodes, settings=SETTINGS, lineages={1: 0}, lineage=1)
     meter = DivergenceMeter(SETTINGS, torch.device("cpu"))
     with mock.patch.object(attention, "WEIGHTS_AT_ONCE", case["weights_at_once"]):
-        losses = [accumulate(policy, Prepared(m), meter, SETTINGS) for m in microbatches]
+        losses = [accumulate(policy, PreparedMicrobatch(m), meter, SETTINGS) for m in microbatches]
     found = {
         "loss": float(there.sum(torch.stack(losses).double().sum())),
         "longest": max(len(m.sequences.token_ids_T) for m in microbatches),

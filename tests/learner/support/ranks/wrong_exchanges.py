@@ -13,13 +13,13 @@ from torch.distributed.fsdp import FSDPModule
 
 from learner.model import sequence_parallel, tensor_parallel
 from learner.model.logits import VocabularyPart
-from learner.model.sequence_parallel import Cut
+from learner.model.sequence_parallel import SequenceSplit
 from learner.model.tensor_parallel import TensorGroup
 
 
 def _heads_permuted() -> AbstractContextManager[Any]:
-    right = Cut.by_tokens
-    return patch.object(Cut, "by_tokens", lambda self, x: right(self, x).flip(2))
+    right = SequenceSplit.by_tokens
+    return patch.object(SequenceSplit, "by_tokens", lambda self, x: right(self, x).flip(2))
 
 
 def _heads_of_keys_and_values_repeated_in_turn() -> AbstractContextManager[Any]:
@@ -48,8 +48,8 @@ def _every_rank_follows_all_scores() -> AbstractContextManager[Any]:
 
 
 def _tokens_of_a_neighbour_scored() -> AbstractContextManager[Any]:
-    right = Cut.own_scores
-    return patch.object(Cut, "own_scores", lambda self, x: right(self, x).roll(1))
+    right = SequenceSplit.own_scores
+    return patch.object(SequenceSplit, "own_scores", lambda self, x: right(self, x).roll(1))
 
 
 def _norms_of_heads_not_added_up() -> AbstractContextManager[Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from learner.reporting.journal import Journal
 from learner.reporting.samples import Origin, SampleFiles, encoded, sample_line
-from learner.reporting.trackers.tracker import Parameters, Point, SampleTable
+from learner.reporting.trackers.tracker import Parameters, SampleTable, TrackedFigures
 from tests.learner.support.made_episodes import make_episode
 
 
@@ -43,7 +43,7 @@ class KeepingTracker:
     """Stands for any tracker: keeps what it gets, and raises what it is told to."""
 
     def __init__(self) -> None:
-        self.points: list[Point] = []
+        self.points: list[TrackedFigures] = []
         self.tables: list[SampleTable] = []
         self.models: list[Path] = []
         self.begun: list[str | None] = []
@@ -59,7 +59,7 @@ class KeepingTracker:
         self.begun.append(run_id)
         return "the run"
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[TrackedFigures]) -> None:
         self.fault()
         with self.has_more:
             self.points += points
