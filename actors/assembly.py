@@ -146,7 +146,7 @@ async def prepare(settings: Settings, incarnation: str) -> EpisodeTools:
     tried = await asyncio.to_thread(
         lambda: list(for_each(run, work, limit_s=ENVIRONMENT_TIMEOUT_S))
     )
-    tokenizer = await asyncio.to_thread(ModelTokenizer.of, run)
+    tokenizer = await asyncio.to_thread(ModelTokenizer.for_run, run)
     limit_s = settings.actors.environment_timeout_s
     maker = EpisodeMaker(tokenizer, run, incarnation, limit_s=limit_s)
     rewards = await _reward_pools(settings, [sample for sample, _ in tried])

@@ -106,7 +106,7 @@ class _Speed:
 
 @dataclass
 class BatchSize:
-    """Chooses the number of episodes from what `look` is told.
+    """Chooses the number of episodes from what `update_number` is told.
 
     Args:
         least: Least number, with which it begins.
@@ -131,7 +131,7 @@ class BatchSize:
         """Number of episodes at a time."""
         return self._speed.number
 
-    def look(
+    def update_number(
         self,
         now_s: float,
         *,
@@ -298,14 +298,14 @@ class Tuner:
         """Tune the room until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self.look(time.monotonic(), see())
+            self.tune_room(time.monotonic(), see())
 
-    def look(self, now_s: float, seen: ActorCounts) -> None:
+    def tune_room(self, now_s: float, seen: ActorCounts) -> None:
         """Measure once, and resize the room."""
         size, memory = self._size, self._meter.memory
         if memory is None:
             return
-        has_changed = size.look(
+        has_changed = size.update_number(
             now_s,
             tokens=seen.tokens,
             ended=seen.ended,

@@ -327,7 +327,7 @@ class ActorLoop:
                 log.info("the run has ended")
                 return
             if reply.leases:
-                self.sampling.begin(tools.maker)
+                self.sampling.begin_episodes(tools.maker)
             else:
                 await asyncio.sleep(reply.retry_after_s)
 
@@ -372,7 +372,7 @@ class ActorLoop:
             request = ReleaseRequest(tuple(leases[start : start + MAX_RELEASES]))
             await self._broker.release(request, deadline_s=self._give_up_s)
         for task_id, fence in leases:
-            self._leases.end(task_id, fence, "released")
+            self._leases.end_lease(task_id, fence, "released")
 
     async def _leave(self, tools: EpisodeTools | None, *, has_failed: bool) -> None:
         """Release what is left, send BYE, and end the engine and the rewards' processes."""

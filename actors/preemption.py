@@ -37,7 +37,7 @@ SILENT_LOOKS = 30  # a minute without any answer is logged once: the setting may
 class Notices(Protocol):
     """A source of preemption notices."""
 
-    def look(self) -> str | None:
+    def poll_notice(self) -> str | None:
         """Poll once, blocking for at most about a second; return the notice, or None.
 
         Raises:
@@ -52,8 +52,8 @@ class AwsNotices:
     def __init__(self, endpoint: str = LINK_LOCAL) -> None:
         self._endpoint = endpoint
 
-    def look(self) -> str | None:
-        """Ask for an interruption; see `Notices.look`."""
+    def poll_notice(self) -> str | None:
+        """Ask for an interruption; see `Notices.poll_notice`."""
         token = _fetch(
             f"{self._endpoint}/latest/api/token",
             {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)},
@@ -71,8 +71,8 @@ class GcpNotices:
     def __init__(self, endpoint: str = LINK_LOCAL) -> None:
         self._endpoint = endpoint
 
-    def look(self) -> str | None:
-        """Ask whether the machine is preempted; see `Notices.look`."""
+    def poll_notice(self) -> str | None:
+        """Ask whether the machine is preempted; see `Notices.poll_notice`."""
         url = f"{self._endpoint}/computeMetadata/v1/instance/preempted"
         answer = _fetch(url, {"Metadata-Flavor": "Google"})
         return "preempted" if answer is not None and answer.strip() == "TRUE" else None
@@ -84,8 +84,8 @@ class AzureNotices:
     def __init__(self, endpoint: str = LINK_LOCAL) -> None:
         self._endpoint = endpoint
 
-    def look(self) -> str | None:
-        """Ask for scheduled events; see `Notices.look`."""
+    def poll_notice(self) -> str | None:
+        """Ask for scheduled events; see `Notices.poll_notice`."""
         url = f"{self._endpoint}/metadata/scheduledevents?api-version=2020-07-01"
         answer = _fetch(url, {"Metadata": "true"})
         try:
@@ -135,7 +135,7 @@ async def until_noticed(source: Notices, *, poll_s: float = POLL_S) -> str:
     silent = 0
     while True:
         try:
-            notice = await asyncio.to_thread(source.look)
+            notice = await asyncio.to_thread(source.poll_notice)
             silent = 0
         except OSError as error:
             notice = None

@@ -116,7 +116,7 @@ async def measure(
     began = time.monotonic()
     while time.monotonic() < began + extent.tune_s:
         await asyncio.sleep(LOOK_S)
-        tuner.look(time.monotonic(), generator.seen())
+        tuner.tune_room(time.monotonic(), generator.seen())
         if generator.room.most != path[-1]:
             path.append(generator.room.most)
             say(f"{path[-1]}: {tuner.reason}")

@@ -108,12 +108,12 @@ actors.episodes.sampling:Sampling.hold  takes the leases
 actors.episodes.held_leases:HeldLeases.hold  keeps each alive by heartbeats from now on
 
 # The environment asks its question
-actors.episodes.sampling:Sampling.begin  has the environment begin each episode
+actors.episodes.sampling:Sampling.begin_episodes  has the environment begin each episode
 configs.tables.environments:Mixture.training  finds environment and item
-actors.episodes.environment_workers:EnvironmentWorkers.put  takes a call, and what follows it
+actors.episodes.environment_workers:EnvironmentWorkers.submit_work  takes a call, and what follows
 actors.environments.calls:LaneThread._serve  makes the call in a thread
 actors.environments.calls:drive  does the work of a coroutine there
-actors.episodes.maker:EpisodeMaker.begin  begins, or continues the tokens of earlier leases
+actors.episodes.maker:EpisodeMaker.begin_episode  begins, or continues the tokens of earlier leases
 actors.environments.calls:call  awaits a method, or calls it
 actors.environments.base:Environment  what every environment has
 actors.environments.reasoning_gym:ReasoningGym.begin  makes the item of the default environment
@@ -136,7 +136,7 @@ actors.engine.torch_engine:RowCache  keys and values of the rows
 actors.engine.torch_engine:MaskForm  what each token sees
 actors.engine.torch_engine:TorchStepper._sample  draws the tokens, and keeps their log-probs
 actors.engine.torch_engine:own_draws  by numbers of its own
-actors.engine.torch_engine:CachedRequest.take  ends what is long enough
+actors.engine.torch_engine:CachedRequest.append_token  ends what is long enough
 actors.engine.vllm_engine:VllmStepper.admit  the same with vLLM
 actors.engine.vllm_engine:CoreRequests.add  hands the request to vLLM's core
 actors.engine.vllm_private:new_request  in the core's own form
@@ -144,14 +144,14 @@ actors.engine.vllm_engine:CoreRequests.step  makes tokens of the core's outputs
 actors.engine.vllm_private:sampled_logprobs  finds the log-probs in them
 actors.engine.engine_thread:EngineThread._record  gives them the version of the weights
 actors.engine.engine_thread:RequestTable.record  collects the tokens of each request
-actors.engine.engine_thread:DeltaInbox.put  hands them over to the event loop
+actors.engine.engine_thread:DeltaInbox.put_deltas  hands them over to the event loop
 actors.engine.threaded:ThreadedEngine.deltas  waits for them
 actors.episodes.sampling:Sampling._append  finds the episode
-actors.episodes.rollout:Rollout.take  appends them, and ends the turn
+actors.episodes.rollout:Rollout.append_delta  appends them, and ends the turn
 actors.episodes.rollout:Transcript.append_sampled  with log-probs, mask and versions
 
 # It is judged
-actors.episodes.scoring:Scoring.put  has the environment judge the turn
+actors.episodes.scoring:Scoring.put_episode  has the environment judge the turn
 actors.episodes.rollout:Rollout.judge  passes it on as text
 actors.environments.reasoning_gym:ReasoningGymConversation.score  scores the answer
 actors.environments.final_answer:candidates  finds it in the text
@@ -303,7 +303,7 @@ actors.weights.worker_line:WorkerLine.receive  or in vLLM's worker
 actors.engine.weights.worker_member:WorkerMember._receive  at the other end of that line
 actors.weights.memory:PublisherMemory.borrow  or where it lies, on the learner's machine
 actors.weights.pull:WeightPull.fetch  or from those who have it
-actors.weights.sources:WeightSources.of  in the order of the settings
+actors.weights.sources:WeightSources.choose_sources  in the order of the settings
 actors.weights.slices:SlicePull.run  slice by slice
 actors.weights.slices:Pace  leaves a source that is slow
 learner.weights.pull:VersionsOnOffer.read  where the publisher finds a slice

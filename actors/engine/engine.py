@@ -44,7 +44,7 @@ class GenerationRequest:
     stream: tuple[int, int] = (0, 0)
     """Seed and task: the random numbers of an engine that is to repeat itself depend on them."""
 
-    def check(self, *, vocabulary: int, room: int) -> None:
+    def check_limits(self, *, vocabulary: int, room: int) -> None:
         """Refuse a request that would end the whole engine.
 
         Args:
@@ -95,7 +95,7 @@ class StagedWeights:
     is_whole: Callable[[], bool] = lambda: True
     """False once newer weights may be in the file: the learner's own slot is not locked."""
 
-    def check(self) -> None:
+    def check_not_overwritten(self) -> None:
         """Check that everything read until now was this version.
 
         Raises:
@@ -271,7 +271,7 @@ class Stepper(Protocol):
         """
         ...
 
-    def check(self) -> None:
+    def check_health(self) -> None:
         """Look whether the model is alive.
 
         Raises:

@@ -84,7 +84,7 @@ class RequestTable:
     def __contains__(self, key: int) -> bool:
         return key in self._pending
 
-    def begin(self, key: int, request_id: str, watch: TurnWatch | None = None) -> None:
+    def add_request(self, key: int, request_id: str, watch: TurnWatch | None = None) -> None:
         """Begin to collect the tokens of a request, until `watch` finds the end of its turn."""
         self._pending[key] = _PendingTokens(request_id, watch)
 
@@ -109,7 +109,7 @@ class RequestTable:
             return False
         goes_on = False
         if pending.watch is not None and token_ids:
-            end = pending.watch.end(token_ids)
+            end = pending.watch.scan_tokens(token_ids)
             if end is not None:
                 goes_on = finish_reason is None
                 token_ids, logprobs, finish_reason = token_ids[:end], logprobs[:end], "stop"
@@ -123,7 +123,7 @@ class RequestTable:
             del self._pending[key]
         return goes_on
 
-    def take(self, now: float) -> list[tuple[int, Delta]]:
+    def take_due_deltas(self, now: float) -> list[tuple[int, Delta]]:
         """Return the deltas that are due at `now` (monotonic seconds)."""
         due, self._finished = self._finished, []
         if now - self._handed_over_at >= self._interval_s:
@@ -184,7 +184,7 @@ class DeltaInbox:
         self._begun.clear()
         self._waiting.clear()
 
-    def put(self, deltas: list[tuple[int, Delta]]) -> None:
+    def put_deltas(self, deltas: list[tuple[int, Delta]]) -> None:
         """Add deltas that the engine's thread hands over; unwanted requests are left out."""
         for key, delta in deltas:
             if self._keys.get(delta.request_id) != key:
@@ -193,7 +193,7 @@ class DeltaInbox:
             earlier = self._waiting.get(key)
             self._waiting[key] = delta if earlier is None else _join(earlier, delta)
 
-    def take(self) -> list[Delta]:
+    def take_deltas(self) -> list[Delta]:
         """Return all that waits, at most one delta for each request."""
         deltas = list(self._waiting.values())
         self._waiting.clear()
@@ -284,10 +284,10 @@ class EngineThread:
         """Begin a request, or refuse it."""
         stops = request.stop_strings
         watch = None if stops is None else TurnWatch(stops, request.turn)
-        self._table.begin(key, request.request_id, watch)
+        self._table.add_request(key, request.request_id, watch)
         room = self._max_model_len - len(request.token_ids)
         try:
-            request.check(vocabulary=self._stepper.vocabulary, room=room)
+            request.check_limits(vocabulary=self._stepper.vocabulary, room=room)
             self._stepper.admit(key, request, min(request.max_tokens, room))
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
             # Errors that a request can cause. A broken model raises others, and ends the thread.
@@ -387,7 +387,7 @@ class EngineThread:
 
     def _death(self, error: BaseException, *, is_start: bool) -> EngineError:
         try:
-            self._stepper.check()
+            self._stepper.check_health()
         except EngineDied as death_of_process:  # says more than what the step raised
             if not is_start:
                 return death_of_process
@@ -412,7 +412,7 @@ class EngineThread:
             self._execute_commands()
             if self._has_work and not self._closing:
                 self._record(self._stepper.step())
-            due = self._table.take(time.monotonic())
+            due = self._table.take_due_deltas(time.monotonic())
             if due:
                 hand_over(due)
 
@@ -450,7 +450,7 @@ class EngineThread:
         try:
             command = self.commands.get(timeout=IDLE_LOOK_S)
         except queue.Empty:
-            self._stepper.check()
+            self._stepper.check_health()
             return False
         command()
         return True

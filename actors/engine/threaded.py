@@ -132,8 +132,8 @@ class ThreadedEngine:
         self._check_alive()
         last: Future[HandOver] = Future()
         self._commands.put(partial(self._inside.halt, last))
-        self._inbox.put(await self._answers.within(last, self._command_timeout_s, "halt"))
-        deltas = self._inbox.take()
+        self._inbox.put_deltas(await self._answers.within(last, self._command_timeout_s, "halt"))
+        deltas = self._inbox.take_deltas()
         self._inbox.drop_all()
         return deltas
 
@@ -147,7 +147,7 @@ class ThreadedEngine:
             self._check_alive()
             self._arrived.clear()
             await self._wait_for_tokens()
-        return self._inbox.take()
+        return self._inbox.take_deltas()
 
     async def apply(self, staged: StagedWeights) -> float:
         """Swap the weights between two steps; return how long generation stood still, seconds.
@@ -250,7 +250,7 @@ class ThreadedEngine:
                 await self._arrived.wait()
         except TimeoutError:
             num_wanted = 0 if self._is_swapping else len(self._inbox)
-            if self._stall.look(num_wanted=num_wanted, has_begun=self._inbox.has_begun):
+            if self._stall.detect_stall(num_wanted=num_wanted, has_begun=self._inbox.has_begun):
                 await self._end_silent()
 
     async def _end_silent(self) -> None:
@@ -269,7 +269,7 @@ class ThreadedEngine:
         self._stepper.kill()
 
     def _deliver(self, deltas: HandOver) -> None:
-        self._inbox.put(deltas)
+        self._inbox.put_deltas(deltas)
         self._arrived.set()
 
     def _die(self, error: EngineError) -> None:

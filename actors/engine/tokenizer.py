@@ -127,7 +127,7 @@ class ModelTokenizer:
         self._read_tools = cache(self._checked_tools)
 
     @classmethod
-    def of(cls, run: RunSettings) -> ModelTokenizer:
+    def for_run(cls, run: RunSettings) -> ModelTokenizer:
         """Load the tokenizer of a run's model.
 
         Raises:

@@ -170,7 +170,7 @@ class MaskForm:
         self._window: int | None = getattr(config, "sliding_window", None)
         self._layer_types = set(getattr(config, "layer_types", None) or ())
 
-    def of(self, mask: Tensor, positions: Tensor) -> Tensor | dict[str, Tensor]:
+    def convert_mask(self, mask: Tensor, positions: Tensor) -> Tensor | dict[str, Tensor]:
         """Return the mask of the model, or of each type of its layers.
 
         Args:
@@ -212,7 +212,7 @@ class CachedRequest:
         position = len(self.request.token_ids) + len(self.sampled_ids)
         return TokenPlace(self.request.stream, position)
 
-    def take(self, token: int, logprob: float) -> Sampled:
+    def append_token(self, token: int, logprob: float) -> Sampled:
         """Append a token, and see whether it is the last."""
         self.sampled_ids.append(token)
         self.tokens_left -= 1
@@ -366,7 +366,7 @@ class TorchStepper:
             if name not in self._shadow:
                 self._shadow[name] = torch.empty_like(parameter)
             self._shadow[name].copy_(tensors[name])
-        staged.check()
+        staged.check_not_overwritten()
         return True
 
     def is_prepared(self, staged: StagedWeights) -> bool:
@@ -393,7 +393,7 @@ class TorchStepper:
             moved()
         return stale
 
-    def check(self) -> None:
+    def check_health(self) -> None:
         """Do nothing: the model lives in the thread that asks."""
 
     def rest(self) -> Iterable[Sampled]:
@@ -454,7 +454,7 @@ class TorchStepper:
         output = self._model(
             input_ids=ids_RT,
             position_ids=positions,
-            attention_mask=self._mask.of(mask, positions),
+            attention_mask=self._mask.convert_mask(mask, positions),
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
@@ -483,7 +483,7 @@ class TorchStepper:
         token_R = (logprobs_RV - noise_RV).argmax(-1)
         logprob_R = logprobs_RV.gather(-1, token_R[:, None])[:, 0]
         drawn = zip(held, token_R.tolist(), logprob_R.tolist(), strict=True)
-        return [row.take(token, logprob) for row, token, logprob in drawn]
+        return [row.append_token(token, logprob) for row, token, logprob in drawn]
 
     def _draws(self, held: list[CachedRequest], like_RV: Tensor) -> Tensor:
         if not self._options.deterministic:

@@ -93,7 +93,7 @@ class StopStrings:
         # Every token that counts has at least one byte.
         self.window = max(len(text.encode()) for text in strings) + SPARE_TOKENS
 
-    def end(self, token_ids: Sequence[int], start: int = 0) -> int | None:
+    def find_end(self, token_ids: Sequence[int], start: int = 0) -> int | None:
         """Count the tokens up to the end of the first string; None if `start` tokens or none do."""
         if not self._has_one(token_ids[max(0, start + 1 - self.window) :]):
             return None
@@ -124,10 +124,10 @@ class TurnWatch:
         self._stops = stops
         self._tail = list(turn[-stops.window :])
 
-    def end(self, token_ids: Sequence[int]) -> int | None:
+    def scan_tokens(self, token_ids: Sequence[int]) -> int | None:
         """Take new tokens; return how many of them belong to the turn if it is over."""
         num_before = len(self._tail)
         token_ids = [*self._tail, *token_ids]
-        end = self._stops.end(token_ids, num_before)
+        end = self._stops.find_end(token_ids, num_before)
         self._tail = token_ids[-self._stops.window :]
         return None if end is None else end - num_before

@@ -96,7 +96,7 @@ class CoreWatch:
         self._is_closing = False
         self._worker = Worker(self._watch, name="core-watch").start()
 
-    def check(self) -> None:
+    def check_processes(self) -> None:
         """Look at the processes.
 
         Raises:
@@ -341,7 +341,7 @@ class VllmStepper:
             self._shadow.exchange()
         else:
             self._rpc("nyala_load")
-            staged.check()  # all workers have read their parts
+            staged.check_not_overwritten()  # all workers have read their parts
         self._num_swaps += 1
         if self._options.recompute_kv:
             # Running requests go back into the queue, with all their tokens as their prompt.
@@ -362,14 +362,14 @@ class VllmStepper:
         """Let the scheduler run again."""
         self._engine.wake_up(tags=["scheduling"])
 
-    def check(self) -> None:
+    def check_health(self) -> None:
         """Look at the process of the core, if it has one.
 
         Raises:
             EngineDied: it has ended.
         """
         if self._watch is not None:
-            self._watch.check()
+            self._watch.check_processes()
 
     def rest(self) -> Iterable[Sampled]:
         """Return what the core had handed over before it died, to the last token."""

@@ -120,7 +120,7 @@ class StallWatch:
         """How often the engine made something."""
         return self._moves
 
-    def look(self, *, num_wanted: int, has_begun: bool) -> bool:
+    def detect_stall(self, *, num_wanted: int, has_begun: bool) -> bool:
         """Return whether the engine must be taken for dead.
 
         Args:

@@ -56,12 +56,12 @@ class AnswerScorer:
         if not text.strip():
             self._check(reference)
             return None
-        verdict = self.ask(text, reference)
+        verdict = self.request_verdict(text, reference)
         if isinstance(verdict, str):
             raise ValueError(verdict)
         return None if verdict is None else float(verdict)
 
-    def ask(self, text: str, reference: Any) -> Any:
+    def request_verdict(self, text: str, reference: Any) -> Any:
         """Return the worker's verdict on a text; False = the comparison did not end.
 
         Raises:
@@ -69,7 +69,7 @@ class AnswerScorer:
         """
         process = self._idle.get()
         try:
-            return process.ask({"text": text, "reference": reference})
+            return process.ask_question({"text": text, "reference": reference})
         finally:
             self._idle.put(process)
 
@@ -81,7 +81,7 @@ class _WorkerProcess:
         self._name = name
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, question: dict[str, Any]) -> Any:
+    def ask_question(self, question: dict[str, Any]) -> Any:
         """Return the worker's verdict; False = the comparison did not end."""
         line = json.dumps(question, default=str).encode() + b"\n"
         for _ in range(2):  # it may have died since it was asked last

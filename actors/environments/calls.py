@@ -40,7 +40,7 @@ class EnvironmentSource:
     """Its class has `is_thread_safe = True`: all threads use one."""
 
     @classmethod
-    def of(
+    def from_environment(
         cls, environment: Environment, sample: Conversation, make: Callable[[], Environment]
     ) -> EnvironmentSource:
         """Read from an environment and one of its items how its methods are to be called."""
@@ -165,7 +165,7 @@ class EnvironmentLane:
 
 
 class EnvironmentLanes:
-    """All lanes of an environment; `put` and `watch` may be called from two threads."""
+    """All lanes of an environment; `put_call` and `watch` may be called from two threads."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class EnvironmentLanes:
         self._lanes.append(lane)
         return lane
 
-    def put(self, call: EnvironmentCall, lane: EnvironmentLane) -> None:
+    def put_call(self, call: EnvironmentCall, lane: EnvironmentLane) -> None:
         """Make a call when those before it are over."""
         if not lane.threads:
             LaneThread(lane)
@@ -226,7 +226,7 @@ class EnvironmentLanes:
     def _leave(self, thread: LaneThread, now: float) -> None:
         """Leave a thread behind whose call takes too long."""
         place = present_place(thread.thread.ident)
-        call = thread.leave(now)
+        call = thread.abandon_call(now)
         if call is None:
             return
         self._hung = [hung for hung in [*self._hung, thread] if hung.thread.is_alive()]
@@ -256,10 +256,10 @@ class LaneThread:
         with self._lane.making:
             if self._lane.environment is None:
                 self._lane.environment = self._lane.make()
-        self.begin()
+        self.begin_call()
         return self._lane.environment
 
-    def begin(self) -> None:
+    def begin_call(self) -> None:
         """Note the begin of a call of the environment."""
         self._since = time.monotonic()
 
@@ -272,7 +272,7 @@ class LaneThread:
         call = self.call
         return call is not None and now - self._since > call.limit_s
 
-    def leave(self, now: float) -> EnvironmentCall | None:
+    def abandon_call(self, now: float) -> EnvironmentCall | None:
         """Start another thread in its place, and return its call; None if the call has ended."""
         with self._lock:
             call = self.call if self.is_overdue(now) else None
@@ -284,7 +284,7 @@ class LaneThread:
 
     def _serve(self) -> None:
         while (call := self._lane.calls.get()) is not None:
-            self.begin()
+            self.begin_call()
             self.call = call
             try:
                 value = call.work(self)

@@ -473,7 +473,9 @@ class ReasoningGym:
 
     def _ask(self, apart: AnswerScorer, index: int, held_out: bool, text: str) -> Any:
         settings = self._settings.model_dump()
-        return apart.ask(text, {"settings": settings, "index": index, "held_out": held_out})
+        return apart.request_verdict(
+            text, {"settings": settings, "index": index, "held_out": held_out}
+        )
 
     def describe(self) -> str:
         """Return name, package version and settings."""

@@ -237,7 +237,7 @@ def try_environment(
             f"run.environment must begin an item, got {run.environment!r}; {explain(error)}"
         ) from error
     another = getattr(environment, "another", lambda: make_environment(run))
-    source = EnvironmentSource.of(environment, sample, another)
+    source = EnvironmentSource.from_environment(environment, sample, another)
     if not source.is_async:  # objects opened in one event loop cannot be used in another
         source = replace(source, make=_first(environment, source.make))
     return sample, source

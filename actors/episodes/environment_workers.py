@@ -74,12 +74,12 @@ class EnvironmentLoop:
         self._thread: _LoopThread | None = None
         self._num_blocked = 0
 
-    def put(self, job: Job, place: object | None) -> object:
+    def put_job(self, job: Job, place: object | None) -> object:
         """Do a job in the loop that began its episode, or in the present one; return the loop."""
         thread = place if isinstance(place, _LoopThread) else self._thread
         if thread is None:
             thread = self._thread = _LoopThread(self._source, self._report)
-        thread.put(job)
+        thread.begin_job(job)
         return thread
 
     def watch(self) -> None:
@@ -102,7 +102,7 @@ class EnvironmentLoop:
     def close(self) -> None:
         """End the present event loop."""
         if self._thread is not None:
-            self._thread.end()
+            self._thread.end_loop()
 
 
 class _LoopThread:
@@ -120,7 +120,7 @@ class _LoopThread:
         self.jobs: dict[Job, asyncio.Task[None] | None] = {}
         Worker(self._run, name="environment").start()
 
-    def put(self, job: Job) -> None:
+    def begin_job(self, job: Job) -> None:
         """Begin a job in the loop."""
         self.jobs[job] = None
         self._loop.call_soon_threadsafe(self._begin, job)
@@ -133,7 +133,7 @@ class _LoopThread:
             self._loop.call_soon_threadsafe(self._answer)
         return time.monotonic() - self._answered_at > limit_s
 
-    def end(self) -> None:
+    def end_loop(self) -> None:
         """Let the thread end."""
         self._loop.call_soon_threadsafe(self._ended.set)
 
@@ -177,17 +177,17 @@ class EnvironmentThreads:
         self._report = report
         self.watch, self.close = self._lanes.watch, self._lanes.close
 
-    def put(self, job: Job, place: object | None) -> object:
+    def put_job(self, job: Job, place: object | None) -> object:
         """Do a job where its episode was begun, or where the fewest wait; return the place."""
         lane = place if isinstance(place, EnvironmentLane) else self._lanes.next_lane()
-        self._lanes.put(
+        self._lanes.put_call(
             EnvironmentCall(partial(_work, job), partial(self._report, job), self._limit_s), lane
         )
         return lane
 
 
 def _work(job: Job, thread: LaneThread) -> Any:
-    return drive(job.work(thread.environment), thread.begin)
+    return drive(job.work(thread.environment), thread.begin_call)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ TICK_S = 0.05  # between looks at calls that take long
 class Callers(Protocol):
     """Callers of one environment: `EnvironmentThreads` or `EnvironmentLoop`."""
 
-    def put(self, job: Job, place: object | None) -> object: ...
+    def put_job(self, job: Job, place: object | None) -> object: ...
 
     def watch(self) -> None: ...
 
@@ -231,7 +231,7 @@ class EnvironmentWorkers:
         self._loop = asyncio.get_running_loop()
         self._callers = [self._callers_of(source) for source in sources]
 
-    def put(
+    def submit_work(
         self,
         held: HeldLease,
         work: Callable[[Environment], Coroutine[Any, Any, Any]],
@@ -240,7 +240,7 @@ class EnvironmentWorkers:
         """Do a piece of work, and call `done` with what it returned or raised."""
         self._num_open += 1
         callers = self._callers[held.environment]
-        held.place = callers.put(Job(work, done), held.place)
+        held.place = callers.put_job(Job(work, done), held.place)
         self._arrived.set()
 
     async def serve(self) -> None:

@@ -197,7 +197,7 @@ class HeldLeases:
         self._by_task[lease.task_id] = held
         return held
 
-    def begin(self, held: HeldLease, *, started_at: float) -> None:
+    def begin_work(self, held: HeldLease, *, started_at: float) -> None:
         """Begin the work on a lease."""
         assert held.stage is LeaseStage.GRANTED
         held.started_at = started_at
@@ -217,7 +217,7 @@ class HeldLeases:
         """Note that nothing more is made under a lease."""
         self._enter(held, LeaseStage.CLOSED)
 
-    def end(self, task_id: int, fence: int, outcome: str) -> None:
+    def end_lease(self, task_id: int, fence: int, outcome: str) -> None:
         """Take a lease out of the table; no-op where another fence of the task is held.
 
         Args:

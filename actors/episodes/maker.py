@@ -1,6 +1,7 @@
 """From a lease to a rollout, and from a finished rollout to an episode.
 
-`begin` runs where the environment is called (`environment_workers.py`); there is no I/O here.
+`begin_episode` runs where the environment is called (`environment_workers.py`); there is no I/O
+here.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class EpisodeMaker:
         find = self._mixture.held_out if spec.purpose == "eval" else self._mixture.training
         return find(spec.index)
 
-    async def begin(self, lease: Lease, environment: Environment) -> Rollout:
+    async def begin_episode(self, lease: Lease, environment: Environment) -> Rollout:
         """Begin the episode of a lease, or continue the tokens of earlier leases.
 
         Args:
@@ -94,7 +95,7 @@ class EpisodeMaker:
         spec = rollout.lease.spec
         place = self.place(spec)
         token_ids = tuple(rollout.completion().token_ids.tolist())
-        return RewardSample.of(
+        return RewardSample.from_conversation(
             rollout.conversation,
             rollout.turns,
             index=place.item,

@@ -53,7 +53,7 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._waiting) + self._num_sent
 
-    def put(self, parcel: Parcel) -> None:
+    def put_parcel(self, parcel: Parcel) -> None:
         """Take a parcel to deliver."""
         self._waiting.append(parcel)
         self._filled.set()
@@ -119,7 +119,7 @@ class Outbox:
                 return [pair for single in singles for pair in single]
             [parcel] = list(submissions)
             log.error("record is refused", task_id=parcel.task_id, reason=str(error))
-            self.put(
+            self.put_parcel(
                 Failure(
                     parcel.task_id, parcel.fence, "data", f"record refused: {error}"[:MAX_REASON]
                 )

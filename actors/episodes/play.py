@@ -82,7 +82,7 @@ async def play(
             break
         said += as_messages(read_prompt(step.observation, "an observation"))
     score: Score = await call(conversation.score, limit_s=limit_s)
-    sample = RewardSample.of(
+    sample = RewardSample.from_conversation(
         conversation,
         said,
         index=spec.index,
@@ -105,7 +105,7 @@ async def play_model(
         EngineError: The engine refuses a request, or has died.
     """
     rollouts = [
-        await maker.begin(Lease(number, 1, spec, 0), environment)
+        await maker.begin_episode(Lease(number, 1, spec, 0), environment)
         for number, spec in enumerate(specs)
     ]
     await finish(engine, rollouts)
@@ -132,7 +132,7 @@ async def finish(engine: Engine, rollouts: Sequence[Rollout]) -> None:
             if delta.refusal is not None:
                 raise EngineError(f"the engine must take every prompt, got: {delta.refusal}")
             rollout = waiting[delta.request_id]
-            rollout.take(delta)
+            rollout.append_delta(delta)
             if delta.finish_reason is None:
                 continue
             del waiting[delta.request_id]

@@ -57,7 +57,7 @@ class Transcript:
         self._fences: list[FenceRun] = []
 
     @classmethod
-    def of(cls, completion: Completion) -> Transcript:
+    def from_completion(cls, completion: Completion) -> Transcript:
         """Continue the tokens of an earlier lease."""
         transcript = cls()
         transcript._token_ids = array("i", completion.token_ids.tolist())
@@ -249,7 +249,7 @@ class Rollout:
             stream=(spec.seed, self.lease.task_id),
         )
 
-    def take(self, delta: Delta) -> None:
+    def append_delta(self, delta: Delta) -> None:
         """Append new tokens of the turn; the last delta of a turn ends it."""
         assert self.state is State.SAMPLING
         if delta.token_ids:
@@ -298,7 +298,7 @@ class Rollout:
     def _end_turn(self, end: int) -> None:
         turn, stops = self._transcript.tokens(self._turn_start, end), self._maker.stops
         has_end_token = bool(turn) and turn[-1] in self._maker.tokenizer.stop_token_ids
-        has_string = stops is not None and stops.end(turn, max(0, len(turn) - 1)) is not None
+        has_string = stops is not None and stops.find_end(turn, max(0, len(turn) - 1)) is not None
         self._cut = not has_end_token and not has_string
         self._is_open = has_string and not has_end_token
         self._turn_end = end
@@ -314,7 +314,7 @@ class Rollout:
         Raises:
             ReplayMismatch: `partial` does not fit the conversation, which cannot be used again.
         """
-        self._transcript = Transcript.of(partial)
+        self._transcript = Transcript.from_completion(partial)
         self.resumed_at = self.length
         while (end := self._next_turn_end()) is not None:
             self._expect(self._turn_start, end, sampled=True)
@@ -338,7 +338,7 @@ class Rollout:
         for begin in () if stops is None else range(self._turn_start, limit, STRETCH):
             turn = self._transcript.tokens(self._turn_start, min(begin + STRETCH, limit))
             assert stops is not None
-            by_string = stops.end(turn, begin - self._turn_start)
+            by_string = stops.find_end(turn, begin - self._turn_start)
             if by_string is not None:
                 return self._turn_start + by_string
         if by_token is not None:

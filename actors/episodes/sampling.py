@@ -78,15 +78,15 @@ class Sampling:
                 self.lose(older)
             self._leases.hold(lease)
 
-    def begin(self, maker: EpisodeMaker) -> None:
+    def begin_episodes(self, maker: EpisodeMaker) -> None:
         """Begin or continue the episodes of all new leases."""
         granted = [held for held in self._leases if held.stage is LeaseStage.GRANTED]
         for held in granted:
-            self._leases.begin(held, started_at=time.time())
+            self._leases.begin_work(held, started_at=time.time())
             held.environment = maker.place(held.lease.spec).environment
             held.life.enter(EpisodePhase.ENVIRONMENT, purpose=held.lease.spec.purpose)
-            work = partial(maker.begin, held.lease)
-            self._environment.put(held, work, partial(self._begun, held))
+            work = partial(maker.begin_episode, held.lease)
+            self._environment.submit_work(held, work, partial(self._begun, held))
 
     async def pump(self) -> None:
         """Append the engine's tokens to their episodes, until cancelled."""
@@ -109,7 +109,7 @@ class Sampling:
         """Send records and failures; a lease ends with its acknowledgement."""
         while True:
             for parcel, verdict in await self._outbox.deliver():
-                self._leases.end(parcel.task_id, parcel.fence, verdict.verdict.value)
+                self._leases.end_lease(parcel.task_id, parcel.fence, verdict.verdict.value)
                 if verdict.verdict in (Verdict.STALE, Verdict.GONE):
                     self._num_lost += 1
 
@@ -119,7 +119,7 @@ class Sampling:
             self._engine.abort([held.request_id])
         self._leave_engine(held)
         self._num_lost += held.stage is LeaseStage.ACTIVE
-        self._leases.end(held.lease.task_id, held.lease.fence, "lost")
+        self._leases.end_lease(held.lease.task_id, held.lease.fence, "lost")
 
     def give_up(self, beat: Beat, reason: str) -> None:
         """Fail an episode whose tokens the broker refuses: no actor can continue it."""
@@ -133,7 +133,7 @@ class Sampling:
         self._leave_engine(held)
         self._scoring.fail(held, "data", reason)
         # Queues that still have it skip it.
-        self._leases.end(beat.task_id, beat.fence, "given up")
+        self._leases.end_lease(beat.task_id, beat.fence, "given up")
 
     async def stop(self) -> None:
         """Stop sampling; episodes that have all their tokens are still scored and delivered.
@@ -195,7 +195,7 @@ class Sampling:
         if result.state is State.SAMPLING:
             self._submit([held])
         else:
-            self._scoring.put(held)
+            self._scoring.put_episode(held)
 
     def _submit(self, ready: Sequence[HeldLease]) -> None:
         """Give episodes to the engine; once stopped they wait for their release instead."""
@@ -228,10 +228,10 @@ class Sampling:
             self._scoring.fail(held, "infrastructure", reason)
             return
         self.num_tokens += len(delta.token_ids)
-        held.begun().take(delta)
+        held.begun().append_delta(delta)
         if delta.finish_reason is not None:
             held.life.note(end_token=held.begun().length, finish=delta.finish_reason)
-            self._scoring.put(held)
+            self._scoring.put_episode(held)
 
     def _leave_engine(self, held: HeldLease) -> None:
         if held.request_id is not None:

@@ -69,7 +69,7 @@ class GroupCollector:
         oldest = next(iter(self._since.values()), None)
         return None if oldest is None else max(0.0, oldest + self._wait_s - self._clock())
 
-    def take(self, most: int) -> list[list[HeldLease]]:
+    def take_groups(self, most: int) -> list[list[HeldLease]]:
         """Return the groups that are complete or have waited long enough, members in order.
 
         Args:
@@ -108,14 +108,16 @@ class Scoring:
         """Episodes that go on with another turn."""
         self.num_finished = 0
 
-    def put(self, held: HeldLease) -> None:
+    def put_episode(self, held: HeldLease) -> None:
         """Take an episode whose turn has ended, or that was finished when its lease came."""
         rollout = held.begun()
         if rollout.state is State.FINISHED:
             self._put_finished(held)
         else:
             held.life.enter(EpisodePhase.JUDGE, turn=rollout.num_turns)
-            self._environment.put(held, lambda _: rollout.judge(), partial(self._judged, held))
+            self._environment.submit_work(
+                held, lambda _: rollout.judge(), partial(self._judged, held)
+            )
 
     def fail(self, held: HeldLease, kind: FailureKind, reason: str) -> None:
         """Report that an episode cannot be made."""
@@ -123,7 +125,7 @@ class Scoring:
         log.warning("episode failed", task_id=lease.task_id, kind=kind, reason=reason)
         held.life.enter(EpisodePhase.FAIL, kind=kind)
         self._leases.close(held)
-        self._outbox.put(Failure(lease.task_id, lease.fence, kind, reason[:MAX_REASON]))
+        self._outbox.put_parcel(Failure(lease.task_id, lease.fence, kind, reason[:MAX_REASON]))
 
     async def score_episodes(
         self, maker: EpisodeMaker, environment: int, rewards: RewardPool | None
@@ -174,7 +176,7 @@ class Scoring:
                         self._leases.wait(held)
                         gathering.add(held)
             before = gathering.num_parts
-            for group in gathering.take(most()):
+            for group in gathering.take_groups(most()):
                 for held in group:
                     self._leases.resume(held)
                 groups.put_nowait(group)
@@ -228,7 +230,7 @@ class Scoring:
         self.num_finished += 1
         held.life.enter(EpisodePhase.SUBMIT, reward=score.reward, finish=episode.finish_reason)
         self._leases.close(held)
-        self._outbox.put(Submission(held.lease.task_id, held.lease.fence, record))
+        self._outbox.put_parcel(Submission(held.lease.task_id, held.lease.fence, record))
 
 
 async def next_batch(queue: asyncio.Queue[HeldLease], most: int = MAX_BATCH) -> list[HeldLease]:

@@ -68,7 +68,7 @@ class RewardSample:
     """Name of the environment, by which verl's functions tell tasks apart."""
 
     @classmethod
-    def of(
+    def from_conversation(
         cls,
         conversation: Conversation,
         turns: Sequence[ChatMessage],

@@ -164,7 +164,7 @@ class Judge:
                 sys.stderr.write(f"{self.num_unread} replies without a score count 0: {error}\n")
             return 0.0
         self._unread_in_row = 0
-        self._scores.put(key, score)
+        self._scores.put_score(key, score)
         return score
 
     @property
@@ -201,7 +201,7 @@ class ScoreCache:
         row = self._database.execute("SELECT score FROM scores WHERE key = ?", (key,)).fetchone()
         return None if row is None else float(row[0])
 
-    def put(self, key: str, score: float) -> None:
+    def put_score(self, key: str, score: float) -> None:
         """Store the score of a request."""
         run = self._database.execute
         run("INSERT OR REPLACE INTO scores VALUES (?, ?)", (key, score))

@@ -99,7 +99,7 @@ class RewardPool:
         """
         await self._start()
         completion = item.answer or ""
-        sample = RewardSample.of(item, [ChatMessage("assistant", completion)])
+        sample = RewardSample.from_conversation(item, [ChatMessage("assistant", completion)])
         for result in await self.score([sample, sample]):
             if isinstance(result, RewardError):
                 asked = text_of(sample.prompt)
@@ -151,7 +151,10 @@ def score_answers(
     Raises:
         SettingsError: A function cannot be loaded.
     """
-    samples = [RewardSample.of(item, [ChatMessage("assistant", answer)]) for answer in answers]
+    samples = [
+        RewardSample.from_conversation(item, [ChatMessage("assistant", answer)])
+        for answer in answers
+    ]
     return asyncio.run(_score_all(RewardPool(run, actors), samples))
 
 

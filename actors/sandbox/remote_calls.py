@@ -51,12 +51,12 @@ class RemoteObject:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         packed = [pack(args), pack(kwargs)]
-        return self._calls.ask({"object": self._number, "call": packed})
+        return self._calls.send_request({"object": self._number, "call": packed})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._calls.ask({"object": self._number, "attribute": name})
+        return self._calls.send_request({"object": self._number, "attribute": name})
 
 
 class ProgramConnection:
@@ -79,7 +79,7 @@ class ProgramConnection:
                 names[name] = importlib.import_module(name)
         return names
 
-    def ask(self, request: dict[str, Any]) -> Any:
+    def send_request(self, request: dict[str, Any]) -> Any:
         """Send a request to the program; return its result, or raise its error."""
         _send(self._requests, request)
         reply = _receive(self._replies)

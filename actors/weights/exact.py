@@ -39,12 +39,12 @@ class Float32Differences:
     bound: LogprobDifference
 
     @classmethod
-    def of(
+    def from_probe(
         cls, engine: Sequence[float], probe: Probe, exact: Sequence[float], bound: LogprobDifference
     ) -> Float32Differences:
         """Compare engine and learner with float32."""
-        theirs = LogprobDifference.of(probe.logprobs, exact)
-        return cls(LogprobDifference.of(engine, exact), theirs, bound)
+        theirs = LogprobDifference.from_logprobs(probe.logprobs, exact)
+        return cls(LogprobDifference.from_logprobs(engine, exact), theirs, bound)
 
     @property
     def engine_is_right(self) -> bool:
@@ -102,7 +102,7 @@ def exact_logprobs(model: str, staged: StagedWeights) -> list[float]:
     ids_1T = torch.tensor([manifest.probe.token_ids])
     logits_TV = causal_lm(input_ids=ids_1T, use_cache=False).logits[0, :-1].float()
     scores_T = logits_TV.log_softmax(-1).gather(-1, ids_1T[0, 1:, None])[:, 0]
-    staged.check()  # bytes in the publisher's memory may have changed meanwhile
+    staged.check_not_overwritten()  # bytes in the publisher's memory may have changed meanwhile
     return [float(score) for score in scores_T]
 
 

@@ -110,9 +110,9 @@ class GroupMember:
         self._counters.broadcasts += 1
         return True
 
-    def leave(self) -> None:
+    def leave_group(self) -> None:
         """Leave the group without waiting for it."""
-        self._place.leave()
+        self._place.leave_group()
         self._epoch = None
 
     async def _follow(self, manifest: WeightManifest, file: StagingFile) -> None:
@@ -205,5 +205,5 @@ class GroupMember:
     def _decline(self, version: PolicyVersion, reason: str) -> None:
         number = self._epoch.number if self._epoch is not None else 0
         log.warning("weight epoch left", epoch=number, reason=reason)
-        self.leave()
+        self.leave_group()
         self._post(WeightGroupFault(number, version, reason))

@@ -40,7 +40,7 @@ class HeldWeights:
         self.changed = asyncio.Event()
         """Set when a delayed pull may have an answer; `WeightShare` clears it."""
 
-    def begin(self, version: PolicyVersion, memory: mmap.mmap) -> None:
+    def begin_version(self, version: PolicyVersion, memory: mmap.mmap) -> None:
         """Offer the slices of a version as they arrive."""
         self._part = _Part(version, memory)
 

@@ -39,7 +39,7 @@ class MemberPlace(Protocol):
         """
         ...
 
-    def leave(self) -> None:
+    def leave_group(self) -> None:
         """Leave the group without waiting for it."""
         ...
 
@@ -62,6 +62,6 @@ class OwnProcess:
         """Fill `memory` in a thread."""
         return await asyncio.wrap_future(self._member.receive(memory))
 
-    def leave(self) -> None:
+    def leave_group(self) -> None:
         """Leave the group without waiting for it."""
-        self._member.leave()
+        self._member.leave_group()

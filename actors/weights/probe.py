@@ -25,7 +25,7 @@ class LogprobDifference:
     largest: float = 0.0
 
     @classmethod
-    def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> LogprobDifference:
+    def from_logprobs(cls, ours: Sequence[float], theirs: Sequence[float]) -> LogprobDifference:
         """Compare log-probs; infinite if lengths differ or a value is not a number."""
         if len(ours) != len(theirs):
             return cls(math.inf, math.inf)

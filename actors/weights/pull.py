@@ -125,9 +125,9 @@ class WeightPull:
         if version == self._mismatched or offered is None:
             offered = Sources((), b"")
         is_right = False
-        self._held.begin(version, memory)
+        self._held.begin_version(version, memory)
         try:
-            sources = self._sources.of(offered.peers)
+            sources = self._sources.choose_sources(offered.peers)
             if await self._pull(memory, version, sources, digests=offered.digests):
                 is_right = await asyncio.to_thread(digest_of, [memory]) == manifest.digest
                 if not is_right:
@@ -145,7 +145,7 @@ class WeightPull:
         self, wanted: Announce | VersionReplaced, adapter: AdapterSpec, memory: mmap.mmap
     ) -> bool:
         """Pull an adapter, and its base if it is not here yet."""
-        manifest, sources = wanted.manifest, self._sources.of()
+        manifest, sources = wanted.manifest, self._sources.choose_sources()
         if self._updates.base != adapter.base:
             base = mmap.mmap(-1, manifest.num_bytes)
             if not await self._pull(base, BASE, sources):
@@ -180,7 +180,11 @@ class WeightPull:
         is_whole = False
         try:
             is_whole = await self._pull(
-                update, link.version, self._sources.of(peers), base=link.base, digests=digests
+                update,
+                link.version,
+                self._sources.choose_sources(peers),
+                base=link.base,
+                digests=digests,
             )
         finally:
             if not is_whole:

@@ -318,7 +318,7 @@ class WeightReceiver:
         manifest, was_dirty = staged.manifest, self.is_dirty
         self.is_dirty = True
         try:
-            staged.check()  # it may have waited at the gate
+            staged.check_not_overwritten()  # it may have waited at the gate
             self._counters.last_pause_s = await self._engine.apply(staged)
             self._counters.pause_s += self._counters.last_pause_s
         except WeightsOverwritten as error:
@@ -346,7 +346,7 @@ class WeightReceiver:
         """Compare the engine's log-probs with the learner's; return the fault, or an empty text."""
         manifest = staged.manifest
         logprobs = await self._engine.probe(manifest.probe.token_ids)
-        difference = LogprobDifference.of(logprobs, manifest.probe.logprobs)
+        difference = LogprobDifference.from_logprobs(logprobs, manifest.probe.logprobs)
         bound = self._bound(manifest)
         if difference.is_within(bound):
             self._counters.note_probe(difference.mean, difference.largest)
@@ -373,7 +373,9 @@ class WeightReceiver:
             self._verdict = f"{refusal}; float32 cannot decide: {error or type(error).__name__}"
         else:
             ours = await self._engine.probe(manifest.probe.token_ids)
-            sides = Float32Differences.of(ours, manifest.probe, exact, self._bound(manifest))
+            sides = Float32Differences.from_probe(
+                ours, manifest.probe, exact, self._bound(manifest)
+            )
             self._verdict = f"{refusal}; {sides}"
             if sides.engine_is_right and sides.learner_is_right and not self._judge.is_fixed:
                 log.warning("engine and learner differ, and neither is wrong", reason=str(sides))

@@ -196,7 +196,7 @@ class SlicePull:
         offset = next(iter(self._asked))
         pull = Pull(self._version, offset, self._length(offset), self._base)
         if self._publisher is not None and self._publisher(pull):
-            pace.ask(offset)
+            pace.begin_measurement(offset)
 
     async def _compare(
         self, answer: Answer, _source: PullSource, pace: Pace
@@ -292,7 +292,7 @@ class Pace:
     """Counts the slices of a source, and decides whether a peer is too slow.
 
     Example:
-        brought() ... is_behind -> ask() -> the publisher's answer -> measure() -> is_behind?
+        brought() ... is_behind -> begin_measurement() -> the publisher's answer -> measure()
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -319,7 +319,7 @@ class Pace:
 
     @property
     def is_measuring(self) -> bool:
-        """Whether a slice of the publisher is under way: from `ask` to `measure`."""
+        """Whether a slice of the publisher is under way: from `begin_measurement` to `measure`."""
         return self._asked_at is not None
 
     @property
@@ -331,7 +331,7 @@ class Pace:
         """Return whether the publisher is asked for this slice."""
         return self.is_measuring and offset == self._asked_for
 
-    def ask(self, offset: int) -> None:
+    def begin_measurement(self, offset: int) -> None:
         """Note that the publisher is asked for a slice."""
         self._asked_at, self._asked_for = self._clock(), offset
 

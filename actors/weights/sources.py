@@ -134,7 +134,7 @@ class WeightSources:
         """Whether the settings list the publisher's memory."""
         return "memory" in self._order
 
-    def of(self, peers: Sequence[PeerEndpoint] = ()) -> tuple[PullSource, ...]:
+    def choose_sources(self, peers: Sequence[PeerEndpoint] = ()) -> tuple[PullSource, ...]:
         """Return the sources of a version or an update, in order.
 
         Args:

@@ -139,7 +139,7 @@ class WeightTransfer:
                 finally:
                     self._has_ended = True
         finally:
-            self._group.leave()
+            self._group.leave_group()
             self._sources.close()
 
     @property

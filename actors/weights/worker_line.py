@@ -88,7 +88,7 @@ class WorkerLine:
         answer = await self._ordered(Receive(next(self._numbers), str(path), len(memory)))
         return answer.digest
 
-    def leave(self) -> None:
+    def leave_group(self) -> None:
         """Tell the worker to leave the group, without waiting for it."""
         self._send(Leave())
 

@@ -137,7 +137,7 @@ def requests_of(settings: Settings) -> Iterator[GenerationRequest]:
     maker, environment = tools.maker, tools.environments[0].make()
     for task_id in range(NUM_REQUESTS):
         lease = Lease(task_id, 1, training_task(settings.run, task_id), 0, ())
-        yield drive(maker.begin(lease, environment)).request()
+        yield drive(maker.begin_episode(lease, environment)).request()
 
 
 def started_stepper(settings: Settings) -> VllmStepper:

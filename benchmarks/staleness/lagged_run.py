@@ -79,7 +79,7 @@ class LaggedActor:
         rollouts: dict[int, Rollout] = {}
         for task_id, spec in tasks:
             rollouts[task_id] = drive(
-                self._maker.begin(Lease(task_id, 1, spec, 0, ()), self._environment)
+                self._maker.begin_episode(Lease(task_id, 1, spec, 0, ()), self._environment)
             )
             request = rollouts[task_id].request()
             self._stepper.admit(task_id, request, request.max_tokens)
@@ -99,7 +99,7 @@ class LaggedActor:
                     yield sampled.key, Delta("", *sampled_all, spans, sampled.finish_reason)
 
     def _finish(self, rollout: Rollout, turn: Delta) -> Episode:
-        rollout.take(turn)
+        rollout.append_delta(turn)
         rollout.settle(drive(rollout.judge()))
         assert rollout.score is not None  # the environments of one turn end with it
         return self._maker.episode(rollout, rollout.score, started_at=0.0, finished_at=0.0)

@@ -113,7 +113,7 @@ def describe_stops(run: RunSettings) -> str:
     """
     if run.model == "init" and not (run.folder / "init").is_dir():
         return "those of the character model that is made first"
-    tokenizer = ModelTokenizer.of(run)
+    tokenizer = ModelTokenizer.for_run(run)
     texts = [repr(tokenizer.decode([token])) for token in tokenizer.stop_token_ids]
     return ", ".join([*texts, *(f"the string {string!r}" for string in run.stop)])
 

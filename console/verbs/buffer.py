@@ -118,7 +118,7 @@ class BufferOfRun:
 
         run = settings.run
         decode, names, mixture = (
-            ModelTokenizer.of(run).decode,
+            ModelTokenizer.for_run(run).decode,
             list(run.by_environment),
             run.mixture,
         )

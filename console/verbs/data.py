@@ -232,7 +232,7 @@ def token_counter(run: RunSettings) -> TokenCounters:
     """Return the functions that count the tokens of prompts and answers."""
     if run.model == "init":  # one character is one token
         return TokenCounters(lambda prompt: len(text_of(prompt)), lambda answer: len(answer) + 1)
-    tokenizer = ModelTokenizer.of(run)
+    tokenizer = ModelTokenizer.for_run(run)
     return TokenCounters(
         lambda prompt: len(tokenizer.encode_prompt(prompt)),
         lambda answer: len(tokenizer.encode_answer(answer)),
@@ -273,7 +273,7 @@ async def _rewards(dataset: Dataset, run: RunSettings, actors: ActorSettings) ->
 def _sample(run: RunSettings, item: DatasetConversation, text: str, index: int) -> RewardSample:
     """Make the sample that a function gets for an answer in a run."""
     item.step(text)
-    return RewardSample.of(
+    return RewardSample.from_conversation(
         item,
         [ChatMessage("assistant", text)],
         index=index,

@@ -199,14 +199,14 @@ async def _check_prompts(run: RunSettings, actors: ActorSettings, n: int) -> Non
     Raises:
         SettingsError: A prompt is too long, or there is no model.
     """
-    tokenizer, limit_s = ModelTokenizer.of(run), actors.environment_timeout_s
+    tokenizer, limit_s = ModelTokenizer.for_run(run), actors.environment_timeout_s
     maker, environment = (
         EpisodeMaker(tokenizer, run, "env-test", limit_s=limit_s),
         make_environment(run),
     )
     try:
         for number, spec in enumerate(_specs(run, n)):
-            await maker.begin(Lease(number, 1, spec, 0), environment)
+            await maker.begin_episode(Lease(number, 1, spec, 0), environment)
     except EpisodeError as error:
         raise SettingsError(str(error)) from None
 
@@ -234,7 +234,7 @@ def own_stdout() -> Iterator[None]:
 @asynccontextmanager
 async def started_model(settings: Settings) -> AsyncIterator[LoadedModel]:
     """Start the engine of the run's model for the body, and end it afterwards."""
-    tokenizer = ModelTokenizer.of(settings.run)
+    tokenizer = ModelTokenizer.for_run(settings.run)
     engine, _ = make_engine(settings)
     await engine.start()
     try:

@@ -62,7 +62,7 @@ def held(
 
 def grow(rollout: Rollout, num_tokens: int) -> None:
     delta = sample(scripted({"go>": LETTERS}), rollout.request(), PolicyVersion(1, 0), num_tokens)
-    rollout.take(delta)
+    rollout.append_delta(delta)
 
 
 def test_new_tokens_are_said_once():
@@ -167,7 +167,7 @@ def test_a_verdict_on_an_older_fence_does_not_touch_the_newer_lease():
     _, leases, rollout = held(fence=6)
 
     assert leases.settle([Beat(1, 5)], [TaskVerdict(1, Verdict.STALE)]) == []
-    leases.end(1, 5, "OK")
+    leases.end_lease(1, 5, "OK")
 
     assert [held.lease.fence for held in leases] == [6]
     assert rollout.lease.fence == 6
@@ -202,7 +202,7 @@ def test_the_longer_a_restarted_episode_is_the_less_often_it_is_sent_whole(monke
         total, waited = 0, []
         while rollout.length < limit:
             spans = (VersionSpan(PolicyVersion(1, 0), 0),)
-            rollout.take(Delta("", (1,) * 4, (-1.0,) * 4, spans, None))
+            rollout.append_delta(Delta("", (1,) * 4, (-1.0,) * 4, spans, None))
             clock.now += 1.0
             beats = [beat for beat in leases.due() if beat.num_tokens]
             total += sum(beat.num_tokens for beat in beats)
@@ -245,13 +245,13 @@ def test_a_lease_is_active_from_its_begin_until_it_is_closed_or_ends():
     assert one is not None
     assert leases.num_active == 0
 
-    leases.begin(one, started_at=0.0)
-    leases.begin(other, started_at=0.0)
+    leases.begin_work(one, started_at=0.0)
+    leases.begin_work(other, started_at=0.0)
     assert leases.num_active == 2
 
     leases.close(one)
-    leases.end(1, 5, "OK")
-    leases.end(2, 7, "OK")
+    leases.end_lease(1, 5, "OK")
+    leases.end_lease(2, 7, "OK")
     assert (leases.num_active, len(leases)) == (0, 0)
     assert one.has_ended
     assert other.has_ended
@@ -264,7 +264,7 @@ def test_the_gate_is_closed_while_an_evaluation_is_active_whatever_ends_it():
         spec = TaskSpec(group_id=0, index=0, seed=0, purpose="eval", temperature=0.0)
         evaluation = leases.hold(Lease(1, 5, spec, length=0))
         await asyncio.wait_for(gate.wait(), 1)
-        leases.begin(evaluation, started_at=0.0)
+        leases.begin_work(evaluation, started_at=0.0)
         swap = asyncio.create_task(gate.wait())
         assert await still_waits(swap, 0.02)
 
@@ -272,14 +272,14 @@ def test_the_gate_is_closed_while_an_evaluation_is_active_whatever_ends_it():
         await asyncio.wait_for(swap, 1)
 
     asyncio.run(story(lambda leases, evaluation: leases.close(evaluation)))
-    asyncio.run(story(lambda leases, _: leases.end(1, 5, "OK")))
+    asyncio.run(story(lambda leases, _: leases.end_lease(1, 5, "OK")))
 
 
 def test_a_finished_episode_that_waits_for_its_group_holds_no_place_and_loses_no_token():
     clock, leases, rollout = held(snapshot_s=1.0)
     lease = leases.get(1)
     assert lease is not None
-    leases.begin(lease, started_at=0.0)
+    leases.begin_work(lease, started_at=0.0)
     grow(rollout, 4)
     rollout.state = State.FINISHED
     clock.now = 1.0

@@ -40,7 +40,7 @@ def delivered(sizes: list[int], max_message_bytes: int) -> Counter:
         broker = Counter()
         outbox = Outbox(broker, deadline_s=1, max_message_bytes=max_message_bytes)
         for task_id, size in enumerate(sizes):
-            outbox.put(Submission(task_id, 1, bytes(size)))
+            outbox.put_parcel(Submission(task_id, 1, bytes(size)))
         while len(outbox):
             await outbox.deliver()
         return broker

@@ -94,23 +94,23 @@ def test_a_notice_is_seen_when_the_cloud_gives_it_and_not_before(
     calm = CALM[page]
     if calm is not None:
         metadata.pages[page] = calm
-    assert source.look() is None
+    assert source.poll_notice() is None
     metadata.pages[page] = TAKEN[page]
-    assert source.look()
+    assert source.poll_notice()
 
 
 @pytest.mark.parametrize("answer", ["[]", "not JSON", '{"Events": 3}', '{"Events": [3]}'])
 def test_an_answer_of_the_wrong_form_is_no_notice(metadata: Metadata, answer: str) -> None:
     metadata.pages[EVENTS] = answer
     with pytest.raises(OSError, match="must be a JSON object"):
-        AzureNotices(metadata.url).look()
+        AzureNotices(metadata.url).poll_notice()
 
 
 def test_a_silent_service_is_asked_again() -> None:
     class Wakes(Notices):
         looks = 0
 
-        def look(self) -> str | None:
+        def poll_notice(self) -> str | None:
             self.looks += 1
             if self.looks < 4:
                 raise OSError("no route to host")

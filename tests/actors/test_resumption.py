@@ -105,17 +105,17 @@ class Sampler:
             for delta in await self._engine.deltas():
                 rollout, dies = running[delta.request_id]
                 if delta.finish_reason is None:
-                    rollout.take(delta)
+                    rollout.append_delta(delta)
                     continue
                 del running[delta.request_id]
                 if not (dies and delta.finish_reason == "length"):
-                    rollout.take(delta)
+                    rollout.append_delta(delta)
                     token_ids = rollout.completion().token_ids.tolist()
                     arm.lengths.append(len(token_ids))
                     arm.tokens.append(token_ids[dice.integers(len(token_ids))])
                     continue
                 arm.kills += 1
-                rollout.take(replace(delta, finish_reason=None))
+                rollout.append_delta(replace(delta, finish_reason=None))
                 again.append(_next_lease(rollout) if resumes else structs.replace(rollout.lease))
             self._submit(again, running, dice, hazard)
         return arm
@@ -130,7 +130,9 @@ class Sampler:
         requests = []
         for lease in leases:
             self._fence += 1
-            rollout = drive(self._maker.begin(structs.replace(lease, fence=self._fence), OneTurn()))
+            rollout = drive(
+                self._maker.begin_episode(structs.replace(lease, fence=self._fence), OneTurn())
+            )
             assert not rollout.restarted
             request = rollout.request()
             lives = int(dice.geometric(hazard)) if hazard else LIMIT
@@ -233,11 +235,13 @@ class Live(OneTurn):
 def test_an_episode_that_cannot_be_replayed_restarts_and_says_so() -> None:
     run = RunSettings(model="-", max_completion_tokens=LIMIT)
     maker = EpisodeMaker(Numbers(), run, "actor")
-    begun = drive(maker.begin(Lease(1, 1, SPEC, 0), Live()))
-    begun.take(Delta("1.1.0", (9, 8), (-1.0, -1.0), (VersionSpan(PolicyVersion(1, 0), 0),), None))
+    begun = drive(maker.begin_episode(Lease(1, 1, SPEC, 0), Live()))
+    begun.append_delta(
+        Delta("1.1.0", (9, 8), (-1.0, -1.0), (VersionSpan(PolicyVersion(1, 0), 0),), None)
+    )
 
-    again = drive(maker.begin(_next_lease(begun), Live()))
-    continued = drive(maker.begin(_next_lease(begun), OneTurn()))
+    again = drive(maker.begin_episode(_next_lease(begun), Live()))
+    continued = drive(maker.begin_episode(_next_lease(begun), OneTurn()))
 
     assert (again.restarted, again.length) == (True, 0)
     assert (continued.restarted, continued.length) == (False, 2)

@@ -66,7 +66,7 @@ def play(
             rollout.settle(drive(rollout.judge()))
             continue
         room = min(step, stop_at - rollout.length)
-        rollout.take(sample(policy, rollout.request(), version, room))
+        rollout.append_delta(sample(policy, rollout.request(), version, room))
     return rollout
 
 
@@ -119,7 +119,7 @@ def test_observation_is_masked_and_has_no_log_prob():
 
 def test_request_of_the_second_turn_holds_all_that_came_before():
     rollout = make_rollout(calculator_talk(), limit=20)
-    rollout.take(sample(scripted(MULTIPLY), rollout.request(), OLD))
+    rollout.append_delta(sample(scripted(MULTIPLY), rollout.request(), OLD))
     rollout.settle(drive(rollout.judge()))
 
     request = rollout.request()
@@ -150,8 +150,8 @@ def test_version_switches_inside_a_delta_become_spans_of_the_completion():
     whole = sample(policy, request, OLD)
 
     first = sample(policy, request, OLD, 1)
-    rollout.take(first)
-    rollout.take(
+    rollout.append_delta(first)
+    rollout.append_delta(
         type(whole)(
             request.request_id,
             whole.token_ids[1:],
@@ -314,7 +314,7 @@ def test_continuing_reads_each_token_a_few_times_however_many_turns_there_are(mo
     rollout = make_rollout(Talk("p:", *observations), limit=10**6)
     for _ in range(turns - 1):
         turn = (*tokenizer.encode_prompt("a" * (length - 1)), STOP)
-        rollout.take(Delta("", turn, (-1.0,) * length, (VersionSpan(OLD, 0),), "stop"))
+        rollout.append_delta(Delta("", turn, (-1.0,) * length, (VersionSpan(OLD, 0),), "stop"))
         rollout.settle(drive(rollout.judge()))
     partial = rollout.completion()
     monkeypatch.setattr("actors.episodes.rollout.array", Counted)

@@ -64,11 +64,11 @@ def test_a_group_is_judged_when_its_last_member_is_there_in_the_order_of_its_tas
 
     for task_id in (6, 0, 5, 3, 2):
         waiting.add(member(task_id))
-        assert waiting.take(most=100) == []
+        assert waiting.take_groups(most=100) == []
     waiting.add(member(1))
 
-    assert ids(waiting.take(most=100)) == [[0, 1, 2, 3]]
-    assert waiting.take(most=100) == []
+    assert ids(waiting.take_groups(most=100)) == [[0, 1, 2, 3]]
+    assert waiting.take_groups(most=100) == []
     assert waiting.num_parts == 0
 
 
@@ -83,7 +83,7 @@ def test_a_group_that_another_actor_has_a_part_of_waits_for_so_long() -> None:
     assert waiting.left_s == 30.0
     clock.now = 60.0
     assert waiting.left_s == 0.0
-    assert ids(waiting.take(most=100)) == [[0, 2]]
+    assert ids(waiting.take_groups(most=100)) == [[0, 2]]
     assert (waiting.left_s, waiting.num_parts) == (30.0, 1)
 
 
@@ -92,7 +92,7 @@ def test_when_too_many_wait_those_that_waited_longest_go_first() -> None:
     for task_id in (0, 4, 8, 1):
         waiting.add(member(task_id))
 
-    assert ids(waiting.take(most=2)) == [[0, 1]]
+    assert ids(waiting.take_groups(most=2)) == [[0, 1]]
     assert waiting.left_s == 60.0
 
 
@@ -103,9 +103,9 @@ def test_a_member_whose_lease_went_to_another_actor_is_waited_for_no_longer() ->
     waiting.add(kept)
     lost.stage = LeaseStage.ENDED
 
-    assert waiting.take(most=100) == []
+    assert waiting.take_groups(most=100) == []
     clock.now = 60.0
-    assert ids(waiting.take(most=100)) == [[4]]
+    assert ids(waiting.take_groups(most=100)) == [[4]]
 
 
 def test_a_group_whose_members_are_all_gone_begins_to_wait_anew() -> None:
@@ -119,10 +119,10 @@ def test_a_group_whose_members_are_all_gone_begins_to_wait_anew() -> None:
     assert waiting.left_s == 2.0, "that of the other group"
 
     clock.now = 60.0
-    assert ids(waiting.take(most=100)) == [[4]]
+    assert ids(waiting.take_groups(most=100)) == [[4]]
     assert waiting.left_s == 58.0
     clock.now = 118.0
-    assert ids(waiting.take(most=100)) == [[1]]
+    assert ids(waiting.take_groups(most=100)) == [[1]]
 
 
 def test_a_function_of_one_sample_cannot_ask_for_groups() -> None:
@@ -199,7 +199,7 @@ def test_a_function_gets_all_episodes_at_hand_that_its_workers_leave_it(
         scoring = Scoring(cast("Any", None), leases=leases, outbox=outbox)
         for task_id in range(40):
             held = leases.hold(Lease(task_id, 1, TaskSpec(0, 0, 0, "train", 1.0), 0))
-            leases.begin(held, started_at=0.0)
+            leases.begin_work(held, started_at=0.0)
             held.rollout = cast("Any", object())
             scoring._put_finished(held)
         maker, pool = cast("EpisodeMaker", Maker()), cast("RewardPool", Pool())

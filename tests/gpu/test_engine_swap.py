@@ -203,6 +203,6 @@ async def agrees(bench: Bench, model: Qwen3ForCausalLM) -> None:
         logits = model(ids).logits[0, :-1].float()
     expected = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].tolist()
 
-    found = LogprobDifference.of(await bench.engine.probe(token_ids), expected)
+    found = LogprobDifference.from_logprobs(await bench.engine.probe(token_ids), expected)
 
     assert found.is_within(ROUNDING)

@@ -164,7 +164,7 @@ class InlineEnvironment(EnvironmentWorkers):
         self._environment = sources[0].make()
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
 
-    def put(
+    def submit_work(
         self,
         held: HeldLease,
         work: Callable[[Environment], Coroutine[Any, Any, Any]],

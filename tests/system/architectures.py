@@ -148,7 +148,7 @@ async def _sample(
     await engine.start()
     try:
         rollouts = [
-            await maker.begin(Lease(number, 1, _spec(number), 0), Ask())
+            await maker.begin_episode(Lease(number, 1, _spec(number), 0), Ask())
             for number in range(EPISODES)
         ]
         await finish(engine, rollouts)

@@ -191,7 +191,7 @@ def slow(slice_s: float, publisher_s: float, num_slices: int) -> tuple[int, int]
     made = pace.Pace(lambda: now)
     for brought in range(num_slices):
         if made.is_behind:
-            made.ask(0)
+            made.begin_measurement(0)
             now, measured = now + publisher_s, measured + 1
             made.measure()
             if made.is_behind:
@@ -229,7 +229,7 @@ def test_a_peer_that_trickles_is_left_unless_the_publisher_is_as_slow(
         context, held, left = zmq.asyncio.Context(), HeldWeights(), []
         trickling = WeightShare(held, "tcp://127.0.0.1:0", folder=keys, caller=caller)
         memory = mmap.mmap(-1, NUM_BYTES)
-        held.begin(VERSION, memory_of(1))
+        held.begin_version(VERSION, memory_of(1))
         running = asyncio.create_task(trickling.run())
         peer = await until(lambda: trickling.peer)
         arriving = asyncio.create_task(trickle(held))
@@ -275,7 +275,7 @@ def test_a_silent_peer_is_waited_for_no_longer_because_the_publisher_has_moved_o
 
 def test_an_answer_to_another_question_measures_nothing():
     made = pace.Pace(lambda: 0.0)
-    made.ask(3 * CHUNK_BYTES)
+    made.begin_measurement(3 * CHUNK_BYTES)
 
     assert made.is_asked_for(3 * CHUNK_BYTES)
     assert not made.is_asked_for(0)
@@ -320,19 +320,19 @@ def test_who_was_silent_rests_and_who_lied_is_never_asked_again(monkeypatch):
     monkeypatch.setattr("actors.weights.sources.time.monotonic", lambda: now[0])
     peers = tuple(PeerEndpoint(f"tcp://127.0.0.1:{port}", "k") for port in (1, 2, 3))
     sources = WeightSources(lambda _: True, order=("peers", "publisher"), caller=CALLER)
-    silent, liar, _, _ = sources.of(peers)
+    silent, liar, _, _ = sources.choose_sources(peers)
     assert isinstance(silent, PeerSource)
 
     sources.failed(silent, "silent", False)
     sources.failed(liar, "lied", True)
 
     def names():
-        return [source.name for source in sources.of(peers)]
+        return [source.name for source in sources.choose_sources(peers)]
 
     assert names() == [peers[2].endpoint, "publisher"]
     now[0] = 2 * weight_sources.REST_S
     assert names() == [peers[0].endpoint, peers[2].endpoint, "publisher"]
-    assert [s.name for s in sources.of()] == ["publisher"]
+    assert [s.name for s in sources.choose_sources()] == ["publisher"]
     sources.close()
 
 
@@ -353,7 +353,7 @@ def test_an_actor_offers_its_newest_version_and_what_has_arrived_of_the_next():
     held.hold(PolicyVersion(1, 1), memory_of(1))
     assert held.changed.is_set()
     held.changed.clear()
-    held.begin(PolicyVersion(1, 2), memory_of(2))
+    held.begin_version(PolicyVersion(1, 2), memory_of(2))
     assert not held.changed.is_set()
     held.arrived(CHUNK_BYTES)
     assert held.changed.is_set()
@@ -372,7 +372,7 @@ def test_an_actor_offers_nothing_that_it_has_taken_back_nor_what_is_not_there():
     assert isinstance(held.answer(asked(1, NUM_BYTES)), VersionGone)
     assert isinstance(held.answer(asked(1, -1)), VersionGone)
     assert isinstance(held.answer(asked(1, base=PolicyVersion(1, 0))), VersionGone)
-    held.begin(PolicyVersion(1, 2), memory_of(2))
+    held.begin_version(PolicyVersion(1, 2), memory_of(2))
     held.arrived(0)
     held.abandon()
     held.release()
@@ -382,7 +382,7 @@ def test_an_actor_offers_nothing_that_it_has_taken_back_nor_what_is_not_there():
 
 def test_nobody_waits_for_what_lies_beyond_the_end_of_what_is_arriving():
     held = HeldWeights()
-    held.begin(PolicyVersion(1, 2), memory_of(2))
+    held.begin_version(PolicyVersion(1, 2), memory_of(2))
 
     assert isinstance(held.answer(asked(2, 0)), SlicePending)
     assert isinstance(held.answer(asked(2, NUM_BYTES)), VersionGone)

@@ -46,7 +46,7 @@ def memory():
 
 async def pulled(publisher, memory, step=1, timeout_s=5.0):
     version = manifest(step).version
-    sources = only(publisher).of()
+    sources = only(publisher).choose_sources()
     pull = SlicePull(version, memory, sources=sources, progress_timeout_s=timeout_s)
     publisher.answer = pull.on_answer
     return await pull.run()
@@ -119,7 +119,7 @@ def test_a_version_that_is_gone_is_answered_by_a_newer_one(publisher, memory):
 
 def test_slices_that_were_not_asked_for_are_not_written(publisher, memory):
     async def story():
-        sources = only(publisher).of()
+        sources = only(publisher).choose_sources()
         pull = SlicePull(manifest(1).version, memory, sources=sources, progress_timeout_s=5.0)
         publisher.answer = pull.on_answer
         pull.on_answer(WeightChunk(PolicyVersion(1, 0), 0, b"x" * CHUNK_BYTES))  # another version

@@ -186,7 +186,7 @@ def test_a_slice_that_is_still_on_its_way_is_sent_on_when_it_arrives(tmp_path):
             guest = Guest(port, keys, "actor", "toy")
             guest.link.post(PULL)
             assert await guest.next() == SlicePending(PULL.version, 0)
-            held.begin(PULL.version, mmap.mmap(-1, 100))
+            held.begin_version(PULL.version, mmap.mmap(-1, 100))
             held.arrived(0)
             assert await guest.next() == WeightChunk(PULL.version, 0, bytes(10))
             guest.leave()
@@ -213,7 +213,7 @@ def test_one_that_asks_for_too_much_takes_no_place_of_another(tmp_path, monkeypa
 
     async def story():
         async with sharing(keys, held) as port:
-            held.begin(PULL.version, mmap.mmap(-1, 100))
+            held.begin_version(PULL.version, mmap.mmap(-1, 100))
             greedy = Guest(port, keys, "greedy", "toy")
             for number in range(5):
                 greedy.link.post(asked(number))
@@ -247,7 +247,7 @@ def test_a_promise_to_one_whose_key_is_revoked_is_not_kept(tmp_path):
                 await each.next()
             revoke(keys, "spot")
             await asyncio.sleep(REFRESH_S + 0.5)
-            held.begin(PULL.version, mmap.mmap(-1, 100))
+            held.begin_version(PULL.version, mmap.mmap(-1, 100))
             held.arrived(0)
             assert await guest.next() == WeightChunk(PULL.version, 0, bytes(10))
             revoked.leave()

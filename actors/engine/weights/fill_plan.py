@@ -36,7 +36,7 @@ class StridedView(NamedTuple):
     offset: int
 
     @classmethod
-    def of(cls, view: Tensor) -> StridedView:
+    def from_view(cls, view: Tensor) -> StridedView:
         """Describe a view of a tensor that begins its storage."""
         return cls(tuple(view.shape), view.stride(), int(view.storage_offset()))
 
@@ -142,7 +142,9 @@ class _Recorder(TorchDispatchMode):
         if func is _COPY and into is not None and storages[1] in self._tensor_at:
             place, value = args[0], args[1]
             piece = ParameterPiece(
-                StridedView.of(place), self._tensor_at[storages[1]], StridedView.of(value)
+                StridedView.from_view(place),
+                self._tensor_at[storages[1]],
+                StridedView.from_view(value),
             )
             self._pieces[into][piece.place] = piece
             self._is_exact &= place.shape == value.shape

@@ -44,7 +44,7 @@ class MemberThread:
         if not epoch.fresh and (self._epoch is None or self._epoch.number != epoch.number):
             raise WeightsError(f"weight group {epoch.number} must be one of ours, got no such")
         if epoch.fresh:
-            self.leave()
+            self.leave_group()
             self._group = GroupThread(lambda: self._join(epoch), name=f"weights-{epoch.number}")
         self._epoch = epoch
 
@@ -67,7 +67,7 @@ class MemberThread:
 
         return group.submit(receive)
 
-    def leave(self) -> None:
+    def leave_group(self) -> None:
         """Leave the group without waiting for it."""
         if self._group is not None:
             self._group.leave()

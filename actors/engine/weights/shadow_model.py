@@ -71,7 +71,7 @@ class ShadowModel:
             self.load(tensors)
         else:
             self.copy(self._plan, tensors)
-        staged.check()
+        staged.check_not_overwritten()
         self._is_whole = True
 
     def plan_for(self, specs: Sequence[TensorSpec]) -> FillPlan | None:

@@ -43,8 +43,8 @@ class WorkerMember:
                     case Receive() as order:
                         self._receive(order)
                     case Leave():
-                        self._member.leave()
-            self._member.leave()
+                        self._member.leave_group()
+            self._member.leave_group()
 
     def _enter(self, order: Enter) -> None:
         try:

@@ -46,7 +46,7 @@ class ToolEnvironment:
         self._setting = setting
         self._needs_reward = needs_reward
         self._free = [first]
-        self._tools = Tools.of(first, setting=setting)
+        self._tools = Tools.from_instance(first, setting=setting)
         if needs_reward and not self._tools.has_reward:
             raise SettingsError(
                 f"{setting} must have get_reward where nothing else gives a reward, got "

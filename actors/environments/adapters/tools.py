@@ -37,7 +37,7 @@ class Tools(NamedTuple):
     has_reward: bool
 
     @classmethod
-    def of(cls, instance: Any, *, setting: str) -> Tools:
+    def from_instance(cls, instance: Any, *, setting: str) -> Tools:
         """Read the tools of an instance.
 
         Raises:

@@ -225,7 +225,7 @@ class HostedConversation:
     tools: str = ""
 
     def __del__(self) -> None:
-        self.process.leave(self.episode)
+        self.process.drop_episode(self.episode)
 
     def step(self, text: str) -> HostedCall[Step]:
         """Take a turn of the policy."""

@@ -89,7 +89,7 @@ class HostProcess:
         self._requests.put(frame)
         return future
 
-    def leave(self, episode: int) -> None:
+    def drop_episode(self, episode: int) -> None:
         """Tell the process to forget an episode."""
         self._requests.put(pack_message({"do": "leave", "episode": episode}))
 

@@ -141,7 +141,7 @@ class Serving:
         self._lanes: EnvironmentLanes
         self._episodes: dict[int, tuple[EnvironmentLane, Any, GivenRow | None]] = {}
 
-    def take(self, request: dict[str, Any]) -> None:
+    def accept_request(self, request: dict[str, Any]) -> None:
         """Accept a request, which is answered now or later."""
         if request["do"] == "leave":
             self._episodes.pop(request["episode"], None)
@@ -208,7 +208,7 @@ class Serving:
             else:
                 answer(_read(read, value))
 
-        self._lanes.put(EnvironmentCall(work, done, limit_s), lane)
+        self._lanes.put_call(EnvironmentCall(work, done, limit_s), lane)
 
     def _watch(self) -> None:
         while True:
@@ -264,7 +264,7 @@ def serve(requests: BinaryIO, replies: BinaryIO, *, threads: int) -> None:
     serving = Serving(send, threads=threads)
     threading.Thread(target=beat, daemon=True).start()
     while (request := read_message(requests.read)) is not None:
-        serving.take(request)
+        serving.accept_request(request)
     sys.stderr.flush()
 
 

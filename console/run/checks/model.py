@@ -89,7 +89,7 @@ def check_model(run: RunSettings) -> str:
         )
     else:
         _check_config(_hub_config(model), tokens)
-    ModelTokenizer.of(run)  # refuses a tokenizer that no actor could load
+    ModelTokenizer.for_run(run)  # refuses a tokenizer that no actor could load
     return model
 
 
@@ -111,7 +111,7 @@ def check_template(run: RunSettings) -> str:
     """
     if run.model == "init":
         return "a character model, which has none"
-    tokenizer = ModelTokenizer.of(run)
+    tokenizer = ModelTokenizer.for_run(run)
     frame = tokenizer.turn_frame()
     if frame is None:
         return "none: prompts are bare texts"

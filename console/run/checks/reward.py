@@ -187,7 +187,7 @@ def prompt_counter(run: RunSettings) -> CountPrompt | None:
     if run.model == "init":
         return lambda prompt, _: len(text_of(prompt))  # one character is one token
     try:
-        tokenizer = ModelTokenizer.of(run) if is_at_hand(run) else None
+        tokenizer = ModelTokenizer.for_run(run) if is_at_hand(run) else None
     except SettingsError:
         return None
     if tokenizer is None:

@@ -50,7 +50,7 @@ class Windows:
         return self.size.number
 
     def _look(self, now_s: float, *, is_full: bool, used: float, is_over: bool = False) -> None:
-        self.size.look(
+        self.size.update_number(
             now_s,
             tokens=self.tokens,
             ended=self.ended,

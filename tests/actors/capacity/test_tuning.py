@@ -18,11 +18,11 @@ def test_a_room_begins_with_the_least_and_grows_into_the_cache():
     tuner = Tuner(room, BOUNDS, meter)
     assert room.most == leases_for(8)
 
-    tuner.look(0.0, ActorCounts(0, 8, 0))
+    tuner.tune_room(0.0, ActorCounts(0, 8, 0))
     assert room.most == 8, "nothing is known of the cache yet"
     meter.record(0.25, 0)
     for second in range(int(WINDOW_S) + 1):
-        tuner.look(float(second), ActorCounts(100 * second, 8, 0))
+        tuner.tune_room(float(second), ActorCounts(100 * second, 8, 0))
 
     assert room.most == leases_for(16) == 17
 
@@ -33,11 +33,11 @@ def test_nothing_is_measured_before_a_lower_number_has_been_reached():
     meter.record(0.25, 0)
 
     for second in range(4 * int(WINDOW_S)):
-        tuner.look(float(second), ActorCounts(100 * second, 9, 0))
+        tuner.tune_room(float(second), ActorCounts(100 * second, 9, 0))
 
     assert room.most == leases_for(8) == 8
     for second in range(4 * int(WINDOW_S), 5 * int(WINDOW_S) + 1):
-        tuner.look(float(second), ActorCounts(100 * second, 8, 0))
+        tuner.tune_room(float(second), ActorCounts(100 * second, 8, 0))
     assert room.most == leases_for(16)
 
 

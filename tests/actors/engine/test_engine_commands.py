@@ -82,7 +82,7 @@ class HeldStepper:
     def step(self) -> Iterable[Sampled]:
         return ()
 
-    def check(self) -> None:
+    def check_health(self) -> None:
         pass
 
     def rest(self) -> Iterable[Sampled]:

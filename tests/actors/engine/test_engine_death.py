@@ -169,7 +169,7 @@ def looks(watch: StallWatch, clock: Clock, seconds: float, **requests: object) -
     """Look once a second; return at which look the engine was given up, 0 = never."""
     for n in range(1, int(seconds) + 1):
         clock.now += waits.LOOK_S
-        if watch.look(**requests):  # type: ignore[arg-type]
+        if watch.detect_stall(**requests):  # type: ignore[arg-type]
             return n
     return 0
 

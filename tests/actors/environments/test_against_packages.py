@@ -116,6 +116,6 @@ def test_tools_are_those_that_trl_would_take():
 
         def _hidden(self) -> None: ...
 
-    tools = Tools.of(Kinds(), setting="run.environment")
+    tools = Tools.from_instance(Kinds(), setting="run.environment")
 
     assert (tools.names, tools.is_async, tools.has_reward) == (("look", "wait"), True, True)

@@ -57,14 +57,16 @@ async def play(
     settings = {"environment_workers": 8, "environment_timeout_s": limit_s} | options
     workers = EnvironmentWorkers(ActorSettings(**settings))
     first = kind()
-    workers.open([EnvironmentSource.of(first, first, kind)])
+    workers.open([EnvironmentSource.from_environment(first, first, kind)])
     maker = EpisodeMaker(CharacterTokenizer(), RunSettings(model="-"), "me", limit_s=limit_s)
     serving = asyncio.create_task(workers.serve())
     helds = [HeldLease(Lease(n, 1, SPEC, 0), 0, 0.0, 0.0) for n in range(episodes)]
     try:
-        rollouts = await _all(workers, helds, [partial(maker.begin, held.lease) for held in helds])
+        rollouts = await _all(
+            workers, helds, [partial(maker.begin_episode, held.lease) for held in helds]
+        )
         for rollout in rollouts:
-            rollout.take(sample(lambda _: STOP, rollout.request(), PolicyVersion(1, 1)))
+            rollout.append_delta(sample(lambda _: STOP, rollout.request(), PolicyVersion(1, 1)))
         return await _all(workers, helds, [_judging(rollout) for rollout in rollouts])
     finally:
         serving.cancel()
@@ -78,7 +80,7 @@ def _judging(rollout: Rollout) -> Callable[[Environment], Any]:
 async def _all(workers: EnvironmentWorkers, helds: list[HeldLease], works: list[Any]) -> list[Any]:
     results: list[asyncio.Future[Any]] = [asyncio.get_running_loop().create_future() for _ in helds]
     for held, work, result in zip(helds, works, results, strict=True):
-        workers.put(held, work, result.set_result)
+        workers.submit_work(held, work, result.set_result)
     return await asyncio.wait_for(asyncio.gather(*results), 30)
 
 
@@ -158,7 +160,7 @@ def test_a_thread_is_started_only_for_calls_that_wait_and_up_to_the_limit(
 
     for _ in range(calls):
         call = EnvironmentCall(lambda _: release.wait(20), lambda _: done.release(), limit_s=20.0)
-        lanes.put(call, lane)
+        lanes.put_call(call, lane)
     for _ in range(2 * calls):
         wait_until_all_are_busy()
         lanes.watch()
@@ -261,10 +263,10 @@ def test_an_environment_that_always_hangs_is_given_up():
         settings = ActorSettings(environment_workers=1, environment_timeout_s=0.2)
         workers = EnvironmentWorkers(settings)
         first = Dead()
-        workers.open([EnvironmentSource.of(first, first, Dead)])
+        workers.open([EnvironmentSource.from_environment(first, first, Dead)])
         for number in range(8):
             held = HeldLease(Lease(number, 1, SPEC, 0), 0, 0.0, 0.0)
-            workers.put(held, _stepping, lambda _: None)
+            workers.submit_work(held, _stepping, lambda _: None)
         await asyncio.wait_for(workers.serve(), 20)
 
     async def _stepping(environment: Environment) -> None:

@@ -248,7 +248,7 @@ async def ends_by_a_string(bench: Bench) -> None:
 
     for transcript in transcripts:
         turn = [*transcript.request.turn, *transcript.token_ids]
-        ended = stops.end(turn, len(transcript.request.turn))
+        ended = stops.find_end(turn, len(transcript.request.turn))
         assert ended == (len(turn) if transcript.finish_reason == "stop" else None)
         assert bench.log_ratio(transcript).abs().max() < TOLERANCE
     assert sum(transcript.finish_reason == "stop" for transcript in transcripts) >= 8

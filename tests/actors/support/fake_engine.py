@@ -72,7 +72,7 @@ def sample(
         token = policy(context)
         context += (token,)
         logprobs.append(logprob_of(context))
-        by_string = request.stop_strings is not None and request.stop_strings.end(
+        by_string = request.stop_strings is not None and request.stop_strings.find_end(
             request.turn + context[len(request.token_ids) :]
         )
         if token in request.stop_token_ids or by_string:

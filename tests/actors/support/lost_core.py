@@ -118,8 +118,8 @@ class CoreStepper:
     ) -> list[str] | None:
         return None
 
-    def check(self) -> None:
-        self._watch.check()
+    def check_health(self) -> None:
+        self._watch.check_processes()
 
     def rest(self) -> Iterable[Sampled]:
         self._watch.settle()

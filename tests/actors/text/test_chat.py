@@ -150,11 +150,11 @@ def test_rewards_get_messages_where_their_project_has_them_and_text_elsewhere(tm
     spec = TaskSpec(group_id=0, index=0, seed=0, purpose="train", temperature=1.0)
     (tmp_path / "rewards.py").write_text(REWARD)
 
-    rollout = drive(maker.begin(Lease(1, 1, spec, 0), Guess("")))
+    rollout = drive(maker.begin_episode(Lease(1, 1, spec, 0), Guess("")))
     for answer in ("14", "15"):
         tokens = iter([*tokenizer._encode(answer), *tokenizer.stop_token_ids])
         policy = partial(_next, tokens)
-        rollout.take(sample(policy, rollout.request(), PolicyVersion(1, 1)))
+        rollout.append_delta(sample(policy, rollout.request(), PolicyVersion(1, 1)))
         rollout.settle(drive(rollout.judge()))
     assert rollout.state is State.FINISHED
     assert rollout.turns == [

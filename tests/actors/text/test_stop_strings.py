@@ -36,9 +36,9 @@ def test_a_turn_ends_at_the_same_token_in_whatever_parts_it_comes(size):
     turn = "a <b #</x " * 5 + "</s> and ##"
     end = turn.index("</s") + 3
 
-    assert stops.end(ids(turn)) == end
+    assert stops.find_end(ids(turn)) == end
     watch, seen = TurnWatch(stops, ids(turn)[:4]), 4
-    while (more := watch.end(ids(turn)[seen : seen + size])) is None:
+    while (more := watch.scan_tokens(ids(turn)[seen : seen + size])) is None:
         seen += size
     assert seen + more == end
     assert stops.cut(turn[:end]) == turn[: end - 3]
@@ -48,8 +48,8 @@ def test_a_string_of_several_bytes_is_found_in_a_tokenizer_of_bytes():
     stops = StopStrings(["né!"], lambda token_ids: bytes(token_ids).decode(errors="replace"))
     turn = list("il est né! ".encode())
 
-    assert stops.end(turn) == len(turn) - 1
-    assert stops.end(turn[:-2]) is None
+    assert stops.find_end(turn) == len(turn) - 1
+    assert stops.find_end(turn[:-2]) is None
 
 
 class Game(Talk):
@@ -74,7 +74,7 @@ def begin(fence: int, partial: Completion | None = None) -> tuple[EpisodeMaker, 
     if partial is not None and len(partial.token_ids):
         chunk = encode_completion(partial)
         lease = Lease(1, fence, SPEC, len(partial.token_ids), (chunk,))
-    return maker, drive(maker.begin(lease, Game("")))
+    return maker, drive(maker.begin_episode(lease, Game("")))
 
 
 def play(rollout: Rollout, stop_at: int = 10**9) -> None:
@@ -83,7 +83,7 @@ def play(rollout: Rollout, stop_at: int = 10**9) -> None:
             rollout.settle(drive(rollout.judge()))
         else:
             left = stop_at - rollout.length
-            rollout.take(sample(policy, rollout.request(), PolicyVersion(1, 1), left))
+            rollout.append_delta(sample(policy, rollout.request(), PolicyVersion(1, 1), left))
 
 
 def test_the_text_ends_before_the_string_and_its_tokens_are_trained():

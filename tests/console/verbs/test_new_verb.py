@@ -68,7 +68,7 @@ def test_a_model_that_is_named_gets_limits_and_a_rate_of_its_own(
     settings = load(smallest.parent / "own" / "own.yaml")
     monkeypatch.chdir(smallest.parent / "own")
     rows = [row for row, _ in make_dataset(settings.run).all_rows()]
-    encode = ModelTokenizer.of(settings.run).encode_prompt
+    encode = ModelTokenizer.for_run(settings.run).encode_prompt
     longest = max(len(encode(read_prompt(row.prompt))) for row in rows)
     assert settings.run.model == str(smallest.resolve())
     assert settings.run.max_prompt_tokens - 32 < longest <= settings.run.max_prompt_tokens

@@ -195,7 +195,7 @@ def test_the_probes_rounding_reaches_all_but_the_activation_within_a_kernel(fami
         with mock.patch.object(torch, "rand", wraps=torch.rand) as rand:
             rounded = rounded_logprobs(made, probe, dtype=torch.bfloat16)
         draws.append(rand.call_count)
-        moved.append(LogprobDifference.of(rounded, own).mean)
+        moved.append(LogprobDifference.from_logprobs(rounded, own).mean)
 
     layers = causal_lm.config.num_hidden_layers
     assert draws[1] == draws[0] - layers

@@ -182,9 +182,11 @@ def test_one_rank_resumes_the_checkpoint_of_two(found: Path, ranks: Ranks) -> No
     assert own == pytest.approx(theirs["probe"], abs=1e-5)
     rounded = rounded_logprobs(policy, PROBE, dtype=torch.bfloat16)
     assert rounded == pytest.approx(theirs["rounded"], abs=1e-5)
-    moved = LogprobDifference.of(rounded, own).mean
+    moved = LogprobDifference.from_logprobs(rounded, own).mean
     # Ranks that share tokens draw other numbers, for a policy that has been trained alike.
-    assert moved / 4 < LogprobDifference.of(theirs["rounded_apart"], own).mean < 4 * moved
+    assert (
+        moved / 4 < LogprobDifference.from_logprobs(theirs["rounded_apart"], own).mean < 4 * moved
+    )
     train(policy, optimizer, 3, ranks)
 
     gathered = torch.load(found / "parameters.pt")

@@ -48,7 +48,8 @@ def test_policies_with_critics_are_trained_as_by_one_rank(
     assert found[0]["probes"] == pytest.approx(alone["probes"], abs=1e-4)
     assert found[0]["drawn"] == alone["drawn"]
     moved = [
-        LogprobDifference.of(each["rounded"], each["probes"]).mean for each in (alone, found[0])
+        LogprobDifference.from_logprobs(each["rounded"], each["probes"]).mean
+        for each in (alone, found[0])
     ]
     assert moved[0] / 2 < moved[1] < 2 * moved[0], "each rank draws for its part"
     assert {token < 10 for token in alone["drawn"]} == {True, False}, "of both parts"

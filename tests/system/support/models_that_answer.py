@@ -31,7 +31,7 @@ def model_that_calls(folder: Path, questions: Sequence[str], *, of: Path, answer
         of: File of the class `Shop`, whose tool is `pay`.
         answer: Of the tool.
     """
-    tools = Tools.of(runpy.run_path(str(of))["Shop"](), setting="Shop").schemas
+    tools = Tools.from_instance(runpy.run_path(str(of))["Shop"](), setting="Shop").schemas
     tokenizer = make_tokenizer([])
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder / "tokenizer")

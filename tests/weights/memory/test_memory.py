@@ -119,13 +119,13 @@ def test_the_next_version_in_a_slot_makes_the_last_one_known_as_gone(sealed):
     path, news = sealed
     borrowed = borrow(news)
     weights = StagedWeights(borrowed.path, news.manifest, borrowed.is_whole)
-    weights.check()
+    weights.check_not_overwritten()
 
     Seal(path, is_writer=True).open()
 
     assert not borrowed.is_whole()
     with pytest.raises(WeightsOverwritten, match="got newer ones in their place"):
-        weights.check()
+        weights.check_not_overwritten()
     assert borrow(news) is None  # while it is written to
     Seal(path, is_writer=True).close()
     assert not borrowed.is_whole()

@@ -137,7 +137,7 @@ def test_to_leave_aborts_what_is_under_way_long_before_its_deadline(
     async def story() -> None:
         async with connected() as (line, _):
             receiving = await mid_broadcast(line, tmp_path)
-            line.leave()
+            line.leave_group()
             async with asyncio.timeout(SOON_S):
                 with pytest.raises(WeightsError, match="the broadcast failed: aborted"):
                     await receiving

@@ -88,7 +88,9 @@ def test_rounding_is_that_of_the_coarser_dtype_and_ends_with_its_measurement() -
     ids = make(wide, 12)().token_ids
 
     moved = [
-        LogprobDifference.of(rounded_logprobs(each, ids, dtype=dtype), probe_logprobs(each, ids))
+        LogprobDifference.from_logprobs(
+            rounded_logprobs(each, ids, dtype=dtype), probe_logprobs(each, ids)
+        )
         for each, dtype in (
             (policy, torch.bfloat16),
             (policy, torch.float32),
@@ -108,17 +110,21 @@ def test_every_layer_rounds_and_logits_do_unless_they_have_a_dtype_of_their_own(
     policy = tiny_policy()
     ids = make(policy, 12)().token_ids
     own = probe_logprobs(policy, ids)
-    moved = LogprobDifference.of(rounded_logprobs(policy, ids, dtype=torch.bfloat16), own)
+    moved = LogprobDifference.from_logprobs(
+        rounded_logprobs(policy, ids, dtype=torch.bfloat16), own
+    )
     softmax = policy.softmax
 
     policy.softmax = replace(softmax, dtype=torch.float32)
-    with_wide_logits = LogprobDifference.of(
+    with_wide_logits = LogprobDifference.from_logprobs(
         rounded_logprobs(policy, ids, dtype=torch.bfloat16), own
     )
     last = policy.causal_lm.base_model.layers[-1]
     last.forward = lambda states, *_, **__: torch.zeros_like(states)  # and all before it
     own = probe_logprobs(policy, ids)
-    without_layers = LogprobDifference.of(rounded_logprobs(policy, ids, dtype=torch.bfloat16), own)
+    without_layers = LogprobDifference.from_logprobs(
+        rounded_logprobs(policy, ids, dtype=torch.bfloat16), own
+    )
 
     assert moved.mean != with_wide_logits.mean
     assert with_wide_logits.mean > 0
@@ -156,8 +162,8 @@ def test_a_tolerance_of_ones_own_bounds_the_largest_difference_alone() -> None:
 
 @pytest.mark.parametrize("theirs", [(1.0,), (1.0, math.nan)])
 def test_what_cannot_be_compared_is_infinitely_far(theirs) -> None:
-    assert LogprobDifference.of((1.0, 2.0), theirs).mean == math.inf
-    assert LogprobDifference.of((1.0, 2.5), (1.5, 2.5)) == LogprobDifference(0.25, 0.5)
+    assert LogprobDifference.from_logprobs((1.0, 2.0), theirs).mean == math.inf
+    assert LogprobDifference.from_logprobs((1.0, 2.5), (1.5, 2.5)) == LogprobDifference(0.25, 0.5)
 
 
 @pytest.mark.slow

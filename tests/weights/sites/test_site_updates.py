@@ -74,7 +74,7 @@ def test_nobody_waits_for_an_update_at_an_actor_that_takes_the_version_whole():
     held = HeldWeights()
     assert isinstance(held.answer(asked(1, 2)), SlicePending)
 
-    held.begin(PolicyVersion(1, 2), mmap.mmap(-1, 100))
+    held.begin_version(PolicyVersion(1, 2), mmap.mmap(-1, 100))
     assert isinstance(held.answer(asked(1, 2)), VersionGone)
     assert isinstance(held.answer(asked(2, 3)), SlicePending)
     held.hold(PolicyVersion(1, 2), mmap.mmap(-1, 100))
@@ -135,7 +135,7 @@ class Found:
         self.left: dict[str, bool] = {}
         """Of the sources that were left: whether they had lied."""
         sources = WeightSources(lambda _: True, order=("peers", "publisher"), caller=CALLER)
-        sources.of = self._of  # type: ignore[method-assign]
+        sources.choose_sources = self._of  # type: ignore[method-assign]
         sources.failed = self._failed  # type: ignore[method-assign,assignment]
         news = Announce(
             published.manifest(3),

@@ -94,7 +94,7 @@ def study(run: Path, cases: int) -> bool:
 
         def of(model: Any) -> LogprobDifference:
             own = _logprobs(model, expected.token_ids)  # noqa: B023 - called within the round
-            return LogprobDifference.of(own, expected.logprobs)  # noqa: B023
+            return LogprobDifference.from_logprobs(own, expected.logprobs)  # noqa: B023
 
         published = {name: tensor.to(wire).float() for name, tensor in weights.items()}
         for engine in (

@@ -136,7 +136,7 @@ async def one_that_leaves_is_free_at_once(group: Group, num_buckets: int) -> Non
         await until(
             lambda: memory[: group.bucket_bytes] == half[: group.bucket_bytes], every_s=0.001
         )
-        line.leave()
+        line.leave_group()
         following = Sender(group)
         await line.enter(following.epoch)
         again = asyncio.create_task(line.receive(*staged(group.folder, len(half))))

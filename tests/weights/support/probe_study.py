@@ -90,7 +90,9 @@ def run_case(number: int, *, learner: torch.dtype | None = None) -> Case:
             policy.causal_lm.load_state_dict(model.state_dict())
         expected = probe()
         for engine in RIGHT:
-            seen = LogprobDifference.of(engine(model, expected.token_ids), expected.logprobs)
+            seen = LogprobDifference.from_logprobs(
+                engine(model, expected.token_ids), expected.logprobs
+            )
             case.right.append(seen)
             case.refused += not seen.is_within(judge.bound(expected, wire))
     for engine in RIGHT:
@@ -115,8 +117,10 @@ def _plant(
 ) -> None:
     true = in_float32(model, expected.token_ids)
     for name, wrong in faults(model, first, random.Random(case.number)):
-        moved = LogprobDifference.of(in_float32(wrong, expected.token_ids), true)
-        seen = LogprobDifference.of(engine.logprobs(wrong, expected.token_ids), expected.logprobs)
+        moved = LogprobDifference.from_logprobs(in_float32(wrong, expected.token_ids), true)
+        seen = LogprobDifference.from_logprobs(
+            engine.logprobs(wrong, expected.token_ids), expected.logprobs
+        )
         if moved.is_within(engine.bound.times(1.5)):
             case.smaller += 1
         else:

@@ -185,7 +185,8 @@ def measure(
     ]
     for name, scores in shown.items():
         found = [
-            LogprobDifference.of(own, e.logprobs) for own, e in zip(scores, expected, strict=True)
+            LogprobDifference.from_logprobs(own, e.logprobs)
+            for own, e in zip(scores, expected, strict=True)
         ]
         print("|", " | ".join((learner, f"{name} {dtype}", *judged(found, expected, dtype))), "|")
 

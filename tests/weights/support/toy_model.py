@@ -67,7 +67,7 @@ class ToyEngine:
 
     async def apply(self, staged: StagedWeights) -> float:
         weights = self.read(staged)
-        staged.check()
+        staged.check_not_overwritten()
         self.weights = weights
         if self.lag:
             self.lag -= 1

@@ -36,7 +36,7 @@ async def only_right_weights_pass(
         version = PolicyVersion(1, number)
         await engine.apply(stage(weights, folder / f"{number}", version, dtype="bfloat16"))
         return [
-            LogprobDifference.of(await engine.probe(probe.token_ids), probe.logprobs)
+            LogprobDifference.from_logprobs(await engine.probe(probe.token_ids), probe.logprobs)
             for probe in expected
         ]
 

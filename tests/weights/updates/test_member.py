@@ -58,7 +58,7 @@ class Member:
         memory[:] = self._sent
         return digest_of([memory])
 
-    def leave(self) -> None:
+    def leave_group(self) -> None:
         pass
 
     def hold(self, whole: bytes, step: int = 0) -> None:

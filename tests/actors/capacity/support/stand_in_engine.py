@@ -71,7 +71,7 @@ class StandInEngine:
             self.evicted += max(0, math.ceil(needed - self.fits))
             self.ended += LOOK_S * size.number / LIFE_S
             before = size.number
-            has_changed = size.look(
+            has_changed = size.update_number(
                 self.now_s,
                 tokens=int(self.tokens),
                 ended=int(self.ended),
