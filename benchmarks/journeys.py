@@ -93,7 +93,7 @@ broker.server.leasing:Leasing.grant  the first half of a LEASE: one try at once
 broker.server.leasing:Leasing._try  grants each request once
 buffer.operations.leases:lease  the operation
 buffer.store:AsyncStore._evaluate  the store for an event loop
-buffer.client.connection:PipelinedConnection.ask  sends the command behind those under way
+buffer.client.connection:PipelinedConnection.execute_commands  sends it behind those under way
 buffer/lua/leases/lease.lua  picks tasks that are ready, then begins new groups
 buffer/lua/lib/units.lua  the life of a group
 buffer/lua/lib/tasks.lua  the life of a task
@@ -210,7 +210,7 @@ learner.data.dealing:deal_episodes  balances ranks and microbatches
 learner.model.sequence_cost:SequenceCost  by what a sequence costs
 learner.data.batch:pack  puts its tokens behind those of others
 learner.algorithm.aggregations:token  weighs each token in the loss
-learner.algorithm.microbatch:Sequences.of  the packed sequences
+learner.algorithm.microbatch:Sequences.from_token_ids  the packed sequences
 
 # Its gradient
 learner.training.step:train_batch  prepares the batch, and makes its optimizer steps
@@ -278,8 +278,8 @@ learner.weights.updates:SparseChain.advance  what has changed since the last one
 broker.weights.sparse:encode_changes  as places and values
 broker.weights.rice_coding:encode_numbers  the places in few bits
 learner.weights.server:WeightServer._on_join  an actor says every two seconds what it holds
-learner.weights.broadcast:Broadcast.begin  freezes the members of a group
-learner.weights.epochs:WeightEpochs.begin  by who is there and can be in one
+learner.weights.broadcast:Broadcast.freeze_members  freezes the members of a group
+learner.weights.epochs:WeightEpochs.begin_epoch  by who is there and can be in one
 learner.weights.nccl_strikes:NcclStrikes.clean  and has broken none
 learner.weights.broadcast:Broadcast._form  invites them
 learner.weights.broadcast:Broadcast._send  sends when all are ready

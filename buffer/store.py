@@ -152,7 +152,7 @@ class AsyncStore:
     async def _ask(self, call: ScriptCall | Fetch) -> Reply:
         if isinstance(call, Fetch):
             keys = (self._prefix + key for key in call.keys)
-            return _last(await self._connections.calls.ask(("MGET", *keys)))
+            return _last(await self._connections.calls.execute_commands(("MGET", *keys)))
         script = self._scripts(call.script)
         try:
             return await self._evaluate(("EVALSHA", script.sha), call)
@@ -162,9 +162,9 @@ class AsyncStore:
     async def _evaluate(self, script: tuple[str, str], call: ScriptCall) -> Reply:
         command = (*script, 1, self._prefix, *call.arguments)
         if not call.records:
-            return _last(await self._connections.calls.ask(command))
+            return _last(await self._connections.calls.execute_commands(command))
         records = (x for pair in incoming(self._prefix, call.records).items() for x in pair)
-        *queued, replies = await self._connections.records.ask(
+        *queued, replies = await self._connections.records.execute_commands(
             ("MULTI",), ("MSET", *records), command, ("EXEC",)
         )
         # The error of EXEC names no cause; that of the refused command before it does.
@@ -173,7 +173,7 @@ class AsyncStore:
     async def ping(self) -> None:
         """Raise an error for people at once if Redis cannot be used."""
         try:
-            _last(await self._connections.calls.ask(("PING",)))
+            _last(await self._connections.calls.execute_commands(("PING",)))
         except redis.RedisError as error:
             raise explain(error, "ping", self._place) from error
 

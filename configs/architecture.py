@@ -68,7 +68,7 @@ class LogitChange:
     cap: float | None = None
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Self:
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Read the change from a model's configuration."""
         name, multiplies = FACTORS.get(config.get("model_type", ""), ("", True))
         factor = float(config.get(name) or 1.0)

@@ -194,7 +194,9 @@ class Meter:
         self._busy: Mapping[str, float] = {}
         self._version_s: float  # of the last look, without which nothing is measured
 
-    def look(self, now_s: float, busy: Mapping[str, float], *, version_s: float = 0.0) -> None:
+    def observe_busy_time(
+        self, now_s: float, busy: Mapping[str, float], *, version_s: float = 0.0
+    ) -> None:
         """Take the actors of one moment.
 
         Args:

@@ -209,7 +209,7 @@ class UsageMeter:
         self._bytes, self._cpu_s = _used_by_tree(os.getpgrp())
         self._cores = 0.0
 
-    def look(self) -> Usage:
+    def read_usage(self) -> Usage:
         """Return the newest figures."""
         passed_s = self._clock() - self._looked_at
         if passed_s >= LOOK_EVERY_S:

@@ -107,8 +107,9 @@ def _span_id(trace_id: int, what: str) -> int:
 # --------------------------------------------------------------------------------------------------
 # The traces of this process: which episodes have one, and the spans that wait to be exported.
 #
-# One for a process, as its loggers are, and off until `tracing` opens it: then `of` costs a
-# comparison, and nobody makes a span. A span that finds the queue full is dropped and counted.
+# One for a process, as its loggers are, and off until `tracing` opens it: then `trace_id_of`
+# costs a comparison, and nobody makes a span. A span that finds the queue full is dropped and
+# counted.
 
 MAX_WAITING = 8192  # spans: 8 MB, and more than a process makes between two exports
 
@@ -144,7 +145,7 @@ class Traces:
             self._waiting.clear()
         return left
 
-    def of(self, task_id: int) -> int | None:
+    def trace_id_of(self, task_id: int) -> int | None:
         """Return the id of the trace of a task; None where it has none."""
         if self._ids is None:
             return None
@@ -159,7 +160,7 @@ class Traces:
         """Draw the id of a span to which no other process refers."""
         return self._random.getrandbits(64)
 
-    def put(self, span: Span) -> None:
+    def queue_span(self, span: Span) -> None:
         """Queue a span for export."""
         with self._lock:
             if self._ids is None or len(self._waiting) >= MAX_WAITING:
@@ -167,7 +168,7 @@ class Traces:
                 return
             self._waiting.append(span)
 
-    def take(self, most: int) -> list[Span]:
+    def take_spans(self, most: int) -> list[Span]:
         """Take the oldest spans that wait."""
         with self._lock:
             return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
@@ -239,7 +240,7 @@ class LeaseTrace:
         life.enter(EpisodePhase.SAMPLE, turn=0)
         life.note(tokens=17)
         life.enter(EpisodePhase.JUDGE)
-        life.end("lost")  # after which nothing more comes of this lease
+        life.end_trace("lost")  # after which nothing more comes of this lease
     """
 
     __slots__ = ("_attributes", "_began_ns", "_lease", "_of_all", "_phase")
@@ -263,7 +264,7 @@ class LeaseTrace:
         if self._lease is not None:
             self._attributes.update(attributes)
 
-    def end(self, outcome: str) -> None:
+    def end_trace(self, outcome: str) -> None:
         """End the current phase and this life; later calls do nothing."""
         self.note(outcome=outcome)
         self._leave(time.time_ns())
@@ -281,7 +282,7 @@ class LeaseTrace:
             {**self._of_all, **self._attributes},
             is_error=self._phase is EpisodePhase.FAIL,
         )
-        TRACES.put(span)
+        TRACES.queue_span(span)
 
 
 UNTRACED = LeaseTrace(None, {})
@@ -290,7 +291,7 @@ UNTRACED = LeaseTrace(None, {})
 
 def begin_lease_trace(task_id: int, fence: int) -> LeaseTrace:
     """Begin the life of an episode in an actor."""
-    trace_id = TRACES.of(task_id)
+    trace_id = TRACES.trace_id_of(task_id)
     if trace_id is None:
         return UNTRACED
     return LeaseTrace(lease_of(trace_id, fence), {"task": task_id, "fence": fence})
@@ -323,7 +324,7 @@ async def tracing_stores(records: Sequence[Leased], verdicts: Awaitable[list[str
     outcomes = await verdicts
     if TRACES.is_on:
         for record, verdict in zip(records, outcomes, strict=True):
-            if (trace_id := TRACES.of(record.task_id)) is not None:
+            if (trace_id := TRACES.trace_id_of(record.task_id)) is not None:
                 attributes = {"task": record.task_id, "fence": record.fence}
                 span = SpanAddress(trace_id, TRACES.new_span_id())
                 _put(
@@ -380,7 +381,7 @@ def _traced(task_ids: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Yield the tasks that are traced, each with its trace."""
     if TRACES.is_on:
         for task_id in task_ids:
-            if (trace_id := TRACES.of(task_id)) is not None:
+            if (trace_id := TRACES.trace_id_of(task_id)) is not None:
                 yield task_id, trace_id
 
 
@@ -401,4 +402,6 @@ def _put(
     is_error: bool = False,
 ) -> None:
     ended_ns = max(began_ns, time.time_ns())
-    TRACES.put(Span(name, address, parent_id, began_ns, ended_ns, attributes, links, is_error))
+    TRACES.queue_span(
+        Span(name, address, parent_id, began_ns, ended_ns, attributes, links, is_error)
+    )

@@ -82,7 +82,7 @@ class Exporter:
         is_last = False
         while not is_last:
             is_last = self._closing.wait(EVERY_S)
-            while spans := self._traces.take(BATCH):
+            while spans := self._traces.take_spans(BATCH):
                 self._send(spans)
                 self._cpu_s = time.thread_time()
             self._look_at_drops()

@@ -1,12 +1,12 @@
 """Threads that cannot die silently: a worker keeps the exception that ended it.
 
-Every thread of ours is a `Worker`. Its owner calls `check` wherever it would otherwise wait for the
-thread's product, and `join` when it is done with the thread; both raise what ended it.
+Every thread of ours is a `Worker`. Its owner calls `raise_if_failed` wherever it would otherwise
+wait for the thread's product, and `join` when it is done with the thread; both raise what ended it.
 
 Example:
     feeder = Worker(feed, name="feeder").start()
     while not batch_is_complete():
-        feeder.check()  # raises what `feed` raised
+        feeder.raise_if_failed()  # raises what `feed` raised
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Worker:
         """True from `start` until the function has returned or raised."""
         return self._thread.is_alive()
 
-    def check(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raise the exception that ended the thread, if there is one.
 
         Raises:
@@ -50,18 +50,18 @@ class Worker:
             raise self._error
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait for the end of the thread, at most `timeout_s`, then `check`.
+        """Wait for the end of the thread, at most `timeout_s`, then `raise_if_failed`.
 
         Nothing to wait for when it was never started, or when the thread joins itself.
         """
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
-        self.check()
+        self.raise_if_failed()
 
     def _run(self) -> None:
         try:
             self._target()
-        except BaseException as error:  # kept for `check`, whatever it is
+        except BaseException as error:  # kept for `raise_if_failed`, whatever it is
             self._error = error
             name = self._thread.name
             if isinstance(error, NyalaError):

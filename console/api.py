@@ -98,9 +98,9 @@ class UpProcess:
                 )
             time.sleep(POLL_UP_EVERY_S)
         if not self.is_alive:
-            self.check()
+            self.check_exit_code()
 
-    def check(self) -> None:
+    def check_exit_code(self) -> None:
         """Raise the error that ended the process, unless the run had finished.
 
         Raises:
@@ -285,7 +285,7 @@ class Run:
             time.sleep(LOOK_EVERY_S)
         _print_new(log)
         if self._process is not None:
-            self._process.check()
+            self._process.check_exit_code()
         return self.summary
 
     def stop(self) -> None:

@@ -171,7 +171,9 @@ class FaultCase:
         """Follow the tasks of these actors, or of all; orderly ones store tokens before they go."""
         names = None if actors is None else {actor.incarnation for actor in actors}
         held = [t for t in self._leased() if names is None or t.incarnation in names]
-        self.trace = TaskTrace.of(held, self._observer, time.monotonic(), is_orderly=is_orderly)
+        self.trace = TaskTrace.from_tasks(
+            held, self._observer, time.monotonic(), is_orderly=is_orderly
+        )
 
     def inject(self, act: Callable[[], None], sign: Callable[[], bool] | None = None) -> None:
         """Begin the fault, and measure from now on.

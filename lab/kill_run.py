@@ -163,7 +163,7 @@ class Watcher:
         os.kill(victim.pid, signal.SIGSTOP if self._arm.harm is Harm.KILL else signal.SIGTERM)
         mine = [task for task in self._leased() if task.incarnation == victim.incarnation]
         now = time.monotonic()
-        self._traces.append((now, TaskTrace.of(mine, Observer(0.0), now)))
+        self._traces.append((now, TaskTrace.from_tasks(mine, Observer(0.0), now)))
         if self._arm.harm is Harm.KILL:
             os.kill(victim.pid, signal.SIGKILL)
         return True

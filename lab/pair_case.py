@@ -58,7 +58,7 @@ class TurnLock:
         if self._is_over:
             raise ExpectationFailed("a pair must be waited for, got its end from outside")
 
-    def end(self) -> None:
+    def end_turns(self) -> None:
         """Let no thread go on, because its changes of the run would not be undone."""
         self._is_over = True
 
@@ -71,7 +71,7 @@ class PairProgress:
     ended: int = 0
     failure: str | None = None
 
-    def check(self) -> None:
+    def check_other_fault(self) -> None:
         """Raise in one thread when the other has failed.
 
         Raises:
@@ -118,7 +118,7 @@ class PairCase(FaultCase):
         self._meet(lambda: self._meeting.prepared == 1, "the first fault is prepared")
 
     def _meet(self, condition: Callable[[], bool], what: str) -> None:
-        self.run.until(condition, what, look=self._meeting.check)
+        self.run.until(condition, what, look=self._meeting.check_other_fault)
 
 
 def inject_both(case: FaultCase, first: Fault, second: Fault, *, delay_s: float) -> None:
@@ -164,7 +164,7 @@ def inject_both(case: FaultCase, first: Fault, second: Fault, *, delay_s: float)
                     f"a pair must end within {LONGEST_S:g} s; the log is {run.log}"
                 )
     finally:
-        turns.end()
+        turns.end_turns()
         for worker in workers:
             with suppress(BaseException):  # raised above already
                 worker.join(END_S)

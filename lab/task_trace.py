@@ -112,7 +112,7 @@ class TaskTrace:
     tasks: dict[int, TracedTask] = field(default_factory=dict)
 
     @classmethod
-    def of(
+    def from_tasks(
         cls, held: Iterable[TaskSeen], observer: Observer, now: float, *, is_orderly: bool = False
     ) -> TaskTrace:
         """Follow tasks from their present state on."""

@@ -87,7 +87,7 @@ def run_learner(settings: Settings, stopping: threading.Event, leave: Leave | No
         log.info("starting", stage="loading the model")
         policy = load_policy(settings, ranks, is_trained=True)
         reference = load_reference(settings, ranks, policy)
-        optimizer = ScheduledOptimizer(policy, Schedule.of(settings), settings.learner)
+        optimizer = ScheduledOptimizer(policy, Schedule.from_settings(settings), settings.learner)
         critic = load_critic(policy, settings, ranks)
         checkpoints = make_checkpoints(settings, ranks, critic)
         log.info("starting", stage="taking the run over")
@@ -124,7 +124,7 @@ def run_learner(settings: Settings, stopping: threading.Event, leave: Leave | No
             return Loop(components).run()
         finally:
             publisher.close()
-            ranks.leave()
+            ranks.destroy_process_group()
 
 
 def _resume(
@@ -221,7 +221,7 @@ def _lead(
         under_way=under_way,
         ledger=ledger,
         vocabulary=policy.vocabulary,
-        cost=SequenceCost.of(policy.causal_lm.config.to_dict()),
+        cost=SequenceCost.from_config(policy.causal_lm.config.to_dict()),
         page=page,
         stopping=stopping,
     )
@@ -301,7 +301,7 @@ def make_checkpoints(settings: Settings, ranks: Ranks, critic: Critic | None) ->
         ranks=ranks,
         critic=critic,
         is_evaluated=lambda step: learner.keep_best and is_due(settings.run, step),
-        copies=BucketCopies.of(settings),
+        copies=BucketCopies.from_settings(settings),
     )
 
 

@@ -242,7 +242,7 @@ def supervised_step(
         rows = [row for row, place in enumerate(places) if place.microbatch == number]
         rows.sort(key=lengths.__getitem__)  # attention takes equally long neighbours together
         trained_T = np.concatenate([pairs[row].trained for row in rows])
-        sequences = Sequences.of([pairs[row].token_ids for row in rows])
+        sequences = Sequences.from_token_ids([pairs[row].token_ids for row in rows])
         trained_T[sequences.bounds[:-1].numpy()] = False  # nothing predicts a first token
         scores = policy(sequences, torch.from_numpy(np.flatnonzero(trained_T)))
         loss = -scores.logprobs_N.sum() / max(1, num_trained)

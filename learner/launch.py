@@ -91,7 +91,7 @@ class RankProcesses:
             if process.poll() is None:
                 process.send_signal(number)
 
-    def end(self, grace_s: float = GRACE_S) -> None:
+    def end_processes(self, grace_s: float = GRACE_S) -> None:
         """Wait for all ranks to end, and kill those that have not in time."""
         deadline = time.monotonic() + grace_s
         while time.monotonic() < deadline and None in [p.poll() for p in self._processes]:
@@ -264,5 +264,5 @@ def launch(arguments: list[str], *, ranks: int, stopping: threading.Event) -> in
             log.error("a rank failed", exit_code=code)
         return code
     finally:
-        processes.end()
+        processes.end_processes()
         shutil.rmtree(folder, ignore_errors=True)

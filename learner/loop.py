@@ -135,7 +135,7 @@ class Loop:
             self._run.folder, components.learner.microbatch_tokens, components.ranks
         )
         self._background = BackgroundPublisher(components.ranks.device)
-        self._cost = SequenceCost.of(components.policy.causal_lm.config.to_dict())
+        self._cost = SequenceCost.from_config(components.policy.causal_lm.config.to_dict())
         peak = stated_peak(components.ranks.device, self._run.dtype) or 0.0
         # The peak of the slowest card, so that all ranks agree whether there is one.
         least = -components.ranks.maximum(torch.tensor(-peak, dtype=torch.float64))
@@ -158,7 +158,7 @@ class Loop:
             self._publish()
             self._background.join()
             self._coordinator.start(self._step)
-            RECORDER.begin(self._components.ranks.device)
+            RECORDER.begin_recording(self._components.ranks.device)
             while self._step < self._run.steps:
                 with self._trace(self._step + 1):
                     is_trained = self._train_next()
@@ -199,7 +199,7 @@ class Loop:
                 self._background.wait()
         self._hold_state()
         trained = self._train(step, microbatches)
-        self._hold.end()
+        self._hold.release_state()
         self._step = step
         alerts = self._watch(trained)
         times = self._times(microbatches)
@@ -320,7 +320,7 @@ class Loop:
             components.checkpoints.under_way.wait()
             self._guard.checkpoints()
             state = self._coordinator.begin_checkpoint(step, self._guard.state)
-            components.checkpoints.begin(
+            components.checkpoints.begin_save(
                 state,
                 components.policy,
                 components.optimizer,
@@ -352,7 +352,7 @@ class Loop:
                 self._coordinator.commit(step)
             components.ranks.in_background.barrier()  # none ends before rank 0 has committed
 
-        self._hold.begin(save, is_copied=kept.is_copied)
+        self._hold.hold_state(save, is_copied=kept.is_copied)
 
     def _note_left(self) -> None:
         """Name the batch under way for the process that stops the run."""

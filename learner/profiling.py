@@ -21,11 +21,11 @@ from .phase_names import PHASES
 # --------------------------------------------------------------------------------------------------
 # Phases of a batch: seconds, peak memory, and named ranges in traces.
 #
-# A phase is what runs within `with phase("forward"):`; `take()` returns what was measured, once for
-# each batch and on every rank.
+# A phase is what runs within `with phase("forward"):`; `take_measurements()` returns what was
+# measured, once for each batch and on every rank.
 #
 # A phase within another counts as itself alone, so phases and `other` add up to the time between
-# two calls of `take`. Only the thread that trains enters phases: a process has one.
+# two calls of `take_measurements`. Only the thread that trains enters phases: a process has one.
 #
 # On a GPU the time between two marks is that of its stream (CUDA events, read once the batch is
 # over: nothing synchronises), and each phase is an NVTX range.
@@ -60,7 +60,7 @@ class Recorder:
     """The phase that ended, and when; the first one is a beginning."""
     _peaks: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
-    def begin(self, device: torch.device) -> None:
+    def begin_recording(self, device: torch.device) -> None:
         """Measure from now on, on this device."""
         self.is_cuda = device.type == "cuda"
         self._open[1:] = []
@@ -79,8 +79,8 @@ class Recorder:
             self._mark()
             self._open.pop()
 
-    def take(self) -> PhaseMeasurements:
-        """Return the measurements since `begin` or the last call."""
+    def take_measurements(self) -> PhaseMeasurements:
+        """Return the measurements since `begin_recording` or the last call."""
         self._mark()
         seconds = dict.fromkeys(PHASES, 0.0)
         last = self._marks[-1][1]
@@ -125,7 +125,7 @@ def _between_s(earlier: Mark, later: Mark) -> float:
 
 
 RECORDER = Recorder()
-phase, take = RECORDER.phase, RECORDER.take
+phase, take = RECORDER.phase, RECORDER.take_measurements
 
 
 # --------------------------------------------------------------------------------------------------

@@ -139,9 +139,9 @@ class RankZero:
             if self._must_stop():
                 self._ranks.broadcast(STOP)
                 return None
-            self._alarm.look((step, self._claims.num_ready))
+            self._alarm.check_progress((step, self._claims.num_ready))
             self._ranks.broadcast(WAIT)
-        self._alarm.look((step, None))
+        self._alarm.check_progress((step, None))
         plan = plan_batch(
             batch.step,
             batch.episodes,
@@ -232,7 +232,7 @@ class RankZero:
         """Check the feeder, evaluate the policy after `step` if it is due, and collect answers."""
         self._page.pulse.beat()
         with self._store.may_be_gone():
-            self._feeder.check()
+            self._feeder.check_feed_thread()
             self._evaluate(step)
             self._evaluations.note_sampling()
             self._evaluations.collect()
@@ -256,7 +256,7 @@ class RankZero:
         if stats is None:
             return False
         self._samples.close()
-        self._batch_log.end()
+        self._batch_log.finish_totals()
         evaluations = self._journal.lines("eval")
         figures = summarise(run, self._totals(), guards, stats, evaluations)
         self._journal.summarise(figures | self._batch_log.summary(evaluations))
@@ -295,8 +295,8 @@ class RankZero:
 
         def is_over() -> bool:
             self._page.pulse.beat()
-            self._feeder.check()
-            self._under_way.check()
+            self._feeder.check_feed_thread()
+            self._under_way.check_last_save()
             self._evaluations.collect()
             return self._must_stop() or time.monotonic() > deadline
 
@@ -319,7 +319,7 @@ class RankZero:
 
     def _evaluate(self, step: int) -> None:
         if not self._is_evaluated(step):
-            self._evaluations.begin(step)
+            self._evaluations.begin_round(step)
 
     def _is_evaluated(self, step: int) -> bool:
         """Whether the result of the evaluation after `step` is in the journal, or none is due."""

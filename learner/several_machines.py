@@ -119,7 +119,7 @@ class NodeConnection:
             raise ConnectionLost("it has closed the connection")
         return messages
 
-    def end(self) -> None:
+    def close_after_peer(self) -> None:
         """End the connection after the other side has, so that it reads what was sent last."""
         deadline = time.monotonic() + END_S
         with contextlib.suppress(OSError):
@@ -213,7 +213,7 @@ class NodeZero:
         finally:
             self._tell_all(finished=code)
             for member in self.members:
-                member.lines.end()
+                member.lines.close_after_peer()
         return code
 
     def _gather(self, local_ranks: int) -> list[RemoteNode] | None:
@@ -263,7 +263,7 @@ class NodeZero:
             return self._watch(processes, ready)
         finally:
             self._tell_all(halt=True)
-            processes.end()
+            processes.end_processes()
             for member in self.members:
                 member.is_ready = False
 
@@ -399,7 +399,7 @@ class _FollowerNode:
     def end_ranks(self) -> None:
         """End the ranks of this machine, if they run."""
         if self.processes is not None:
-            self.processes.end()
+            self.processes.end_processes()
             self.processes = None
 
     def _join(self) -> None:

@@ -80,7 +80,7 @@ class BatchHold:
         self._is_copied = self._has_left = self._is_closed = False
         self._worker = Worker(self._watch, name="stop").start()
 
-    def begin(self, save: Save, *, is_copied: bool) -> None:
+    def hold_state(self, save: Save, *, is_copied: bool) -> None:
         """Hold the present state until the first optimizer step of the batch.
 
         Args:
@@ -100,7 +100,7 @@ class BatchHold:
         """
         self._let_go(unless=self._is_copied)
 
-    def end(self) -> None:
+    def release_state(self) -> None:
         """Release the state: the batch is trained.
 
         Raises:
@@ -123,7 +123,7 @@ class BatchHold:
 
     def _let_go(self, *, unless: bool) -> None:
         with self._changed:  # waits for a save under way
-            self._worker.check()
+            self._worker.raise_if_failed()
             if self._has_left:
                 raise LeftBatch
             if not unless:

@@ -152,4 +152,4 @@ def ranks() -> Iterator[Ranks]:
     alone = join("cpu", threads=1)
     yield alone
     if distributed.is_initialized():  # an engine that closes in this process ends its groups too
-        alone.leave()
+        alone.destroy_process_group()

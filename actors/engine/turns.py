@@ -77,7 +77,7 @@ class StopStrings:
 
     Example:
         >>> stops = StopStrings(["ab"], "".join)
-        >>> stops.end("xabz"), stops.cut("xab")
+        >>> stops.find_end("xabz"), stops.cut("xab")
         (3, 'x')
     """
 

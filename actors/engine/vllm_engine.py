@@ -102,7 +102,7 @@ class CoreWatch:
         Raises:
             EngineDied: One has ended.
         """
-        self._worker.check()
+        self._worker.raise_if_failed()
         if self._ended(timeout_s=0):
             raise self._death()
 

@@ -212,7 +212,7 @@ class EnvironmentWorkers:
     Example:
         workers.open([source])
         tasks.create_task(workers.serve())
-        workers.put(held, lambda environment: maker.begin(lease, environment), done)
+        workers.submit_work(held, lambda env: maker.begin_episode(lease, env), done)
     """
 
     def __init__(self, settings: ActorSettings) -> None:

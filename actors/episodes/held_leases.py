@@ -227,7 +227,7 @@ class HeldLeases:
         """
         held = self._by_task.get(task_id)
         if held is not None and held.lease.fence == fence:
-            held.life.end(outcome)
+            held.life.end_trace(outcome)
             del self._by_task[task_id]
             self._enter(held, LeaseStage.ENDED)
 

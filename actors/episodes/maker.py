@@ -52,7 +52,7 @@ class EpisodeMaker:
         """
         self._tokenizer = tokenizer
         self._run = run
-        self._limits = EpisodeLimits.of(run, vocabulary=None)
+        self._limits = EpisodeLimits.for_run(run, vocabulary=None)
         stops = StopStrings(run.stop, tokenizer.decode) if run.stop else None
         self._maker = RolloutFactory(
             tokenizer, incarnation, run.max_completion_tokens, limit_s, stops

@@ -166,7 +166,7 @@ class Sampling:
             is_full=self._leases.num_active >= self._room.full_from,
         )
         self._reported_at, self._reported_tokens = now, self.num_tokens
-        used = self._usage.look()
+        used = self._usage.read_usage()
         return structs.replace(
             self.totals(),
             tokens_per_s=rate,

@@ -53,7 +53,7 @@ class Work(NamedTuple):
 
     def size(self) -> tuple[int, float]:
         """Count tokens, and multiply-adds of a forward pass; shared prompts count once."""
-        cost = SequenceCost.of(self.case.shape)
+        cost = SequenceCost.from_config(self.case.shape)
         if self.case.rows == "equal":
             adds = sum(cost(len(row), len(row.ids)) for row in self.rows)
             return sum(map(len, self.rows)), adds

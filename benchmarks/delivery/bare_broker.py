@@ -61,10 +61,10 @@ async def _forward(
     request = envelope.message
     assert isinstance(request, SubmitRequest)
     adds = [("XADD", QUEUE, "*", "record", line.record) for line in request.submissions]
-    *_, waiting = await connection.ask(*adds, ("XLEN", QUEUE))
+    *_, waiting = await connection.execute_commands(*adds, ("XLEN", QUEUE))
     while waiting > MOST_WAITING:
         await asyncio.sleep(PAUSE_S)
-        [waiting] = await connection.ask(("XLEN", QUEUE))
+        [waiting] = await connection.execute_commands(("XLEN", QUEUE))
     verdicts = tuple(TaskVerdict(line.task_id, Verdict.OK) for line in request.submissions)
     answer = partial(encode, run=BARE_RUN, incarnation="broker", seq=envelope.seq)
     router.send(route, answer(Verdicts(verdicts, None)))

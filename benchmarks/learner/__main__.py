@@ -129,7 +129,7 @@ def activation_arms(size: Size) -> list[Arm]:
 
 def waiting(ranks: int, episodes: int) -> dict[str, float]:
     """Time of a 4B model's ranks for a batch as it is dealt, and the least; in units of cost."""
-    cost = SequenceCost.of(QWEN3_4B)
+    cost = SequenceCost.from_config(QWEN3_4B)
     budget = {"ranks": ranks, "microbatch_tokens": DEFAULT_BUDGET}
     sizes = made_sizes(episodes, prompts=PROMPTS[0])
     took = time_of(deal_episodes(sizes, cost, **budget), sizes, cost)
@@ -141,7 +141,7 @@ def kept_bytes() -> dict[str, float]:
 
     `tests/learner/model/test_activation_checkpointing.py` counts them in a real layer.
     """
-    shape = ModelShape.of(QWEN3_4B)
+    shape = ModelShape.from_config(QWEN3_4B)
     return {kind: float(shape.kept(kind, 2)) for kind in ("none", "selective", "full")}
 
 

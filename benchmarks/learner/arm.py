@@ -157,7 +157,7 @@ def output_layer(kind: str, tokens: int, width: int, vocabulary: int) -> dict[st
     prepared = _prepared(tokens, vocabulary)
 
     def loss_of(rows: slice, logprobs_R: torch.Tensor, entropies_R: torch.Tensor) -> torch.Tensor:
-        own = prepared.take(torch.arange(tokens)[rows])
+        own = prepared.select_tokens(torch.arange(tokens)[rows])
         return policy_loss(logprobs_R, entropies_R, own, settings).loss
 
     def run() -> None:

@@ -113,7 +113,7 @@ def _load(arm: str, folder: Path) -> None:
     watcher.join()
     assert next(policy.parameters()).device.type == "cpu"
     print(peak - before)
-    ranks.leave()
+    ranks.destroy_process_group()
 
 
 def _anonymous_bytes() -> int:

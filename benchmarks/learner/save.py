@@ -27,14 +27,14 @@ def save() -> dict[str, float]:
     with TemporaryDirectory() as folder:
         checkpoints = Checkpoints(Path(folder) / "checkpoints", keep=1, ranks=loop.ranks)
         # Host memory for the copy is taken at the first save, and kept.
-        checkpoints.begin(_state(1), loop.policy, loop.optimizer, then=_nothing)
+        checkpoints.begin_save(_state(1), loop.policy, loop.optimizer, then=_nothing)
         checkpoints.under_way.wait()
         began = time.monotonic()
         checkpoints.save(_state(2), loop.policy, loop.optimizer)
         synchronous_s = time.monotonic() - began
 
         began, began_cpu = time.monotonic(), time.process_time()
-        checkpoints.begin(_state(3), loop.policy, loop.optimizer, then=_nothing)
+        checkpoints.begin_save(_state(3), loop.policy, loop.optimizer, then=_nothing)
         blocked_s = time.monotonic() - began
         steps = 0
         while checkpoints.under_way.is_under_way:

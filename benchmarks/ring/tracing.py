@@ -86,7 +86,7 @@ def _live() -> None:
         life = begin_lease_trace(task_id, 1)
         life.enter(EpisodePhase.SAMPLE, turn=0, first_token=0)
         life.note(end_token=7, finish="stop")
-        life.end("OK")
+        life.end_trace("OK")
 
 
 def _least_us(work: Callable[[], None]) -> float:
@@ -96,7 +96,7 @@ def _least_us(work: Callable[[], None]) -> float:
         began = time.perf_counter()
         work()
         took.append(time.perf_counter() - began)
-        TRACES.take(MAX_WAITING)
+        TRACES.take_spans(MAX_WAITING)
     return 1e6 * min(took) / CALLS
 
 

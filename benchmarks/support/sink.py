@@ -67,7 +67,7 @@ class Sink:
 
     def __exit__(self, *_: object) -> None:
         self._publisher.close()
-        self._ranks.leave()
+        self._ranks.destroy_process_group()
         self._raw_store.close()
 
     def batches(self, *, until: float) -> Iterator[tuple[Episode, ...]]:

@@ -209,7 +209,7 @@ class Enrolment:
         Raises:
             SettingsError: The key cannot be registered.
         """
-        if not self._turns.take(member.tag):
+        if not self._turns.take_token(member.tag):
             return BUSY
         name = self._keys.register(public_key.encode(), member.name)
         if name is None:

@@ -197,7 +197,7 @@ class TokenBuckets:
         """Number of uses, and the time of that number."""
         self._swept_at = clock()
 
-    def take(self, name: str) -> bool:
+    def take_token(self, name: str) -> bool:
         """Count a use; False if this use has to wait."""
         now = self._clock()
         if now - self._swept_at > self._at_once / self._per_s:  # all that were used before are back

@@ -64,7 +64,7 @@ class KeyWatch:
         allowed.refresh()
         self._members = allowed.members()
 
-    async def check(self) -> None:
+    async def apply_key_changes(self) -> None:
         """Apply all changes of the folder."""
         self.check_allow_list()
         await self._check_broker_key()

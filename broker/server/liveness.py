@@ -159,7 +159,7 @@ class Liveness:
         is_present = self.get(peer.hello.incarnation, peer.key) is peer
         return not is_present or self.clock() - peer.seen_at > self._timeout_s
 
-    def leave(self, incarnation: str, key: str) -> None:
+    def end_session(self, incarnation: str, key: str) -> None:
         """Remove a session whose actor has said BYE."""
         if (peer := self.get(incarnation, key)) is not None:
             peer.has_left = True

@@ -122,8 +122,8 @@ class Broker:
             await self._keep_house()
 
         async def check_keys() -> None:
-            authenticator.check()
-            await watch.check()
+            authenticator.check_zap_thread()
+            await watch.apply_key_changes()
 
         async def tick() -> None:
             dispatcher.tick()

@@ -163,7 +163,7 @@ class Service:
     ) -> None:
         self._store = store
         self._run, self._episodes = run.name, run
-        self._limits = EpisodeLimits.of(run, vocabulary=None)
+        self._limits = EpisodeLimits.for_run(run, vocabulary=None)
         self._settings = broker
         self._max_episode_bytes = buffer.max_episode_bytes
         ttl_ms = int(broker.lease_timeout_s * 1000)
@@ -182,7 +182,7 @@ class Service:
             ),
         )
         self._submits: Batch[SubmitLine, str] = Batch(store, operations.submit)
-        self._objects = ObjectStore.of(buffer, run.name)
+        self._objects = ObjectStore.from_settings(buffer, run.name)
         self._inline_bytes = buffer.inline_bytes
         self._peers = peers
         self._cache = cache
@@ -231,13 +231,15 @@ class Service:
             return Refusal("run", f"run must be {self._run!r}, got {got}")
         message = envelope.message
         if isinstance(message, Hello):
-            if not (self._key_hellos.take(tag) and self._holder_hellos.take(holder_of(tag))):
+            if not (
+                self._key_hellos.take_token(tag) and self._holder_hellos.take_token(holder_of(tag))
+            ):
                 return Refusal("busy", "this key has said HELLO too often; send it again later")
             check_hello(message, incarnation=envelope.inc)
             return await self._hello(message, key, tag, route)
         peer = self._peers.observe(envelope.inc, key, route)
         if isinstance(message, Bye) and (peer or self._peers.get(envelope.inc, key) is None):
-            self._peers.leave(envelope.inc, key)
+            self._peers.end_session(envelope.inc, key)
             if peer is not None:
                 self._audit.record("actor left", actor=envelope.inc, actors=len(self._peers))
                 left = {actor_name(envelope.inc, tag): peer.figures() | {LEFT: "1"}}
@@ -271,7 +273,7 @@ class Service:
             text = f"actors must be at most {limit}, got one more; raise it or stop some"
             more = "give each actor a key of its own: `nyala keys add NAME`"
             return Refusal("full", f"{text}, and {more}")
-        self._limits = EpisodeLimits.of(self._episodes, vocabulary=stats.vocabulary)
+        self._limits = EpisodeLimits.for_run(self._episodes, vocabulary=stats.vocabulary)
         self._peers.admit(hello, key, tag, route)
         self._audit.record(
             "actor joined", actor=hello.incarnation, host=hello.host, actors=len(self._peers)
@@ -351,7 +353,7 @@ class Service:
         assert self._objects is not None
         try:
             async with asyncio.timeout(OBJECT_DEADLINE_S):
-                record = await asyncio.to_thread(self._objects.put, row.task_id, row.record)
+                record = await asyncio.to_thread(self._objects.put_record, row.task_id, row.record)
         except OSError as error:  # a TimeoutError is one
             raise StoreUnreachable(f"the object store takes no records: {error!r}") from error
         return row._replace(record=record)

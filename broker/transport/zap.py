@@ -5,13 +5,13 @@ same class serves the broker, the weight publisher and actors that share weights
 the sockets demand an answer (`sockets.bind_router`), so without this thread no peer gets in.
 
 Consumes ZAP requests; waits for the next, at most `POLL_MS`; `close` ends it. Its owner calls
-`check` at intervals.
+`check_zap_thread` at intervals.
 
 Example:
     with ZapAuthenticator(context, keys_folder) as authenticator:
         router = bind_router(context, endpoint, ...)
         ...
-        authenticator.check()
+        authenticator.check_zap_thread()
 """
 
 from __future__ import annotations
@@ -75,14 +75,15 @@ class ZapAuthenticator:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def check(self) -> None:
+    def check_zap_thread(self) -> None:
         """Raise the exception that ended the thread, if any: without it no peer can connect."""
-        self._worker.check()
+        self._worker.raise_if_failed()
 
     def refresh(self) -> None:
-        """Read the allow-list again, from which a connected peer may be gone; then `check`.
+        """Read the allow-list again, from which a connected peer may be gone.
 
-        While this process can open no more files, the list stays as it is.
+        While this process can open no more files, the list stays as it is. Raises errors of the
+        thread, as `check_zap_thread`.
         """
         try:
             self.allowed.refresh()
@@ -91,10 +92,13 @@ class ZapAuthenticator:
             if not self._is_short:
                 log.warning("no file can be opened just now", reason=str(error))
             self._is_short = True
-        self.check()
+        self.check_zap_thread()
 
     def close(self) -> None:
-        """Stop answering, so that no new peer gets in; raises errors of the thread, as `check`."""
+        """Stop answering, so that no new peer gets in.
+
+        Raises errors of the thread, as `check_zap_thread`.
+        """
         self._stop.set()
         self._worker.join()
 

@@ -92,7 +92,7 @@ T = TypeVar("T")
 
 
 class GroupThread(Generic[G]):
-    """Builds a group at the first call, runs calls in order, and closes the group after `leave`.
+    """Builds a group at the first call, runs calls in order, and closes it after `close_group`.
 
     Args:
         build: Joins the group, in the thread.
@@ -123,12 +123,12 @@ class GroupThread(Generic[G]):
 
     def submit(self, function: Callable[[G], T]) -> Future[T]:
         """Do the same as `call`, for a caller without an event loop."""
-        self._worker.check()
+        self._worker.raise_if_failed()
         future: Future[T] = Future()
         self._calls.put((function, future))
         return future
 
-    def leave(self) -> None:
+    def close_group(self) -> None:
         """End the thread after the call under way, which is aborted; no call may follow."""
         self._calls.put(None)
         busy = self._busy

@@ -63,7 +63,7 @@ class PipelinedConnection:
         self._dialling: asyncio.Task[_Stream] | None = None
         self._is_closed = False
 
-    async def ask(self, *commands: Sequence[Argument]) -> list[Reply]:
+    async def execute_commands(self, *commands: Sequence[Argument]) -> list[Reply]:
         """Send commands together; return their replies, of which any may be a `RedisError`.
 
         Raises:
@@ -76,7 +76,7 @@ class PipelinedConnection:
             stream = await self._dial()
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await stream.ask(pieces, len(commands))
+                return await stream.request_replies(pieces, len(commands))
         except TimeoutError:
             stream.close("Redis did not answer another call in time")
             raise redis.TimeoutError("Timeout reading from socket") from None
@@ -163,7 +163,7 @@ class _Stream(asyncio.Protocol):
         self._transport: asyncio.Transport = writer.transport
         self._transport.set_protocol(self)
 
-    async def ask(self, pieces: Sequence[bytes], num_replies: int) -> list[Reply]:
+    async def request_replies(self, pieces: Sequence[bytes], num_replies: int) -> list[Reply]:
         while not self._writable.is_set():
             await self._writable.wait()
         if not self.is_open:

@@ -58,11 +58,11 @@ class ObjectStore:
         self._root = f"{root.rstrip('/')}/{run}"
 
     @classmethod
-    def of(cls, settings: BufferSettings, run: str) -> ObjectStore | None:
+    def from_settings(cls, settings: BufferSettings, run: str) -> ObjectStore | None:
         """Open the store at `buffer.object_store`; None if every record goes into Redis."""
         return None if settings.object_store is None else cls(settings.object_store, run)
 
-    def put(self, task_id: int, record: bytes) -> bytes:
+    def put_record(self, task_id: int, record: bytes) -> bytes:
         """Write a record, unless it is there, and return the reference for the store.
 
         Raises:

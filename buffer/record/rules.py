@@ -41,7 +41,7 @@ class EpisodeLimits:
     """All turns and the environment's tokens together."""
 
     @classmethod
-    def of(cls, run: RunSettings, *, vocabulary: int | None) -> EpisodeLimits:
+    def for_run(cls, run: RunSettings, *, vocabulary: int | None) -> EpisodeLimits:
         """Return the limits of a run; a vocabulary that is not known yet bounds nothing."""
         bound = MAX_VOCABULARY if vocabulary is None else vocabulary
         return cls(bound, run.max_prompt_tokens, run.max_completion_tokens)

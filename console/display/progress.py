@@ -90,7 +90,7 @@ class Stages:
             name: [("starting", self._began)] for name in logs
         }
 
-    def look(self) -> Mapping[str, str]:
+    def read_stages(self) -> Mapping[str, str]:
         """Return process name -> stage."""
         for name, follower in self._logs.items():
             for row in follower.read_new():
@@ -109,7 +109,7 @@ class Stages:
 
     def report(self) -> list[str]:
         """Return the time since the beginning, then each process's stages; once, empty later."""
-        self.look()
+        self.read_stages()
         begun, self._begun = self._begun, None
         if begun is None:
             return []
@@ -126,7 +126,7 @@ class Stages:
 
     def take_error(self, name: str) -> str | None:
         """Return the newest error that a process wrote since the last call."""
-        self.look()
+        self.read_stages()
         return self._errors.pop(name, None)
 
     def _time(self, row: Row) -> float:
@@ -210,7 +210,7 @@ class RunProgress:
         self._steps = steps
         self._bulletin = RunSnapshot()
 
-    def look(self) -> Progress:
+    def read_progress(self) -> Progress:
         """Read all that is new, and sum it up."""
         bulletin = self._bulletin
         while rows := self._read(self._metrics, bulletin.forget_batches):
@@ -238,7 +238,7 @@ class RunProgress:
 def stopped_line(folder: RunFolder, *, steps: int) -> str:
     """Write since when a run is stopped, at which batch, and the command that continues it."""
     since = datetime.fromtimestamp(folder.last_sign_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    step = RunProgress(folder, steps=steps).look().step
+    step = RunProgress(folder, steps=steps).read_progress().step
     place = f"at batch {step} of {steps}" if step else "before its first batch"
     kept = folder.newest_checkpoint() or "its beginning"
     return (
@@ -396,7 +396,7 @@ class NewestSample:
         self._seen: tuple[int, int] | None = None
         self._sample: SampleLine | None = None
 
-    def look(self) -> SampleLine | None:
+    def read_newest(self) -> SampleLine | None:
         """Return the newest sample; the previous one where the last line is damaged or too long."""
         try:
             with self._path.open("rb") as file:

@@ -72,7 +72,7 @@ class LocalRun:
 
     Example:
         run = LocalRun(folder)
-        display.show(run.look())
+        display.show(run.read_view())
         run.close()
     """
 
@@ -104,9 +104,9 @@ class LocalRun:
             self._up_at = now
         return now - self._up_at >= STOPPED_AFTER_S
 
-    def look(self) -> View:
+    def read_view(self) -> View:
         """Read all that is new, and describe the run."""
-        progress, newest = self._progress.look(), self._ask()
+        progress, newest = self._progress.read_progress(), self._ask()
         logs = sorted(self._folder.log("*").parent.glob("*.log"))
         stages = {path.stem: stage for path in logs if (stage := newest_stage(path)) is not None}
         learner = stages.get(LEARNER)
@@ -124,7 +124,7 @@ class LocalRun:
             None if self._watch is None else self._watch.alive,
             is_training=progress.step > 0 and trained_at >= begun_at,
             alarm=alarm,
-            sample=self._sample.look(),
+            sample=self._sample.read_newest(),
         )
         return with_store(view, newest, self._settings)
 
@@ -239,13 +239,13 @@ class RemoteRun:
         heard_at = self._began_at if self._newest is None else self._newest[1]
         return time.monotonic() - heard_at >= GIVEN_UP_AFTER_S
 
-    def look(self) -> View:
+    def read_view(self) -> View:
         """Describe the run as it was when the broker last answered.
 
         Raises:
             RefusedError: The broker refuses this key, or serves another run.
         """
-        self._worker.check()
+        self._worker.raise_if_failed()
         if self._newest is None:
             stages = {self._address.endpoint: self._away}
             return View(progress_of(RunSnapshot(), steps=0), stages, None, is_training=False)
@@ -334,12 +334,12 @@ def top(
         with _without_logs(), make_display(console, name=source.name, plain=plain) as display:
             if isinstance(display, PlainDisplay):
                 _wait_for_a_look(source)
-            display.show(source.look())
+            display.show(source.read_view())
             while not source.is_over:
                 if isinstance(display, PlainDisplay) and source.has_stopped:
                     return  # the last line says so, and without a terminal there is no Ctrl-C
                 time.sleep(LOOK_EVERY_S)
-                display.show(source.look())
+                display.show(source.read_view())
     except KeyboardInterrupt:
         return
     finally:
@@ -352,7 +352,7 @@ def top(
 def _wait_for_a_look(source: LocalRun | RemoteRun) -> None:
     """Let lines begin with a whole look, where one comes soon: each line stays for good."""
     deadline = time.monotonic() + FIRST_LOOK_S
-    source.look()  # begins to ask
+    source.read_view()  # begins to ask
     while not (source.has_looked or source.is_over) and time.monotonic() < deadline:
         time.sleep(POLL_S)
 

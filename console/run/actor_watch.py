@@ -89,7 +89,7 @@ class ActorWatch:
         watch.start()
         print(watch.alive)
         watch.report_death(4711)
-        watch.check()
+        watch.check_watch_thread()
         watch.close()
     """
 
@@ -144,9 +144,9 @@ class ActorWatch:
         """Start the thread that looks at the store."""
         self._worker.start()
 
-    def check(self) -> None:
+    def check_watch_thread(self) -> None:
         """Raise the exception that ended the thread, if there was one."""
-        self._worker.check()
+        self._worker.raise_if_failed()
 
     def report_death(self, pid: int) -> None:
         """Have the leases of a local actor released, since its process has ended."""

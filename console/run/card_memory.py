@@ -80,7 +80,7 @@ class ModelShape:
     """Its norms and gates are kernels if it is on a card."""
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Self:
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Read the sizes from a model's configuration."""
         heads, width = config["num_attention_heads"], config["hidden_size"]
         return cls(
@@ -272,7 +272,7 @@ class CardMemory:
             lines += ["in host memory, for each card:", *table_of_sizes(self.host)]
         return lines
 
-    def check(self, card_bytes: int) -> None:
+    def check_fit(self, card_bytes: int) -> None:
         """Refuse a card that is too small.
 
         Raises:
@@ -318,7 +318,7 @@ def card_memory(
         card_bytes: Memory of the GPU if it is known: some steps keep more if there is room.
     """
     run, learner = settings.run, settings.learner
-    whole, layout = ModelShape.of(config), layout_of(settings.parallel, learner.ranks)
+    whole, layout = ModelShape.from_config(config), layout_of(settings.parallel, learner.ranks)
     shape = replace(whole.divided(layout.tensor), is_fused=whole.is_fused and on_gpu)
     itemsize = 2 if on_gpu and run.dtype == "bfloat16" else 4
     kind = _checkpointing(learner, whole, on_gpu=on_gpu)

@@ -146,7 +146,7 @@ class ForkServer:
             return None
         request = {"command": command.arguments, "environment": dict(command.environment)}
         files = [file.fileno() for file in (out, err, stdin) if file is not None]
-        pid = line.ask(json.dumps(request).encode(), files)
+        pid = line.request_fork(json.dumps(request).encode(), files)
         return None if pid is None else ForkedChild(pid)
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ class ForkServerConnection:
             self.close()
         return self._is_ready or self._is_closed
 
-    def ask(self, request: bytes, files: list[int]) -> int | None:
+    def request_fork(self, request: bytes, files: list[int]) -> int | None:
         """Return the process id of a fork, which is a child of this process; None if it failed."""
         if not self._is_ready or self._is_closed:
             return None

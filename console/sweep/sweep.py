@@ -82,7 +82,7 @@ def run_all(
 
 def _failure(process: UpProcess) -> str | None:
     try:
-        process.check()
+        process.check_exit_code()
     except NyalaError as error:
         return str(error)
     return None

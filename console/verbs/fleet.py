@@ -227,7 +227,7 @@ class SlurmFleet:
         failures = MOST_FAILURES
         while self._folder.state is not RunState.FINISHED:
             try:
-                self.look()
+                self.adjust_jobs()
                 failures = 0
             except SettingsError as error:
                 failures += 1
@@ -236,9 +236,9 @@ class SlurmFleet:
                 print(error, flush=True)
             self._pause(LOOK_S)
 
-    def look(self) -> None:
+    def adjust_jobs(self) -> None:
         """Start missing jobs, or end those that are too many, at most `MOST_AT_ONCE`."""
-        progress = self._progress.look()
+        progress = self._progress.read_progress()
         wanted = progress.actors_wanted or self._first.actors
         jobs = self._jobs()
         missing = wanted - len(jobs)

@@ -216,7 +216,7 @@ def _fitted(model: str, columns: dict[str, Any]) -> dict[str, str]:
     answer = max(count.answer(row.answer or "") for row in rows)
     config = model_config(run)
     assert config is not None, model
-    parameters, cards = ModelShape.of(config).parameters, len(visible_gpus())
+    parameters, cards = ModelShape.from_config(config).parameters, len(visible_gpus())
     held_out = dataset.counts[1]
     limits = {
         "max_prompt_tokens": _rounded(longest),

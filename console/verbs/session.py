@@ -199,7 +199,7 @@ class Session:
         """Count live actors by the store, or those of this machine if the store is away."""
         if self._actors is not None:
             try:
-                self._actors.check()
+                self._actors.check_watch_thread()
             except Exception as error:  # noqa: BLE001 - no run stops for a count, whatever ended it
                 display.log(
                     f"actors are no longer watched: {error!r}; only those of this machine are "
@@ -219,7 +219,7 @@ class Session:
     ) -> RunOutcome:
         progress = RunProgress(self._folder, steps=self._settings.run.steps)
         samples = NewestSample(self._folder.samples)
-        resumed_at = progress.look().step
+        resumed_at = progress.read_progress().step
         idle = IdleTime(self._settings.console.alarm_s)
         show_at, is_full = 0.0, False
         while True:
@@ -233,7 +233,7 @@ class Session:
                     if watched is None
                     else self._num_alive(supervisor, display)
                 )
-                now = progress.look()
+                now = progress.read_progress()
                 # A learner that was killed first takes back the steps after its checkpoint.
                 resumed_at = min(resumed_at, now.step)
                 alarm = idle.alarm(self._why_idle(supervisor), now.step)
@@ -246,12 +246,12 @@ class Session:
                         display.log(line)
                 view = View(
                     now,
-                    {**stages.look(), **dict.fromkeys(supervisor.waiting(), IMPORTING)},
+                    {**stages.read_stages(), **dict.fromkeys(supervisor.waiting(), IMPORTING)},
                     alive,
                     is_training,
                     alarm,
                     elapsed_s=stages.elapsed_s,
-                    sample=samples.look(),
+                    sample=samples.read_newest(),
                 )
                 newest = None if watched is None else watched.newest
                 display.show(with_store(view, newest, self._settings))

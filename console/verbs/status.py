@@ -67,7 +67,7 @@ def status_of(path: Path) -> dict[str, Any]:
     """
     folder = run_folder_of(path)
     settings = load(folder.config)
-    progress = RunProgress(folder, steps=settings.run.steps).look()
+    progress = RunProgress(folder, steps=settings.run.steps).read_progress()
     store = None
     with suppress(NyalaError, OSError):
         url = folder.read_redis_url()
@@ -105,7 +105,7 @@ def print_status(path: Path, console: Console) -> None:
         console.print(f"{settings.run.name} has finished")
         print_result(console, folder)
         return
-    progress = RunProgress(folder, steps=settings.run.steps).look()
+    progress = RunProgress(folder, steps=settings.run.steps).read_progress()
     console.print(
         f"{settings.run.name}: batch {progress.step} of {settings.run.steps}, newest checkpoint "
         f"{folder.newest_checkpoint() or '-'}",

@@ -229,7 +229,7 @@ def say_card_memory(console: Console, settings: Settings, card_gib: float | None
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
     if on_gpu and card_bytes is not None:
-        memory.check(card_bytes)
+        memory.check_fit(card_bytes)
 
 
 def _trust(console: Console, settings: Settings, name: str) -> None:

@@ -66,7 +66,7 @@ class Sequences:
     """The tokens that each sequence sees; None = each sees only itself."""
 
     @classmethod
-    def of(
+    def from_token_ids(
         cls, sequences: Sequence[npt.ArrayLike], *, prefixes: Sequence[int | None] | None = None
     ) -> Sequences:
         """Put sequences behind each other; there is at least one, and none is empty.
@@ -188,7 +188,7 @@ class PreparedMicrobatch:
     log_ratio_bound: float = math.inf
     """M2PO: largest |log(pi/mu)| that stays, set before each optimizer step; nats."""
 
-    def take(self, places: Tensor | slice) -> PreparedMicrobatch:
+    def select_tokens(self, places: Tensor | slice) -> PreparedMicrobatch:
         """Keep only some of the N tokens; values of sequences and episodes stay as they are."""
         microbatch = replace(self.microbatch, **_taken(self.microbatch, places))
         return replace(self, microbatch=microbatch, **_taken(self, places))
@@ -207,7 +207,7 @@ def empty_microbatch(minibatch: int = 0) -> Microbatch:
     """
     nothing = torch.zeros(0)
     return Microbatch(
-        sequences=Sequences.of([[0]]),
+        sequences=Sequences.from_token_ids([[0]]),
         indices_N=nothing.long(),
         behaviour_logprobs_N=nothing,
         advantages_N=nothing,

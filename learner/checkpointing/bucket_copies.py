@@ -56,7 +56,7 @@ class BucketCopies:
         self._root = f"{root.rstrip('/')}/{run}/checkpoints"
 
     @classmethod
-    def of(cls, settings: Settings) -> BucketCopies | None:
+    def from_settings(cls, settings: Settings) -> BucketCopies | None:
         """Make the copies that the settings ask for; None if they ask for none."""
         url = settings.learner.checkpoint_url
         return None if url is None else cls(url, settings.run.name)

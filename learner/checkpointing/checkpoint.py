@@ -179,14 +179,14 @@ class BackgroundSave:
         """Whether a save has not ended yet."""
         return self._worker is not None and self._worker.is_alive
 
-    def check(self) -> None:
+    def check_last_save(self) -> None:
         """Raise the error that ended the last save, if there is one.
 
         Raises:
             BaseException: The error that the save raised.
         """
         if self._worker is not None:
-            self._worker.check()
+            self._worker.raise_if_failed()
 
     def wait(self) -> None:
         """Wait until the last save has ended.
@@ -238,7 +238,7 @@ class Checkpoints:
 
     Example:
         checkpoints.under_way.wait()
-        checkpoints.begin(state, policy, optimizer, then=commit)
+        checkpoints.begin_save(state, policy, optimizer, then=commit)
         ...  # training goes on
     """
 
@@ -275,7 +275,7 @@ class Checkpoints:
         self._bytes_per_s = math.inf
         """Speed at which this rank wrote its last files; infinite before the first."""
         self.under_way = BackgroundSave()
-        """The save that `begin` started."""
+        """The save that `begin_save` started."""
 
     def save(self, state: LearnerState, policy: Policy, optimizer: ScheduledOptimizer) -> Path:
         """Write a checkpoint; it is durable when this returns.
@@ -290,7 +290,7 @@ class Checkpoints:
         files = self._files(policy, optimizer, copied=False)
         return self._write(state.encode(), state, files, self._ranks)
 
-    def begin(
+    def begin_save(
         self,
         state: LearnerState,
         policy: Policy,
@@ -514,7 +514,7 @@ class Checkpoints:
         while worker.is_alive:
             self._hash_files(self._folder, [])
             worker.join(SIGN_OF_LIFE_S)
-        worker.check()
+        worker.raise_if_failed()
 
     def _remove_old(self, saved: Path) -> None:
         """Remove all checkpoints of this run except the newest ones and the best."""

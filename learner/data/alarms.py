@@ -51,7 +51,7 @@ class SamplingAlarm:
         self.alarms = 0
         """Since the learner started."""
 
-    def look(self, progress: object) -> None:
+    def check_progress(self, progress: object) -> None:
         """Raise the alarm, or end it.
 
         Args:

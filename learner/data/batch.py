@@ -269,7 +269,7 @@ def _concatenate(rows: Sequence[_Row]) -> Microbatch:
     weights_B = np.array([row.weight for row in rows], dtype=np.float32)
     lags_N = np.concatenate([row.lags[mask] for row, mask in zip(rows, masks, strict=True)])
     return Microbatch(
-        sequences=Sequences.of(
+        sequences=Sequences.from_token_ids(
             [piece.token_ids for piece in pieces], prefixes=[piece.prefix for piece in pieces]
         ),
         indices_N=torch.from_numpy(np.flatnonzero(np.concatenate(trained))),

@@ -152,17 +152,20 @@ class Feeder:
         """Start the thread that creates tasks."""
         self._worker.start()
 
-    def check(self) -> None:
+    def check_feed_thread(self) -> None:
         """Raise the error that ended the thread, if any; call it while waiting for its tasks.
 
         Raises:
             NyalaError: The store refused it or was away for too long.
             Exception: A defect.
         """
-        self._worker.check()
+        self._worker.raise_if_failed()
 
     def stop(self) -> None:
-        """Stop creating tasks, and wait for the end of the thread; `check` then has its error."""
+        """Stop creating tasks, and wait for the end of the thread.
+
+        Its error is raised by `check_feed_thread`.
+        """
         self._stopping.set()
         with contextlib.suppress(Exception):
             self._worker.join()

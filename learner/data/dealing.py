@@ -53,7 +53,7 @@ class Bundle(NamedTuple):
     tokens: int
 
     @classmethod
-    def of(cls, rows: Sequence[int], sizes: Sequence[Size], cost: SequenceCost) -> Self:
+    def from_rows(cls, rows: Sequence[int], sizes: Sequence[Size], cost: SequenceCost) -> Self:
         """Make a bundle and compute its cost; the prompt counts once."""
         prompt = sizes[rows[0]].prompt_tokens
         completions = [(sizes[row].tokens, sizes[row].scored) for row in rows]
@@ -80,7 +80,7 @@ def deal_episodes(
     room = budget = microbatch_tokens
     is_cut = False
     while not is_cut:
-        bundles = sorted(Bundle.of(rows, sizes, cost) for rows in _bundle(sizes, room))
+        bundles = sorted(Bundle.from_rows(rows, sizes, cost) for rows in _bundle(sizes, room))
         is_cut = len(bundles) == len(sizes)
         for is_tight in (False, True):
             dealt = _deal_bundles(sizes, bundles, cost, ranks, budget, is_tight=is_tight)
@@ -196,7 +196,7 @@ def _left_of(
         if len(rows) == len(bundle.rows):
             yield bundle
         elif rows:
-            yield Bundle.of(rows, sizes, cost)
+            yield Bundle.from_rows(rows, sizes, cost)
 
 
 def _gap(

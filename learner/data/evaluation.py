@@ -243,7 +243,7 @@ class Evaluations:
         self._names, self._mixture = list(run.by_environment), run.mixture
         self._collected_at = -COLLECT_EVERY_S
 
-    def begin(self, step: int) -> None:
+    def begin_round(self, step: int) -> None:
         """Create the tasks of a round."""
         self._ledger.open_round(step)
         tasks = round_tasks(self._run, self._lineage, step)

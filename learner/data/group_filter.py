@@ -97,7 +97,7 @@ class GroupFilter:
         self._trains_exact = rewards is None or weighs_exact(rewards)
         self._max_filtered = (algorithm.max_gen_batches - 1) * run.groups_per_batch
         self._ledger = ledger
-        self._limits = EpisodeLimits.of(run, vocabulary=vocabulary)
+        self._limits = EpisodeLimits.for_run(run, vocabulary=vocabulary)
         self.num_filtered = 0
         """Groups of equal rewards dropped from the present batch."""
 

@@ -42,7 +42,7 @@ class Records:
         self._store = store
         self._rewards = rewards
         self._max_completion_tokens = run.max_completion_tokens
-        self._objects = ObjectStore.of(buffer, run.name)
+        self._objects = ObjectStore.from_settings(buffer, run.name)
 
     def units(
         self, units: Sequence[ClaimedUnit]

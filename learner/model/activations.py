@@ -57,7 +57,7 @@ class InputOffload:
 
     def _give_back(self, kept: _Kept) -> Tensor:
         self._last = None  # the next input belongs to another microbatch
-        tensor = kept.take()
+        tensor = kept.take_tensor()
         if kept.before is not None:
             kept.before.fetch()
             kept.before = None
@@ -80,7 +80,7 @@ class _Kept:
         if self.tensor is None:
             self.tensor = to_device(self.host, self.device)
 
-    def take(self) -> Tensor:
+    def take_tensor(self) -> Tensor:
         """Return the tensor, for use on the current stream."""
         self.fetch()
         tensor, self.tensor = self.tensor, None

@@ -306,7 +306,7 @@ def check_packing(causal_lm: PreTrainedModel) -> None:
     pieces = [piece.numpy() for piece in cut(token_ids_BT)]
     pack_attention(causal_lm)
     try:
-        sequences = Sequences.of(pieces, prefixes=[None, None, 1, 1])
+        sequences = Sequences.from_token_ids(pieces, prefixes=[None, None, 1, 1])
         whole = SequenceSplit(ALONE, sequences, torch.arange(len(sequences.token_ids_T)))
         packed_TD = run_trunk(causal_lm.base_model, sequences, whole)
     except TypeError as error:  # `sequences` does not arrive

@@ -254,7 +254,7 @@ def softmax_of(
     causal_lm: PreTrainedModel, *, temperature: float, dtype: torch.dtype | None = None
 ) -> Softmax:
     """Read how the model gets from the logits of its output layer to a distribution."""
-    return Softmax(LogitChange.of(causal_lm.config.to_dict()), temperature, dtype)
+    return Softmax(LogitChange.from_config(causal_lm.config.to_dict()), temperature, dtype)
 
 
 def check_output_layer(causal_lm: PreTrainedModel) -> None:

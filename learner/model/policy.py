@@ -355,7 +355,7 @@ def probe_scores(
         Log-probs, nats, and drawn tokens.
     """
     scores = policy(
-        Sequences.of([token_ids]).to(policy.device),
+        Sequences.from_token_ids([token_ids]).to(policy.device),
         torch.arange(1, len(token_ids), device=policy.device),
         temperature=1.0,
         numbers_N=torch.tensor(numbers, device=policy.device),

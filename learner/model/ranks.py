@@ -124,7 +124,7 @@ class Ranks:
         """Wait until all ranks have called it."""
         self.sum(torch.zeros(1))
 
-    def leave(self) -> None:
+    def destroy_process_group(self) -> None:
         """End the process group."""
         dist.destroy_process_group()
 

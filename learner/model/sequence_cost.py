@@ -31,7 +31,7 @@ class SequenceCost:
     """Most tokens that one attends to, None = all, and the number of such layers."""
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Self:
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Read the costs from a model's configuration."""
         width, heads = config["hidden_size"], config["num_attention_heads"]
         head = config.get("head_dim") or width // heads

@@ -192,7 +192,7 @@ class BatchLog:
         self._advisor.start()
         self._tracking.start()
 
-    def end(self) -> None:
+    def finish_totals(self) -> None:
         """Count the time since the last batch; call it when the run has finished."""
         since_s = time.monotonic() - self._began
         self.totals.wall_s += since_s
@@ -240,7 +240,7 @@ class BatchLog:
 
     def _fleet_figures(self) -> dict[str, object]:
         fleet, wanted = self._advisor.fleet, self._advisor.fleet.wanted
-        used = self._usage.look()
+        used = self._usage.read_usage()
         return {
             "actors": fleet.present,
             "actors_wanted": wanted.actors,

@@ -149,7 +149,7 @@ class SampleWriter:
     def alerts(self) -> list[Alert]:
         """Return the error that ended the thread as an alert, if there is one."""
         try:
-            self._worker.check()
+            self._worker.raise_if_failed()
         except Exception as error:  # noqa: BLE001 - whatever it is, the run does not need samples
             self._failure = f"{type(error).__name__}: {error}"
         if self._failure is None:

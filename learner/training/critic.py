@@ -43,7 +43,7 @@ class ValueModel(nn.Module):
         self.trunk_gradient = trunk_gradient
         self.head = nn.Linear(width, 1)
 
-    def begin(self, model_path: str) -> None:
+    def init_weights(self, model_path: str) -> None:
         """Take the first weights: a trunk's are the policy's, and every value is 0.
 
         Args:
@@ -117,7 +117,7 @@ class Critic:
         Args:
             model_path: Initial weights of a second model.
         """
-        self.model.begin(model_path)
+        self.model.init_weights(model_path)
         self.optimizer.forget()
 
     def figures(self, ranks: Ranks) -> CriticFigures:
@@ -170,7 +170,7 @@ def make_critic(
     shard_units(model.head, [], ranks.mesh, dtype=torch.float32, offload=offload)
     shard_units(model, layers, ranks.mesh, dtype=dtype, offload=offload)
     allocate(model, ranks.device, offload=offload)
-    model.begin(model_path)
+    model.init_weights(model_path)
     constant = Schedule(peak=settings.lr, warmup_steps=0, decay="constant", min_ratio=1.0, steps=1)
     return Critic(model.eval(), ScheduledOptimizer(model, constant, learner), settings)
 

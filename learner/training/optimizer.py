@@ -38,7 +38,7 @@ class Schedule:
     """Batches of the run; the decay ends at the last one."""
 
     @classmethod
-    def of(cls, settings: Settings) -> Schedule:
+    def from_settings(cls, settings: Settings) -> Schedule:
         """Make the schedule of a run."""
         learner = settings.learner
         return cls(

@@ -190,4 +190,4 @@ def _loss_of_places(
     logprobs: torch.Tensor,
     entropies: torch.Tensor,
 ) -> torch.Tensor:
-    return loss_alone(logprobs, entropies, prepared.take(places), settings)
+    return loss_alone(logprobs, entropies, prepared.select_tokens(places), settings)

@@ -86,14 +86,14 @@ class Broadcast:
         self._warming: Worker | None = None
         self._is_warm = False
 
-    def begin(self, version: PolicyVersion) -> Membership | None:
+    def freeze_members(self, version: PolicyVersion) -> Membership | None:
         """Freeze the members for a version; None = every actor pulls it.
 
         So they do while torch is being imported, and for good where it cannot be: the worker logs
         that, and pulls need no torch.
         """
         if self._is_warm:
-            return self._epochs.begin(version)
+            return self._epochs.begin_epoch(version)
         if self._warming is None and self._epochs.candidates():  # else it is never needed
             self._warming = Worker(self._warm, name="import-torch").start()
         return None
@@ -222,7 +222,7 @@ class Broadcast:
 
     def _leave(self) -> None:
         if self._group is not None:
-            self._group.leave()
+            self._group.close_group()
             self._group = None
 
     def _warm(self) -> None:

@@ -62,9 +62,9 @@ class BrokerWatch:
         self._is_closing = threading.Event()
         self._worker = Worker(self._watch, name="broker-watch").start()
 
-    def check(self) -> None:
+    def check_broker_thread(self) -> None:
         """Raise the error that ended the thread."""
-        self._worker.check()
+        self._worker.raise_if_failed()
 
     def close(self) -> None:
         """Stop the thread; it may still be asking the store."""

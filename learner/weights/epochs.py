@@ -134,7 +134,7 @@ class WeightEpochs:
         self._actors = {name: actor for name, actor in self._actors.items() if name in live}
         self._nccl.forget_all_but(live)
 
-    def begin(self, version: PolicyVersion) -> Membership | None:
+    def begin_epoch(self, version: PolicyVersion) -> Membership | None:
         """IDLE, DONE, BROKEN -> FORMING. None (and no change) if no actor can be in a group."""
         assert self.phase not in (EpochPhase.FORMING, EpochPhase.SENDING), self.phase
         self._tries = 0

@@ -97,7 +97,7 @@ class WeightSlots:
         """Return whether there is a sealed version to take."""
         return any(self.mark(index, "ready").exists() for index in range(NUM_SLOTS))
 
-    def take(self) -> WeightSlot | None:
+    def take_sealed_slot(self) -> WeightSlot | None:
         """Take the sealed version; None if there is none.
 
         Raises:

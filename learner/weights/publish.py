@@ -170,9 +170,9 @@ class WeightPublisher:
 
     def _announce(self, slot: int, manifest: WeightManifest, adapter: bytes) -> None:
         """Seal the slot, wake the sidecar, and put the pointer to the version."""
-        self._sidecar.check()
+        self._sidecar.check_publisher()
         if self._watch is not None:
-            self._watch.check()
+            self._watch.check_broker_thread()
         with self._lock:
             self._slots.seal(slot, manifest, adapter)
         self._sidecar.wake()

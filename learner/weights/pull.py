@@ -66,7 +66,7 @@ class VersionsOnOffer:
         if previous is not None:
             self._pinned = previous
         # None if the learner is just overtaking it with a newer one, whose wake-up then comes.
-        self.current = self._slots.take()
+        self.current = self._slots.take_sealed_slot()
         return self.current
 
     def read(self, actor: str, pull: Pull) -> bytes | None:
@@ -124,7 +124,7 @@ class SliceDigests:
         self._made: tuple[PolicyVersion, bytes] | None = None
         self._wanted = asyncio.Event()
 
-    def of(self, version: PolicyVersion) -> bytes | None:
+    def digests_of(self, version: PolicyVersion) -> bytes | None:
         """Return the digests of a version, in order; None = they are not made."""
         return self._made[1] if self._made is not None and self._made[0] == version else None
 
@@ -144,5 +144,5 @@ class SliceDigests:
             await self._wanted.wait()
             self._wanted.clear()
             slot = current()
-            if slot is not None and self.of(slot.manifest.version) is None:
+            if slot is not None and self.digests_of(slot.manifest.version) is None:
                 await self.make(slot)

@@ -147,7 +147,7 @@ class WeightServer:
         if self._is_preparing and not epoch:
             return
         has_peers = self._sites.has(actor) and bool(self._sites.way_of(actor))
-        if has_peers and self._digests.of(current.manifest.version) is None:
+        if has_peers and self._digests.digests_of(current.manifest.version) is None:
             self._digests.want()  # its next JOIN brings the news; now it would pull from here
         else:
             self._post_news(actor, current, epoch)
@@ -203,7 +203,7 @@ class WeightServer:
 
     def _sources_of(self, actor: str, manifest: WeightManifest) -> Sources | None:
         """Return the sources that this actor asks before the publisher; None = none, or not yet."""
-        digests = self._digests.of(manifest.version)
+        digests = self._digests.digests_of(manifest.version)
         if digests is None:
             return None
         way = self._sites.way_of(actor)
@@ -235,7 +235,9 @@ class WeightServer:
         started = self._clock()
         self._forget_silent()
         version, actors = slot.manifest.version, self._epochs.live()
-        membership = self._broadcast.begin(version) if self._broadcast is not None else None
+        membership = (
+            self._broadcast.freeze_members(version) if self._broadcast is not None else None
+        )
         members = membership.members if membership is not None else ()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._offer(slot, readers.union(members)))

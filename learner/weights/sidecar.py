@@ -89,7 +89,7 @@ class Sidecar:
         self._watch.start()
         try:
             is_in_time = self._has_started.wait(START_TIMEOUT_S)
-            self.check()
+            self.check_publisher()
             if not is_in_time:
                 raise _failure(f"it was not listening after {START_TIMEOUT_S:.0f} s")
         except BaseException:
@@ -106,14 +106,14 @@ class Sidecar:
         except (OSError, ValueError):  # full, just died, or closed
             return
 
-    def check(self) -> None:
+    def check_publisher(self) -> None:
         """Raise the error that ended the watching thread; no publisher is started after that.
 
         Raises:
             WeightsError: The publisher has died too often.
             LostLineage: A newer learner has taken the run over.
         """
-        self._watch.check()
+        self._watch.raise_if_failed()
 
     def close(self) -> None:
         """End the process and its thread."""
@@ -121,7 +121,7 @@ class Sidecar:
         process = self._process
         if process is not None:
             _stop(process)
-        with contextlib.suppress(Exception):  # `check` raises it where a publisher is needed
+        with contextlib.suppress(Exception):  # `check_publisher` raises it where one is needed
             self._watch.join(STOP_TIMEOUT_S)
 
     def _keep_alive(self) -> None:

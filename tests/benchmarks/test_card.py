@@ -115,7 +115,7 @@ def test_the_work_counted_is_what_the_learner_packs(kind: str) -> None:
 
     packed = pack_batch(episodes_of(rows, TINY["vocab_size"]), LONGEST * 64, LONGEST)
 
-    cost = SequenceCost.of(TINY)
+    cost = SequenceCost.from_config(TINY)
     adds = sum(
         cost.of_packed(
             m.sequences.lengths, (m.sequences.seen or m.sequences).lengths, m.indices_N.numel()

@@ -57,7 +57,9 @@ class WatchedRun(LaggedRun):
         self._policy.causal_lm.load_state_dict(self.versions[version], strict=False)
         positions = torch.arange(len(prompt), len(prompt) + len(completion))
         with torch.no_grad():
-            scores: TokenScores = self._policy(Sequences.of([prompt + completion]), positions)
+            scores: TokenScores = self._policy(
+                Sequences.from_token_ids([prompt + completion]), positions
+            )
         return scores.logprobs_N
 
 

@@ -30,12 +30,12 @@ def referring_to(*references: bytes) -> Callable[[Sequence[int]], list[bytes]]:
 
 
 def test_a_record_comes_back_by_its_reference(store: ObjectStore) -> None:
-    reference = store.put(7, RECORD)
+    reference = store.put_record(7, RECORD)
 
     assert is_reference(reference) and not is_reference(RECORD)
     assert len(reference) <= LONGEST_REFERENCE
     assert store.get(7, reference) == RECORD
-    assert store.put(7, RECORD) == reference
+    assert store.put_record(7, RECORD) == reference
 
 
 @pytest.mark.parametrize("junk", [b"", b"\xff", b"../../etc/passwd 3", b"0" * 64 + b" many"])
@@ -45,7 +45,7 @@ def test_what_is_no_reference_is_refused(store: ObjectStore, junk: bytes) -> Non
 
 
 def test_another_task_cannot_borrow_a_reference(store: ObjectStore) -> None:
-    reference = store.put(7, RECORD)
+    reference = store.put_record(7, RECORD)
 
     with pytest.raises(RecordError, match="must be there, got nothing"):
         store.get(8, reference)
@@ -54,7 +54,7 @@ def test_another_task_cannot_borrow_a_reference(store: ObjectStore) -> None:
 @pytest.mark.parametrize("harm", ["changed", "cut off"])
 def test_an_object_that_was_harmed_is_refused(tmp_path: Path, harm: str) -> None:
     store = ObjectStore(f"file://{tmp_path}", "run")
-    reference = store.put(7, RECORD)
+    reference = store.put_record(7, RECORD)
     (path,) = tmp_path.glob("run/0/7-*")
     path.write_bytes(RECORD[:-1] + b"?" if harm == "changed" else RECORD[:-1])
 
@@ -66,21 +66,25 @@ def test_an_object_that_was_cut_off_is_written_again_and_a_whole_one_is_not(
     tmp_path: Path,
 ) -> None:
     store = ObjectStore(f"file://{tmp_path}", "run")
-    reference = store.put(7, RECORD)
+    reference = store.put_record(7, RECORD)
     (path,) = tmp_path.glob("run/0/7-*")
     path.write_bytes(RECORD[:9])
 
-    store.put(7, RECORD)
+    store.put_record(7, RECORD)
     written = path.stat().st_ino, path.stat().st_mtime_ns
-    store.put(7, RECORD)
+    store.put_record(7, RECORD)
 
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == written
     assert store.get(7, reference) == RECORD
 
 
 def test_a_sweep_removes_what_the_store_does_not_refer_to(store: ObjectStore) -> None:
-    kept, other, gone = store.put(0, RECORD), store.put(1, RECORD + b"1"), store.put(2, RECORD)
-    newer = store.put(1, RECORD + b"2")
+    kept, other, gone = (
+        store.put_record(0, RECORD),
+        store.put_record(1, RECORD + b"1"),
+        store.put_record(2, RECORD),
+    )
+    newer = store.put_record(1, RECORD + b"2")
 
     assert store.sweep(referring_to(kept, newer), older_than_s=3600) == 0
     assert store.sweep(referring_to(kept, newer), older_than_s=0) == 2
@@ -94,7 +98,7 @@ def test_a_sweep_removes_what_the_store_does_not_refer_to(store: ObjectStore) ->
 
 def test_only_old_objects_are_swept(tmp_path: Path) -> None:
     store = ObjectStore(f"file://{tmp_path}", "run")
-    store.put(0, RECORD), store.put(1, RECORD)
+    store.put_record(0, RECORD), store.put_record(1, RECORD)
     (old,) = tmp_path.glob("run/0/0-*")
     os.utime(old, (time.time() - 7200,) * 2)
 
@@ -106,7 +110,7 @@ def test_a_sweep_of_another_run_or_of_nothing_leaves_all(
     store: ObjectStore, tmp_path: Path
 ) -> None:
     assert store.sweep(referring_to(), older_than_s=0) == 0
-    reference = store.put(0, RECORD)
+    reference = store.put_record(0, RECORD)
 
     ObjectStore(f"file://{tmp_path}/objects", "other").sweep(referring_to(), older_than_s=0)
 
@@ -118,7 +122,7 @@ def test_an_object_store_that_does_not_answer_is_not_a_bad_record(
 ) -> None:
     monkeypatch.setattr(objects, "READ_PAUSES_S", (0.0, 0.0))
     store = ObjectStore(f"file://{tmp_path}", "run")
-    reference = store.put(7, RECORD)
+    reference = store.put_record(7, RECORD)
     (path,) = tmp_path.glob("run/0/7-*")
     path.unlink()
     path.mkdir()  # reading a folder is an OSError, and not that it is missing
@@ -128,8 +132,11 @@ def test_an_object_store_that_does_not_answer_is_not_a_bad_record(
 
 
 def test_settings_name_an_object_store_or_none(tmp_path: Path) -> None:
-    assert ObjectStore.of(BufferSettings(), "run") is None
-    assert ObjectStore.of(BufferSettings(object_store=f"file://{tmp_path}"), "run") is not None
+    assert ObjectStore.from_settings(BufferSettings(), "run") is None
+    assert (
+        ObjectStore.from_settings(BufferSettings(object_store=f"file://{tmp_path}"), "run")
+        is not None
+    )
     with pytest.raises(SettingsError, match="must be a URL that fsspec knows, got 'nowhere://x'"):
-        ObjectStore.of(BufferSettings(object_store="nowhere://x"), "run")
+        ObjectStore.from_settings(BufferSettings(object_store="nowhere://x"), "run")
     assert "file" in fsspec.available_protocols()

@@ -27,7 +27,7 @@ def test_whatever_ends_a_worker_is_raised_by_join_and_by_every_check(error):
     with pytest.raises(type(error), match=str(error)):
         worker.join(10.0)
     with pytest.raises(type(error), match=str(error)):
-        worker.check()
+        worker.raise_if_failed()
     assert not worker.is_alive
 
 
@@ -36,7 +36,7 @@ def test_a_worker_that_returns_raises_nothing():
     worker = Worker(done.set, name="fine").start()
 
     worker.join(10.0)
-    worker.check()
+    worker.raise_if_failed()
 
     assert done.is_set()
 

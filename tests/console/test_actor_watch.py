@@ -132,7 +132,7 @@ def test_what_ends_the_thread_is_raised_by_check(settings: Settings) -> None:
     watch.start()
 
     with pytest.raises(SettingsError, match="must begin with one of"):
-        wait_until(watch.check)  # its answer is None until it raises
+        wait_until(watch.check_watch_thread)  # its answer is None until it raises
 
     assert watch.alive is None
 

@@ -43,7 +43,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_live_view_lines_and_status_show_the_reward(run: Path) -> None:
-    progress = RunProgress(RunFolder(run), steps=40).look()
+    progress = RunProgress(RunFolder(run), steps=40).read_progress()
     view = View(progress, {}, 1)
 
     lines = [line.plain for line in live_view(view, name="own", width=100, height=30)]
@@ -191,7 +191,7 @@ def test_a_reward_that_is_the_accuracy_is_shown_once_by_that_name(tmp_path: Path
     for step, score in ((0, BEFORE), (4, AFTER)):
         row = {"step": step, "metric": "accuracy", "score": score, "accuracy": score}
         write_lines(folder / "eval.jsonl", [row | {"reward": score, "parts": {"exact": score}}])
-    view = View(RunProgress(RunFolder(folder), steps=40).look(), {}, 1)
+    view = View(RunProgress(RunFolder(folder), steps=40).read_progress(), {}, 1)
     settings = load(folder / "config.yaml").run.model_copy(update={"steps": 4})
     page = folder / "page.html"
     done = CliRunner().invoke(app, ["report", str(folder), "--output", str(page)])

@@ -96,14 +96,14 @@ def test_a_learner_that_comes_back_takes_its_progress_back(tmp_path):
     progress = RunProgress(folder, steps=10)
     write(folder.metrics, row(1), row(2), row(3))
     write(folder.evaluations, {"step": 0, "accuracy": 0.1}, {"step": 3, "accuracy": 0.9})
-    assert (progress.look().step, progress.look().held_out) == (3, scored(0.9))
+    assert (progress.read_progress().step, progress.read_progress().held_out) == (3, scored(0.9))
 
     write(tmp_path / "new", row(1))
     (tmp_path / "new").replace(folder.metrics)
     write(tmp_path / "new", {"step": 0, "accuracy": 0.1})
     (tmp_path / "new").replace(folder.evaluations)
 
-    assert (progress.look().step, progress.look().held_out) == (1, scored(0.1))
+    assert (progress.read_progress().step, progress.read_progress().held_out) == (1, scored(0.1))
 
 
 def test_the_newest_accuracy_of_each_environment_is_shown_where_there_are_several(tmp_path):
@@ -111,12 +111,12 @@ def test_the_newest_accuracy_of_each_environment_is_shown_where_there_are_severa
     progress = RunProgress(folder, steps=10)
     one = {"step": 0, "accuracy": 0.1, "environments": {"sums": {"accuracy": 0.1}}}
     write(folder.evaluations, one)
-    assert progress.look().scores == {}
+    assert progress.read_progress().scores == {}
 
     both = {"sums": {"accuracy": 0.5}, "words": {"accuracy": 0.25}, "late": {"episodes": 0}}
     write(folder.evaluations, one, {"step": 3, "accuracy": 0.4, "environments": both})
 
-    shown = figures(View(progress.look(), {}, 1))
+    shown = figures(View(progress.read_progress(), {}, 1))
     assert list(shown.items())[1:4] == [
         ("accuracy", "0.400"),
         ("of sums", "0.500"),
@@ -132,7 +132,7 @@ def test_a_long_run_takes_no_more_memory_than_its_last_batches(tmp_path):
     for first in range(1, 5000, 500):
         with folder.metrics.open("a") as file:
             file.writelines(json.dumps(row(step)) + "\n" for step in range(first, first + 500))
-        shown = progress.look()
+        shown = progress.read_progress()
         taken.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
 
@@ -144,12 +144,12 @@ def test_stages_and_errors_are_read_from_this_life_only(tmp_path):
     log = tmp_path / "actor-0.log"
     log.write_text('{"stage": "of yesterday", "level": "error", "event": "old"}\n')
     stages = Stages({"actor-0": log})
-    assert stages.look() == {"actor-0": "starting"}
+    assert stages.read_stages() == {"actor-0": "starting"}
 
     with log.open("a") as file:
         file.write('{"stage": "importing vLLM"}\nbanner\n{"level": "error", "event": "no room"}\n')
 
-    assert stages.look() == {"actor-0": "importing vLLM"}
+    assert stages.read_stages() == {"actor-0": "importing vLLM"}
     assert stages.take_error("actor-0") == "no room"
     assert stages.take_error("actor-0") is None
 
@@ -189,7 +189,7 @@ def test_the_first_batch_reports_the_seconds_of_each_stage_once(tmp_path):
     write(log, *lines)
     write(logs["broker"], {"stage": "listening", "timestamp": "1970-01-01T00:16:41.400000Z"})
 
-    stages.look()
+    stages.read_stages()
     now[0] = 1009.0
 
     assert stages.report() == [
@@ -201,7 +201,7 @@ def test_the_first_batch_reports_the_seconds_of_each_stage_once(tmp_path):
     assert stages.report() == []
     with log.open("a") as file:
         file.write('{"stage": "importing torch"}\n')
-    assert stages.look()["learner"] == "importing torch"
+    assert stages.read_stages()["learner"] == "importing torch"
 
 
 def view(step, **fields):

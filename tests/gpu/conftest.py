@@ -48,4 +48,4 @@ def card() -> Iterator[Ranks]:
     alone = join("cuda", threads=1)
     yield alone
     if distributed.is_initialized():
-        alone.leave()
+        alone.destroy_process_group()

@@ -18,7 +18,7 @@ PREFIXES = [None, None, None, 2, 2]
 def test_the_kernel_for_different_lengths_is_attention_by_its_definition(
     window: int | None, *, shared_prompts: bool
 ) -> None:
-    sequences = Sequences.of(ROWS, prefixes=PREFIXES if shared_prompts else None)
+    sequences = Sequences.from_token_ids(ROWS, prefixes=PREFIXES if shared_prompts else None)
     tokens = len(sequences.token_ids_T)
     torch.manual_seed(0)
     shapes = [(1, heads, tokens, 64) for heads in (4, 2, 2)]

@@ -20,9 +20,13 @@ from tests.learner.support.ranks.forced_shards import forced_shards
 
 pytestmark = pytest.mark.gpu
 ROWS = {
-    "of different lengths": Sequences.of([range(3, 8), range(4, 34), range(9, 10), range(6, 23)]),
-    "with a shared prompt": Sequences.of([range(3, 12), range(4, 16)], prefixes=[None, 0]),
-    "of one length": Sequences.of([range(3, 27), range(5, 29), range(9, 33)]),
+    "of different lengths": Sequences.from_token_ids(
+        [range(3, 8), range(4, 34), range(9, 10), range(6, 23)]
+    ),
+    "with a shared prompt": Sequences.from_token_ids(
+        [range(3, 12), range(4, 16)], prefixes=[None, 0]
+    ),
+    "of one length": Sequences.from_token_ids([range(3, 27), range(5, 29), range(9, 33)]),
 }
 
 

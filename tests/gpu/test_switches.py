@@ -133,7 +133,7 @@ def test_how_much_of_the_card_is_used(
         table.append(f"0.6B, {length:6} tokens, {name:20} out of memory")
         return
     seconds = (time.perf_counter() - began) / 3
-    cost = SequenceCost.of(QWEN3_600M)
+    cost = SequenceCost.from_config(QWEN3_600M)
     needed = sum(
         cost.of_packed(
             each.sequences.lengths,

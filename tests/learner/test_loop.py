@@ -156,7 +156,7 @@ def test_a_checkpoint_waits_for_the_publication_whose_probe_runs_the_model(
     redis_url: str, tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    saving, begin = threading.Event(), Checkpoints.begin
+    saving, begin = threading.Event(), Checkpoints.begin_save
     ring = RingInProcess(_settings(tmp_path, steps=2), redis_url, ranks)
 
     def on_publish(step: int) -> None:
@@ -169,7 +169,7 @@ def test_a_checkpoint_waits_for_the_publication_whose_probe_runs_the_model(
         events.append("saved")
         begin(*args, **kwargs)
 
-    monkeypatch.setattr(Checkpoints, "begin", saved)
+    monkeypatch.setattr(Checkpoints, "begin_save", saved)
     ring.shelf.on_publish = on_publish
 
     assert ring.live()

@@ -27,7 +27,7 @@ def _told_to_stop(
     stopping, ends = threading.Event(), Queue[Exception | None]()
     hold = BatchHold(stopping, ends.put, grace_s=grace_s, on_unsaved=on_unsaved)
     if save is not None:
-        hold.begin(save, is_copied=False)
+        hold.hold_state(save, is_copied=False)
     stopping.set()
     return hold, ends.get(timeout=PATIENCE_S)
 
@@ -122,7 +122,7 @@ def test_a_state_that_has_changed_is_not_saved() -> None:
     saved = threading.Event()
     stopping, ends = threading.Event(), Queue[Exception | None]()
     hold = BatchHold(stopping, ends.put, grace_s=AT_ONCE_S)
-    hold.begin(lambda _: saved.set(), is_copied=False)
+    hold.hold_state(lambda _: saved.set(), is_copied=False)
 
     hold.before_step()
     stopping.set()
@@ -140,11 +140,11 @@ def test_a_copy_is_saved_after_an_optimizer_step_and_no_longer_after_the_batch()
         def save(_: object, saved: threading.Event = saved) -> None:
             saved.set()
 
-        hold.begin(save, is_copied=True)
+        hold.hold_state(save, is_copied=True)
 
         hold.before_step()
         if is_over:
-            hold.end()
+            hold.release_state()
         stopping.set()
 
         assert ends.get(timeout=PATIENCE_S) is None

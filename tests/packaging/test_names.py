@@ -142,7 +142,7 @@ def short_docstrings(trees: list[Tree]) -> Iterator[str]:
 
 Rule = Callable[[list[Tree]], Iterator[str]]
 LEFT: dict[Rule, int] = {
-    bare_verbs: 58,
+    bare_verbs: 0,
     shared_class_names: 0,
     empty_nouns: 0,
     texts_of_nothing: 0,

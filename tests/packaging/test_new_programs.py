@@ -115,7 +115,7 @@ def rank() -> Iterator[Callable[[], None]]:
     started: list[RankProcesses] = []
     yield lambda: started.append(RankProcesses(SLEEP, MachineRanks(0, 1, 1), {}))
     for each in started:
-        each.end(0.0)
+        each.end_processes(0.0)
 
 
 @contextmanager

@@ -37,5 +37,5 @@ async def serve(
     assert owner is not None
     broker = Broker(settings, BrokersStore(server, settings.run.name), keys=keys)
     router: Any = network.bind(endpoint, owner)
-    authenticator: Any = SimpleNamespace(allowed=Everybody(keys), check=lambda: None)
+    authenticator: Any = SimpleNamespace(allowed=Everybody(keys), check_zap_thread=lambda: None)
     await broker._serve(router, authenticator, asyncio.Event())

@@ -222,17 +222,17 @@ def test_as_many_jobs_run_as_are_wanted(
             file.write(json.dumps({"step": actors, "actors_wanted": actors}) + "\n")
 
     want(3)
-    fleet.look()
+    fleet.adjust_jobs()
     wait_until(lambda: sum("RUNNING" in job for job in jobs()) == 2, timeout_s=PATIENCE_S)
     first, second, third = jobs()
     assert "nyala-actor-far" in first
     assert third.endswith("PENDING"), "the node has room for two"
     want(2)
-    fleet.look()
+    fleet.adjust_jobs()
     wait_until(lambda: len(jobs()) == 2, timeout_s=PATIENCE_S)
     assert jobs() == [first, second], "one that waits goes before one that works"
     want(1)
-    fleet.look()
+    fleet.adjust_jobs()
     wait_until(lambda: jobs() == [first], timeout_s=PATIENCE_S)
 
 

@@ -127,7 +127,7 @@ def test_kept_tokens_are_those_that_the_next_holder_began_with() -> None:
     observer = Observer(snapshot_s=1.0)
     for second in range(5):  # ten tokens a second, all of them sent
         observer.note([seen(10 * second)], float(second))
-    trace = TaskTrace.of([seen(40)], observer, 5.0)
+    trace = TaskTrace.from_tasks([seen(40)], observer, 5.0)
 
     trace.note_open({1: seen(40, state="R", attempts=1)}, 6.0)
     trace.note_open({1: seen(45, fence=8, attempts=1)}, 7.0)
@@ -141,7 +141,7 @@ def test_a_holder_that_leaves_in_order_stores_what_it_has_made() -> None:
     observer = Observer(snapshot_s=1.0)
     for second in range(5):
         observer.note([seen(10 * second)], float(second))
-    trace = TaskTrace.of([seen(40)], observer, 5.0, is_orderly=True)
+    trace = TaskTrace.from_tasks([seen(40)], observer, 5.0, is_orderly=True)
 
     trace.note_open({1: seen(52, fence=8)}, 5.1)  # 50, and two by the next holder
 
@@ -149,7 +149,7 @@ def test_a_holder_that_leaves_in_order_stores_what_it_has_made() -> None:
 
 
 def test_a_task_that_its_holder_keeps_loses_nothing() -> None:
-    trace = TaskTrace.of([seen(40)], Observer(snapshot_s=1.0), 0.0)
+    trace = TaskTrace.from_tasks([seen(40)], Observer(snapshot_s=1.0), 0.0)
 
     trace.note_open({1: seen(40)}, 1.0)
     assert trace.open_ids == [1]
@@ -161,7 +161,7 @@ def test_a_task_that_its_holder_keeps_loses_nothing() -> None:
 
 
 def test_a_store_that_went_back_in_time_is_seen_to_have_lost_tokens() -> None:
-    trace = TaskTrace.of([seen(40)], Observer(snapshot_s=1.0), 0.0)
+    trace = TaskTrace.from_tasks([seen(40)], Observer(snapshot_s=1.0), 0.0)
 
     trace.note_open({1: seen(10, fence=9)}, 1.0)
 

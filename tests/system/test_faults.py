@@ -108,10 +108,10 @@ def assert_seen_from_elsewhere(run: LiveRun, place: Path) -> None:
     shutil.copy2(keys / "broker.pub", place)
     endpoint = load(run.folder / "config.yaml").broker.endpoint
     seen = RemoteRun(Address(endpoint, run.folder.name), place / "ana.key")
-    views = [seen.look()]
+    views = [seen.read_view()]
 
     def shows_all() -> bool:
-        views.append(seen.look())  # on a busy machine an actor is silent for a while
+        views.append(seen.read_view())  # on a busy machine an actor is silent for a while
         return views[-1].progress.step >= 2 and views[-1].actors_alive == 1
 
     try:

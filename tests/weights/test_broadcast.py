@@ -79,7 +79,7 @@ class Story:
     def begin(self):
         self.broadcast._is_warm = True
         slot = SimpleNamespace(manifest=SimpleNamespace(digest=DIGEST, num_bytes=0), memory=b"")
-        membership = self.broadcast.begin(VERSION)
+        membership = self.broadcast.freeze_members(VERSION)
         assert membership is not None
         return asyncio.create_task(self.broadcast.run(slot, membership))  # type: ignore[arg-type]
 

@@ -36,7 +36,7 @@ def phase_of(epochs: WeightEpochs) -> EpochPhase:
 
 
 def deliver(epochs, version, actors=("a", "b")):
-    membership = epochs.begin(version)
+    membership = epochs.begin_epoch(version)
     for actor in actors:
         epochs.ready(actor, membership.number)
     for actor in actors:
@@ -45,7 +45,7 @@ def deliver(epochs, version, actors=("a", "b")):
 
 
 def test_an_epoch_is_done_when_all_are_ready_and_have_confirmed(epochs):
-    membership = epochs.begin(V1)
+    membership = epochs.begin_epoch(V1)
     assert membership.members == ("a", "b")
     assert membership.fresh
 
@@ -61,7 +61,7 @@ def test_an_epoch_is_done_when_all_are_ready_and_have_confirmed(epochs):
 
 
 def test_an_unchanged_membership_keeps_its_group(epochs):
-    first, second = deliver(epochs, V1), epochs.begin(V2)
+    first, second = deliver(epochs, V1), epochs.begin_epoch(V2)
 
     assert second.number == first.number
     assert not second.fresh
@@ -71,7 +71,7 @@ def test_a_newcomer_means_a_new_group(epochs):
     first = deliver(epochs, V1)
     epochs.on_join("c", can_group=True)
 
-    second = epochs.begin(V2)
+    second = epochs.begin_epoch(V2)
 
     assert second.members == ("a", "b", "c")
     assert second.fresh
@@ -83,19 +83,19 @@ def test_who_is_silent_or_cannot_group_is_no_member(epochs, clock):
     epochs.on_join("b", can_group=True)
     epochs.on_join("c", can_group=False)
 
-    assert epochs.begin(V1).members == ("b",)
+    assert epochs.begin_epoch(V1).members == ("b",)
     assert epochs.live() == ("b", "c")
 
 
 def test_nobody_to_send_to_changes_nothing(epochs, clock):
     clock.now += SILENT_AFTER_S + 0.1
 
-    assert epochs.begin(V1) is None
+    assert epochs.begin_epoch(V1) is None
     assert phase_of(epochs) is EpochPhase.IDLE
 
 
 def test_a_member_that_is_not_ready_is_left_out_and_the_others_try_again(epochs, clock):
-    first = epochs.begin(V1)
+    first = epochs.begin_epoch(V1)
     epochs.ready("a", first.number)
     clock.now += JOIN_S * READY_SHARE
 
@@ -111,24 +111,24 @@ def test_a_member_that_is_not_ready_is_left_out_and_the_others_try_again(epochs,
 
 
 def test_a_silent_member_is_one_again_with_its_next_join(epochs, clock):
-    epochs.begin(V1)
+    epochs.begin_epoch(V1)
     clock.now += JOIN_S
     epochs.expire()
     assert epochs.live() == ()
 
     epochs.on_join("b", can_group=True)
 
-    assert epochs.begin(V2).members == ("b",)
+    assert epochs.begin_epoch(V2).members == ("b",)
 
 
 def test_a_broken_send_is_never_followed_by_the_same_group(epochs):
     first = deliver(epochs, V1)
-    second = epochs.begin(V2)
+    second = epochs.begin_epoch(V2)
     for actor in ("a", "b"):
         epochs.ready(actor, second.number)
 
     assert epochs.broke(second.number) == ("a", "b")
-    third = epochs.begin(V3)
+    third = epochs.begin_epoch(V3)
 
     assert first.number == second.number
     assert third.fresh
@@ -136,7 +136,7 @@ def test_a_broken_send_is_never_followed_by_the_same_group(epochs):
 
 
 def test_the_send_deadline_leaves_out_who_has_not_confirmed(epochs, clock):
-    membership = epochs.begin(V1)
+    membership = epochs.begin_epoch(V1)
     for actor in ("a", "b"):
         epochs.ready(actor, membership.number)
     epochs.acked("a", membership.number)
@@ -150,7 +150,7 @@ def test_the_send_deadline_leaves_out_who_has_not_confirmed(epochs, clock):
 def test_answers_of_an_older_epoch_count_for_nothing(epochs):
     deliver(epochs, V1)
     epochs.on_join("c", can_group=True)
-    membership = epochs.begin(V2)
+    membership = epochs.begin_epoch(V2)
 
     for actor in ("a", "b", "c"):
         epochs.ready(actor, membership.number - 1)
@@ -161,17 +161,17 @@ def test_answers_of_an_older_epoch_count_for_nothing(epochs):
 
 def test_a_member_that_breaks_every_send_only_pulls_from_then_on(epochs):
     for step in range(MAX_STRIKES):
-        membership = epochs.begin(PolicyVersion(1, step))
+        membership = epochs.begin_epoch(PolicyVersion(1, step))
         for actor in membership.members:
             epochs.ready(actor, membership.number)
         epochs.acked("a", membership.number)
         epochs.broke(membership.number)
 
-    assert epochs.begin(V3).members == ("a",)
+    assert epochs.begin_epoch(V3).members == ("a",)
 
 
 def test_the_open_epoch_of_an_actor_ends_with_its_ack(epochs):
-    membership = epochs.begin(V1)
+    membership = epochs.begin_epoch(V1)
     assert epochs.open_epoch_of("a") == membership.number
     assert epochs.open_epoch_of("stranger") == 0
 

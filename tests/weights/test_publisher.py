@@ -222,7 +222,7 @@ def test_a_line_that_is_no_report_is_ignored(tmp_path, monkeypatch, watch):
 
     watched = watch(lines.append)
 
-    watched.check()
+    watched.check_publisher()
     assert [line["event"] for line in lines] == ["listening"]
 
 
@@ -238,7 +238,7 @@ def test_a_publisher_that_cannot_be_started_for_a_moment_is_started_later(monkey
     monkeypatch.setattr(sys, "executable", python)
 
     wait_until(lambda: len(lines) == 2)
-    watched.check()
+    watched.check_publisher()
 
 
 def test_a_publisher_that_can_never_be_started_is_an_error(monkeypatch, watch):

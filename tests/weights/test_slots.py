@@ -66,7 +66,7 @@ def on_offer(tmp_path, learner, clock):
 
 
 def take(publisher: WeightSlots) -> WeightSlot:
-    slot = publisher.take()
+    slot = publisher.take_sealed_slot()
     assert slot is not None
     return slot
 
@@ -83,7 +83,7 @@ def test_a_sealed_version_is_taken_once(learner, tmp_path):
 
     assert taken.manifest == manifest(1)
     assert taken.memory[:] == bytes([1]) * NUM_BYTES
-    assert publisher.take() is None
+    assert publisher.take_sealed_slot() is None
 
 
 def test_a_version_that_cannot_be_opened_is_taken_later(learner, tmp_path, on_offer):
@@ -95,7 +95,7 @@ def test_a_version_that_cannot_be_opened_is_taken_later(learner, tmp_path, on_of
         learner.seal(step)
 
     assert on_offer.advance().manifest == manifest(5)
-    assert WeightSlots(tmp_path).take() is None
+    assert WeightSlots(tmp_path).take_sealed_slot() is None
 
 
 def test_the_newest_replaces_a_version_that_nobody_took(learner, tmp_path):
@@ -105,15 +105,15 @@ def test_the_newest_replaces_a_version_that_nobody_took(learner, tmp_path):
     publisher = WeightSlots(tmp_path)
 
     assert take(publisher).manifest == manifest(4)
-    assert publisher.take() is None
+    assert publisher.take_sealed_slot() is None
 
 
 def test_the_learner_never_waits_for_a_publisher_that_stands_still(learner, tmp_path):
     publisher = WeightSlots(tmp_path)
     learner.seal(1)
-    publisher.take()
+    publisher.take_sealed_slot()
     learner.seal(2)
-    publisher.take()
+    publisher.take_sealed_slot()
 
     for step in range(3, 20):
         learner.seal(step)
@@ -150,9 +150,9 @@ def test_a_seal_is_open_while_the_learner_writes(learner):
 def test_a_dead_publisher_leaves_the_newest_version_to_the_next(learner, tmp_path):
     dead = WeightSlots(tmp_path)
     learner.seal(1)
-    dead.take()
+    dead.take_sealed_slot()
     learner.seal(2)
-    dead.take()
+    dead.take_sealed_slot()
 
     learner.slots.reclaim()
 
@@ -163,14 +163,14 @@ def test_a_dead_publisher_leaves_the_newest_version_to_the_next(learner, tmp_pat
 def test_a_version_sealed_while_the_publisher_was_dead_wins_over_what_it_held(learner, tmp_path):
     dead = WeightSlots(tmp_path)
     learner.seal(1)
-    dead.take()
+    dead.take_sealed_slot()
     learner.seal(2)
 
     learner.slots.reclaim()
 
     successor = WeightSlots(tmp_path)
     assert take(successor).manifest == manifest(2)
-    assert successor.take() is None
+    assert successor.take_sealed_slot() is None
 
 
 def test_the_on_offer_offers_the_newest_version(learner, on_offer):

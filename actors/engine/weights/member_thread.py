@@ -70,7 +70,7 @@ class MemberThread:
     def leave_group(self) -> None:
         """Leave the group without waiting for it."""
         if self._group is not None:
-            self._group.leave()
+            self._group.close_group()
         self._group = self._epoch = None
 
     def _join(self, epoch: Epoch) -> ReceivingGroup:

@@ -154,5 +154,5 @@ def check_trackers(trackers: TrackerSettings, run: RunSettings) -> str:
     """
     chosen = trackers_of(trackers, run)
     for tracker in chosen.values():
-        tracker.check()
+        tracker.check_requirements()
     return ", ".join(chosen) or "none"

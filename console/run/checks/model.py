@@ -281,7 +281,7 @@ def check_rate(settings: Settings) -> str | CheckWarning:
     if config is None:
         return "of a model that is made first"
     try:
-        parameters = ModelShape.of(config).parameters
+        parameters = ModelShape.from_config(config).parameters
     except KeyError:  # an architecture that another check refuses
         return "of a model of unknown size"
     usual = usual_rate(parameters, has_adapters=rank > 0)
@@ -341,7 +341,7 @@ def sizes_of(settings: Settings) -> Sizes:
     if config is None:
         return Sizes(SMALL_BYTES, SMALL_BYTES)
     try:
-        shape = ModelShape.of(config)
+        shape = ModelShape.from_config(config)
     except KeyError as error:
         raise SettingsError(
             f"run.model must have its sizes in config.json, got none of {error}; the room that it "
@@ -454,7 +454,7 @@ def check_memory(settings: Settings) -> str:
     memory, on_gpu = result
     texts = []
     if on_gpu and card is not None:
-        memory.check(card)
+        memory.check_fit(card)
         texts.append(f"{sized(memory.total)} of {sized(card)} on each card")
     parts, here = machine_memory(settings, memory), memory_of_machine()
     wanted = sum(parts.values())
@@ -485,7 +485,7 @@ def machine_memory(settings: Settings, learner: CardMemory) -> dict[str, int]:
     if actors.count:
         size, counted = ENGINE_BYTES, "libraries in host memory"
         if not visible_gpus():
-            size = engine_on_cpu(settings, ModelShape.of(config), sizes.published)
+            size = engine_on_cpu(settings, ModelShape.from_config(config), sizes.published)
             counted = "libraries, weights, KV cache, logits"
         parts[f"{actors.count} actor(s): {counted}"] = actors.count * size
     return parts | {"broker, store and console": SERVICES_BYTES}

@@ -126,7 +126,7 @@ class Advisor:
             self._judge(rule)
         return self._holding()
 
-    def look(self, store: StoreFigures) -> tuple[Advice, ...]:
+    def consider_store(self, store: StoreFigures) -> tuple[Advice, ...]:
         """Take the store's figures while no batch comes, and return the advice that holds then."""
         self._window.store = store
         for rule in self._rules:

@@ -54,7 +54,7 @@ class FleetWatch:
         self.cores = self.largest_bytes = 0.0
         """Processor seconds in each second of all of them, and the memory of the largest."""
 
-    def look(self, now_s: float, actors: Iterable[ActorSeen]) -> None:
+    def observe_actors(self, now_s: float, actors: Iterable[ActorSeen]) -> None:
         """Take the actors that the store shows at one moment."""
         limit_s = self._settings.broker.heartbeat_timeout_s
         heard = [actor for actor in actors if actor.is_present(limit_s)]
@@ -62,7 +62,7 @@ class FleetWatch:
         self.cores = sum(actor.figure("cores") for actor in heard)
         self.largest_bytes = max((actor.figure("memory_bytes") for actor in heard), default=0.0)
         serving = [actor for actor in heard if "version" in actor.fields]
-        self._meter.look(
+        self._meter.observe_busy_time(
             now_s,
             {actor.incarnation: actor.figure("busy_s") for actor in serving},
             version_s=max(
@@ -212,7 +212,7 @@ class AdvisorThread:
         self._asked_at = time.monotonic()  # not before: batches are judged between two looks
         self._looks += counts.actors > 0
         self._workless += counts.actors > 0 and not counts.leased
-        self._take(self._advisor.look(counts))  # if nothing is leased, no batch may come
+        self._take(self._advisor.consider_store(counts))  # if nothing is leased, no batch may come
 
     def _take(self, advice: tuple[Advice, ...]) -> None:
         before = {advised.rule for advised in self.advice}
@@ -252,7 +252,7 @@ class AdvisorThread:
 
     def _ask_store(self) -> StoreFigures:
         stats = self._store.run(operations.stats())
-        self.fleet.look(time.monotonic(), self._store.run(operations.actors()))
+        self.fleet.observe_actors(time.monotonic(), self._store.run(operations.actors()))
         death = self._counts.death
         if stats.dead > self._counts.dead and stats.dead > stats.purged:
             newest = operations.dead_letters(stats.dead - stats.purged - 1, 1)

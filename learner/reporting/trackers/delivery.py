@@ -131,7 +131,7 @@ class Delivery:
         """Wake the thread to look at the run's files."""
         self._awake.set()
 
-    def end(self, *, is_finished: bool) -> None:
+    def request_end(self, *, is_finished: bool) -> None:
         """Tell the thread to deliver what is left, then to end."""
         self._is_finished = is_finished
         self._ended.set()
@@ -181,7 +181,7 @@ class Delivery:
             OSError: The tracker is away; what it has not got stays first in line.
         """
         if not self._has_begun:
-            self._mark.run_id = self._tracker.begin(self._mark.run_id, self._parameters)
+            self._mark.run_id = self._tracker.start_run(self._mark.run_id, self._parameters)
             self._has_begun = True
             self._save()
         while self._items or self._collect(is_ended=is_ended):
@@ -223,7 +223,7 @@ class Delivery:
             self._send(lambda: self._tracker.take_model(model, self._on_progress))
             self._mark.has_model = True
             self._save()
-        self._send(lambda: self._tracker.end(is_finished=self._is_finished))
+        self._send(lambda: self._tracker.end_run(is_finished=self._is_finished))
         self._feed.close()
         self.has_got_all = True
 

@@ -80,7 +80,7 @@ def main() -> int:
             for delivery in deliveries:
                 delivery.wake()
         for delivery in deliveries:
-            delivery.end(is_finished=is_finished)
+            delivery.request_end(is_finished=is_finished)
         _wait(deliveries, keeps_models=is_finished)
     return 0
 

@@ -58,7 +58,7 @@ class HttpApi:
         """Send an object; raises as `get`."""
         return self._call("POST", path, json.dumps(body).encode(), {"Content-Type": JSON})
 
-    def put(self, path: str, content: bytes) -> None:
+    def put_bytes(self, path: str, content: bytes) -> None:
         """Send a small file; raises as `get`."""
         self._call("PUT", path, content, {"Content-Type": FILE})
 

@@ -47,13 +47,13 @@ class MlflowRun:
         self._artifacts = ""
         self._tables: list[str] = []
 
-    def check(self) -> None:
+    def check_requirements(self) -> None:
         with naming_server("mlflow", self._settings.url):
             answer = self._api.get(f"{API}/experiments/get?experiment_id=0")
             if "experiment" not in answer:
                 raise OSError("it answers, but not as MLflow does")
 
-    def begin(self, run_id: str | None, parameters: Parameters) -> str:
+    def start_run(self, run_id: str | None, parameters: Parameters) -> str:
         """Continue a run, or make one with its parameters."""
         self._run_id = self._run_id or run_id  # made by a try that failed behind it
         if self._run_id is None:
@@ -91,7 +91,7 @@ class MlflowRun:
     def table(self, table: SampleTable) -> None:
         path = f"{table.name}-{table.step:06d}.json"
         text = json.dumps({"columns": list(table.columns), "data": [*map(list, table.rows)]})
-        self._api.put(self._artifact(path), text.encode())
+        self._api.put_bytes(self._artifact(path), text.encode())
         self._tables = [*(name for name in self._tables if name != path), path][-SHOWN_TABLES:]
         shown = json.dumps([{"path": name, "type": "table"} for name in self._tables])
         self._post("runs/set-tag", run_id=self._run_id, key=TABLES_TAG, value=shown)
@@ -112,7 +112,7 @@ class MlflowRun:
         source = f"{self._artifacts}/model"
         self._post("model-versions/create", name=name, source=source, run_id=self._run_id)
 
-    def end(self, *, is_finished: bool) -> None:
+    def end_run(self, *, is_finished: bool) -> None:
         self._post(
             "runs/update",
             run_id=self._run_id,

@@ -30,10 +30,10 @@ class TensorboardEvents:
         self._writer: Any = None
         self._protos: Any = None
 
-    def check(self) -> None:
+    def check_requirements(self) -> None:
         require_package("tensorboard")
 
-    def begin(self, run_id: str | None, parameters: Parameters) -> str:
+    def start_run(self, run_id: str | None, parameters: Parameters) -> str:
         """Begin a file; the settings go into the first."""
         writing = import_module("tensorboard.summary.writer.event_file_writer")
         self._protos = import_module("tensorboard.compat.proto.event_pb2")
@@ -64,7 +64,7 @@ class TensorboardEvents:
     def take_model(self, folder: Path, on_progress: Callable[[], None]) -> None:
         """Do nothing: TensorBoard keeps no models."""
 
-    def end(self, *, is_finished: bool) -> None:  # noqa: ARG002 - as every tracker
+    def end_run(self, *, is_finished: bool) -> None:  # noqa: ARG002 - as every tracker
         self._writer.close()
 
     def _text(self, name: str, step: int, at: float, text: str) -> None:

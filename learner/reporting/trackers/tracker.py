@@ -43,7 +43,7 @@ class SampleTable:
 class Tracker(Protocol):
     """One run of one tracker."""
 
-    def check(self) -> None:
+    def check_requirements(self) -> None:
         """Check whether the tracker can work on this machine, before the run.
 
         Raises:
@@ -51,7 +51,7 @@ class Tracker(Protocol):
         """
         ...
 
-    def begin(self, run_id: str | None, parameters: Parameters) -> str:
+    def start_run(self, run_id: str | None, parameters: Parameters) -> str:
         """Continue a run, or begin one where there is none; returns its id."""
         ...
 
@@ -72,6 +72,6 @@ class Tracker(Protocol):
         """
         ...
 
-    def end(self, *, is_finished: bool) -> None:
+    def end_run(self, *, is_finished: bool) -> None:
         """End this life of the run; a run that has not finished may be continued."""
         ...

@@ -33,7 +33,7 @@ class TrackioRun:
         self._run_id = ""
         self._config: Parameters | None = None
 
-    def check(self) -> None:
+    def check_requirements(self) -> None:
         with naming_server("trackio", self._settings.url):
             version = self._api.get("version").get("api_version")
             if version != API_VERSION:
@@ -45,7 +45,7 @@ class TrackioRun:
                 f"not take it; `trackio show` prints it where the server starts"
             )
 
-    def begin(self, run_id: str | None, parameters: Parameters) -> str:
+    def start_run(self, run_id: str | None, parameters: Parameters) -> str:
         """Choose an id; the run begins with its first entry."""
         self._run_id = run_id or secrets.token_hex(8)
         self._config = parameters if run_id is None else None
@@ -61,7 +61,7 @@ class TrackioRun:
     def take_model(self, folder: Path, on_progress: Callable[[], None]) -> None:
         """Do nothing: the server takes no models over HTTP."""
 
-    def end(self, *, is_finished: bool) -> None:
+    def end_run(self, *, is_finished: bool) -> None:
         """Do nothing: a run has no end there."""
 
     def _send(self, entries: Sequence[tuple[int, Mapping[str, object]]]) -> None:

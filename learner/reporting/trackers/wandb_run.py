@@ -25,7 +25,7 @@ class WandbRun:
         self._wandb: Any = None
         self._run: Any = None
 
-    def check(self) -> None:
+    def check_requirements(self) -> None:
         require_package("wandb")
         if self._settings.mode == "online" and not _has_key():
             raise SettingsError(
@@ -33,7 +33,7 @@ class WandbRun:
                 "WANDB_API_KEY, or run `wandb login`"
             )
 
-    def begin(self, run_id: str | None, parameters: Parameters) -> str:
+    def start_run(self, run_id: str | None, parameters: Parameters) -> str:
         """Begin or continue a run; code, the state of git and the terminal are not recorded."""
         self._wandb = import_module("wandb")
         settings, is_online = self._settings, self._settings.mode == "online"
@@ -73,7 +73,7 @@ class WandbRun:
     def take_model(self, folder: Path, on_progress: Callable[[], None]) -> None:
         """Do nothing: models stay in the run's folder."""
 
-    def end(self, *, is_finished: bool) -> None:
+    def end_run(self, *, is_finished: bool) -> None:
         self._run.finish(exit_code=0 if is_finished else 1)
 
 

@@ -122,7 +122,7 @@ def test_what_an_actor_gave_back_as_it_left_is_no_recovery() -> None:
     table = Table()
     table.recoveries.granted(table.a, [1, 2])
     table.recoveries.granted(table.b, [1])
-    table.peers.leave("a", "a")
+    table.peers.end_session("a", "a")
 
     table.recoveries.granted(table.b, [2])
     table.recoveries.judge_moves()

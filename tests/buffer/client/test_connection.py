@@ -64,9 +64,12 @@ async def greeted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 def test_calls_at_once_are_answered_each_with_its_own_over_one_connection(redis_url: str) -> None:
     async def ask() -> tuple[list[object], int]:
         async with connection_to(redis_url) as connection:
-            calls = [connection.ask(("ECHO", f"{i}" * (1 + 997 * (i % 9)))) for i in range(200)]
+            calls = [
+                connection.execute_commands(("ECHO", f"{i}" * (1 + 997 * (i % 9))))
+                for i in range(200)
+            ]
             found = [reply for [reply] in await asyncio.gather(*calls)]
-            [clients] = await connection.ask(("CLIENT", "LIST"))
+            [clients] = await connection.execute_commands(("CLIENT", "LIST"))
             return found, clients.count(b"name=pipelined")
 
     found, connections = asyncio.run(ask())
@@ -77,11 +80,13 @@ def test_calls_at_once_are_answered_each_with_its_own_over_one_connection(redis_
 def test_a_caller_who_gives_up_takes_nobody_elses_reply(redis_url: str) -> None:
     async def ask() -> object:
         async with connection_to(redis_url) as connection:
-            await connection.ask(("PING",))
-            gone = asyncio.create_task(connection.ask(("ECHO", "gone"), ("ECHO", "too")))
+            await connection.execute_commands(("PING",))
+            gone = asyncio.create_task(
+                connection.execute_commands(("ECHO", "gone"), ("ECHO", "too"))
+            )
             await asyncio.sleep(0)
             gone.cancel()
-            return await connection.ask(("ECHO", "here"))
+            return await connection.execute_commands(("ECHO", "here"))
 
     assert asyncio.run(ask()) == [b"here"]
 
@@ -89,21 +94,22 @@ def test_a_caller_who_gives_up_takes_nobody_elses_reply(redis_url: str) -> None:
 def test_what_waits_fails_when_the_connection_ends_and_the_next_call_dials(redis_url: str) -> None:
     async def ask() -> object:
         async with connection_to(redis_url) as connection, connection_to(redis_url) as other:
-            [number] = await connection.ask(("CLIENT", "ID"))
+            [number] = await connection.execute_commands(("CLIENT", "ID"))
             waiting = [
-                asyncio.create_task(connection.ask(("BLPOP", "nothing", 30))) for _ in range(3)
+                asyncio.create_task(connection.execute_commands(("BLPOP", "nothing", 30)))
+                for _ in range(3)
             ]
 
             async def waits() -> bool:
-                [clients] = await other.ask(("CLIENT", "LIST"))
+                [clients] = await other.execute_commands(("CLIENT", "LIST"))
                 return b"cmd=blpop" in clients
 
             await until(waits)
-            await other.ask(("CLIENT", "KILL", "ID", number))
+            await other.execute_commands(("CLIENT", "KILL", "ID", number))
             for task in waiting:
                 with pytest.raises(redis.ConnectionError, match="closed by server"):
                     await task
-            return await connection.ask(("ECHO", "again"))
+            return await connection.execute_commands(("ECHO", "again"))
 
     assert asyncio.run(ask()) == [b"again"]
 
@@ -111,7 +117,7 @@ def test_what_waits_fails_when_the_connection_ends_and_the_next_call_dials(redis
 def test_a_refusal_is_returned_as_the_librarys_own_error(redis_url: str) -> None:
     async def ask() -> list[Any]:
         async with connection_to(redis_url) as connection:
-            return await connection.ask(
+            return await connection.execute_commands(
                 ("MULTI",), ("EVALSHA", "0" * 40, 0), ("EXEC",), ("ECHO", "x")
             )
 
@@ -138,10 +144,10 @@ def test_a_silent_server_is_given_up_and_its_late_reply_is_nobodys() -> None:
     async def ask() -> object:
         async with served_by(serve) as url, connection_to(url, timeout_s=0.2) as connection:
             with pytest.raises(redis.TimeoutError):
-                await connection.ask(("PING",))
+                await connection.execute_commands(("PING",))
             given_up.set()
             await answered.wait()
-            return await connection.ask(("PING",))
+            return await connection.execute_commands(("PING",))
 
     assert asyncio.run(ask()) == [b"PONG"]
 
@@ -159,8 +165,8 @@ def test_a_server_that_does_not_keep_to_the_protocol_is_left(answer: bytes) -> N
 
     async def ask() -> object:
         async with served_by(serve) as url, connection_to(url) as connection:
-            await asyncio.wait([asyncio.create_task(connection.ask(("PING",)))])
-            return await connection.ask(("PING",))
+            await asyncio.wait([asyncio.create_task(connection.execute_commands(("PING",)))])
+            return await connection.execute_commands(("PING",))
 
     assert asyncio.run(ask()) == [b"PONG"]
     assert lives == 2
@@ -178,7 +184,10 @@ def test_who_is_no_longer_the_primary_is_asked_no_more() -> None:
 
     async def ask() -> list[object]:
         async with served_by(serve) as url, connection_to(url) as connection:
-            return [*await connection.ask(("PING",)), *await connection.ask(("PING",))]
+            return [
+                *await connection.execute_commands(("PING",)),
+                *await connection.execute_commands(("PING",)),
+            ]
 
     refused, taken = asyncio.run(ask())
     assert isinstance(refused, redis.ReadOnlyError)
@@ -195,7 +204,7 @@ def test_all_who_come_while_it_connects_share_the_outcome() -> None:
 
     async def ask() -> list[object]:
         async with served_by(serve) as url, connection_to(url) as connection:
-            calls = [asyncio.create_task(connection.ask(("PING",))) for _ in range(20)]
+            calls = [asyncio.create_task(connection.execute_commands(("PING",))) for _ in range(20)]
             await until(lambda: lives)
             all_have_come.set()
             return await asyncio.gather(*calls, return_exceptions=True)
@@ -209,8 +218,8 @@ def test_a_call_that_cannot_be_written_takes_nobody_elses_reply(redis_url: str) 
     async def ask() -> object:
         async with connection_to(redis_url) as connection:
             with pytest.raises(UnicodeEncodeError):
-                await connection.ask(("ECHO", "\ud800"))
-            return await connection.ask(("ECHO", "here"))
+                await connection.execute_commands(("ECHO", "\ud800"))
+            return await connection.execute_commands(("ECHO", "here"))
 
     assert asyncio.run(ask()) == [b"here"]
 
@@ -235,7 +244,7 @@ def test_what_has_ended_before_it_was_used_is_known_at_once(
 
             monkeypatch.setattr(redis.asyncio.Connection, "connect", connect_slowly)
             with pytest.raises(redis.ConnectionError, match="closed by server"):
-                await connection.ask(("PING",))
+                await connection.execute_commands(("PING",))
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(asyncio.wait_for(ask(), 5))
@@ -253,13 +262,13 @@ def test_who_waits_while_it_is_closed_hears_of_it_and_it_dials_no_more() -> None
 
     async def ask() -> None:
         async with served_by(serve) as url, connection_to(url) as connection:
-            waiting = asyncio.create_task(connection.ask(("PING",)))
+            waiting = asyncio.create_task(connection.execute_commands(("PING",)))
             await dialled.wait()
             await connection.close()
             with pytest.raises(redis.ConnectionError, match="has been closed"):
                 await waiting
             with pytest.raises(redis.ConnectionError, match="has been closed"):
-                await connection.ask(("PING",))
+                await connection.execute_commands(("PING",))
 
     asyncio.run(ask())
     assert lives == 1
@@ -271,10 +280,10 @@ def test_a_connection_leaves_a_primary_that_another_found_to_be_replaced(redis_u
         pool: Any = client.connection_pool
         pool.master_address = ("first", 1)  # as the pool that asks sentinels notes it
         connection = PipelinedConnection(client)
-        [before] = await connection.ask(("CLIENT", "ID"))
-        [same] = await connection.ask(("CLIENT", "ID"))
+        [before] = await connection.execute_commands(("CLIENT", "ID"))
+        [same] = await connection.execute_commands(("CLIENT", "ID"))
         pool.master_address = ("second", 1)
-        [after] = await connection.ask(("CLIENT", "ID"))
+        [after] = await connection.execute_commands(("CLIENT", "ID"))
         await connection.close()
         await disconnect_async(client)
         assert before == same

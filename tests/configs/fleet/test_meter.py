@@ -9,9 +9,9 @@ def test_nothing_is_measured_before_two_looks_and_a_batch():
     meter = Meter()
 
     assert meter.batch(wait_s=0.0, span_s=10.0) is None
-    meter.look(0.0, {"a": 0.0})
+    meter.observe_busy_time(0.0, {"a": 0.0})
     assert meter.batch(wait_s=1.0, span_s=10.0) is None
-    meter.look(10.0, {"a": 5.0}, version_s=2.0)
+    meter.observe_busy_time(10.0, {"a": 5.0}, version_s=2.0)
     measured = meter.batch(wait_s=4.0, span_s=10.0)
 
     assert measured is not None
@@ -22,8 +22,8 @@ def test_nothing_is_measured_before_two_looks_and_a_batch():
 
 def test_actors_that_come_and_go_count_for_their_time_and_not_as_resting():
     meter = Meter()
-    meter.look(0.0, {"a": 50.0, "b": 7.0})
-    meter.look(10.0, {"a": 60.0, "c": 0.0, "d": 1.0})
+    meter.observe_busy_time(0.0, {"a": 50.0, "b": 7.0})
+    meter.observe_busy_time(10.0, {"a": 60.0, "c": 0.0, "d": 1.0})
 
     measured = meter.batch(wait_s=0.0, span_s=10.0)
 
@@ -33,8 +33,8 @@ def test_actors_that_come_and_go_count_for_their_time_and_not_as_resting():
 
 def test_an_actor_that_began_anew_under_its_name_was_not_busy_for_less_than_no_time():
     meter = Meter()
-    meter.look(0.0, {"a": 500.0})
-    meter.look(10.0, {"a": 3.0})
+    meter.observe_busy_time(0.0, {"a": 500.0})
+    meter.observe_busy_time(10.0, {"a": 3.0})
 
     measured = meter.batch(wait_s=0.0, span_s=10.0)
 
@@ -44,16 +44,16 @@ def test_an_actor_that_began_anew_under_its_name_was_not_busy_for_less_than_no_t
 
 def test_what_was_two_minutes_ago_is_forgotten_but_for_three_batches():
     meter = Meter()
-    meter.look(0.0, {"a": 0.0})
+    meter.observe_busy_time(0.0, {"a": 0.0})
     for k in range(1, 41):
-        meter.look(10.0 * k, {"a": 0.0 if k <= 20 else 10.0 * (k - 20)})
+        meter.observe_busy_time(10.0 * k, {"a": 0.0 if k <= 20 else 10.0 * (k - 20)})
         measured = meter.batch(wait_s=10.0 if k <= 20 else 0.0, span_s=10.0)
 
     assert measured is not None
     assert (measured.busy, measured.idle) == (1.0, 0.0)
 
     for k, wait_s in enumerate((200.0, 100.0, 0.0), start=1):
-        meter.look(400.0 + 200.0 * k, {"a": 0.0})
+        meter.observe_busy_time(400.0 + 200.0 * k, {"a": 0.0})
         measured = meter.batch(wait_s=wait_s, span_s=200.0)
     assert measured is not None
     assert measured.idle == 0.5
@@ -62,10 +62,10 @@ def test_what_was_two_minutes_ago_is_forgotten_but_for_three_batches():
 def averaged(*batches: tuple[float, float]) -> float:
     """The idle share after batches of such waits and spans, with one actor."""
     meter, now_s = Meter(), 0.0
-    meter.look(now_s, {"a": 0.0})
+    meter.observe_busy_time(now_s, {"a": 0.0})
     for wait_s, span_s in batches:
         now_s += span_s
-        meter.look(now_s, {"a": now_s})
+        meter.observe_busy_time(now_s, {"a": now_s})
         measured = meter.batch(wait_s=wait_s, span_s=span_s)
     assert measured is not None
     assert measured.version_s == 0.0
@@ -82,11 +82,11 @@ def test_batches_are_kept_as_long_as_those_after_them_do_not_fill_two_minutes():
 
 def test_actors_of_which_none_was_there_twice_measure_nothing_and_neither_does_no_time():
     meter = Meter()
-    meter.look(0.0, {"a": 0.0})
-    meter.look(10.0, {"b": 0.0})
+    meter.observe_busy_time(0.0, {"a": 0.0})
+    meter.observe_busy_time(10.0, {"b": 0.0})
 
     assert meter.batch(wait_s=0.0, span_s=10.0) is None
     timeless = Meter()
-    timeless.look(0.0, {"a": 0.0})
-    timeless.look(10.0, {"a": 10.0})
+    timeless.observe_busy_time(0.0, {"a": 0.0})
+    timeless.observe_busy_time(10.0, {"a": 10.0})
     assert timeless.batch(wait_s=0.0, span_s=0.0) is None

@@ -35,14 +35,14 @@ def test_a_group_is_all_of_its_processes_with_their_children_and_no_other(
     (tmp_path / "6" / "smaps_rollup").write_text(f"Rss: {PAGE} kB\nPss:   {PAGE >> 9} kB\n")
     meter = UsageMeter(clock=lambda: now[0])
 
-    assert meter.look().memory_bytes == 125 * PAGE, "of the last, which shares, its part"
+    assert meter.read_usage().memory_bytes == 125 * PAGE, "of the last, which shares, its part"
     write(tmp_path, 1, group=group, cpu_s=22.0, pages=100)
     now[0] = LOOK_EVERY_S / 2
-    assert meter.look().cores == 0.0, "too early to look again"
+    assert meter.read_usage().cores == 0.0, "too early to look again"
     now[0] = LOOK_EVERY_S
-    assert meter.look().cores == pytest.approx(12.0 / LOOK_EVERY_S)
+    assert meter.read_usage().cores == pytest.approx(12.0 / LOOK_EVERY_S)
     for ended in (2, 5, 6):
         (tmp_path / str(ended) / "stat").unlink()
     write(tmp_path, 1, group=group, cpu_s=23.0, pages=50)
     now[0] = 2 * LOOK_EVERY_S
-    assert meter.look() == machine.Usage(50 * PAGE, 0.0), "never less than nothing"
+    assert meter.read_usage() == machine.Usage(50 * PAGE, 0.0), "never less than nothing"

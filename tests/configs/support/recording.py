@@ -19,7 +19,7 @@ class Recorded:
     @property
     def spans(self) -> list[Span]:
         """All, in the order in which they ended."""
-        self._spans += TRACES.take(MAX_WAITING)
+        self._spans += TRACES.take_spans(MAX_WAITING)
         return self._spans
 
     def of_task(self, task_id: int) -> list[Span]:

@@ -43,7 +43,7 @@ def test_what_every_role_sees_of_an_episode_is_one_tree():
         life.enter(EpisodePhase.SAMPLE, turn=0)
         life.enter(EpisodePhase.SUBMIT)
         store(lease(7, 5))
-        life.end("OK")
+        life.end_trace("OK")
         trace_batch([7], lineage=1, step=4, took_s=0.5, is_replay=False)
         spans = {span.name: span for span in recorded.of_task(7)}
         (batch,) = recorded.named("batch")
@@ -66,7 +66,7 @@ def test_one_phase_ends_where_the_next_begins():
         life.enter(EpisodePhase.SAMPLE, turn=0)
         life.note(end_token=9)
         life.enter(EpisodePhase.JUDGE)
-        life.end("lost")
+        life.end_trace("lost")
         sample, judge = recorded.spans
 
     assert sample.ended_ns == judge.began_ns
@@ -78,10 +78,10 @@ def test_nothing_comes_of_a_lease_after_its_end():
     with recording() as recorded:
         life = begin_lease_trace(7, 5)
         life.enter(EpisodePhase.SAMPLE)
-        life.end("lost")
+        life.end_trace("lost")
         life.note(end_token=9)
         life.enter(EpisodePhase.SUBMIT)
-        life.end("OK")
+        life.end_trace("OK")
 
         assert [span.name for span in recorded.spans] == ["sample"]
 
@@ -91,7 +91,7 @@ def test_a_clock_that_is_set_back_makes_no_span_that_ends_before_it_begins(monke
         life = begin_lease_trace(7, 5)
         life.enter(EpisodePhase.SAMPLE)
         monkeypatch.setattr("configs.traces.time", SimpleNamespace(time_ns=lambda: 1000))
-        life.end("OK")
+        life.end_trace("OK")
         trace_created([7], began_ns=2000)
 
         assert all(span.ended_ns >= span.began_ns for span in recorded.spans)
@@ -136,7 +136,7 @@ def see_everything():
     for each in range(50):
         life = begin_lease_trace(each, 5)
         life.enter(EpisodePhase.SAMPLE)
-        life.end("OK")
+        life.end_trace("OK")
 
 
 def test_an_episode_is_traced_by_all_or_by_nobody():
@@ -156,7 +156,7 @@ def test_no_span_is_made_where_traces_are_off():
     see_everything()
 
     assert begin_lease_trace(1, 5) is UNTRACED
-    assert TRACES.take(MAX_WAITING) == []
+    assert TRACES.take_spans(MAX_WAITING) == []
 
 
 def test_a_full_queue_drops_and_counts():
@@ -164,4 +164,4 @@ def test_a_full_queue_drops_and_counts():
         trace_expired(range(MAX_WAITING + 5))
 
         assert TRACES.dropped == 5
-        assert len(TRACES.take(2 * MAX_WAITING)) == MAX_WAITING
+        assert len(TRACES.take_spans(2 * MAX_WAITING)) == MAX_WAITING

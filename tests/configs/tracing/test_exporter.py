@@ -103,7 +103,7 @@ def test_a_failure_is_an_error_of_its_span(collector):
     with traced(run_with(collector.endpoint)):
         life = begin_lease_trace(7, 5)
         life.enter(EpisodePhase.FAIL, kind="data")
-        life.end("OK")
+        life.end_trace("OK")
 
     (span,) = collector.received
     assert span.is_error
@@ -238,7 +238,7 @@ def test_the_death_of_the_thread_is_heard_and_ends_nothing_else(quick):
 
 def fill(traces, count):
     for task_id in range(count):
-        traces.put(Span("expire", root_of(IDS.of_task(task_id)), None, 1, 2))
+        traces.queue_span(Span("expire", root_of(IDS.of_task(task_id)), None, 1, 2))
 
 
 def test_without_an_endpoint_no_thread_runs_and_the_salt_is_not_asked_for():

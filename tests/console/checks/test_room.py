@@ -214,7 +214,7 @@ def test_an_actor_on_a_cpu_takes_what_was_measured_of_smollm2(
     given = settings.model_copy(update={"run": small})
 
     published = model.sizes_of(given).published
-    computed = model.engine_on_cpu(given, ModelShape.of(SMOLLM2), published) / GIB
+    computed = model.engine_on_cpu(given, ModelShape.from_config(SMOLLM2), published) / GIB
 
     assert computed == pytest.approx(measured_gib, rel=0.2)
 

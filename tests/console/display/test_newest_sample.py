@@ -10,7 +10,7 @@ from tests.console.support.recorded_run import FOLDER
 
 
 def prompt_of(newest):
-    sample = newest.look()
+    sample = newest.read_newest()
     return None if sample is None else sample.prompt
 
 
@@ -20,7 +20,7 @@ TWO = FOLDER.samples.read_bytes().splitlines(keepends=True)
 def test_the_last_whole_line_is_the_newest_text(tmp_path):
     path = tmp_path / "samples.jsonl"
     newest = NewestSample(path)
-    assert newest.look() is None
+    assert newest.read_newest() is None
 
     path.write_bytes(TWO[0])
     assert prompt_of(newest) == "hapale>"
@@ -48,14 +48,14 @@ def test_damaged_lines_are_passed_over_and_old_ones_not_read(tmp_path):
     assert prompt_of(NewestSample(path)) == "hapale>"
 
     path.write_bytes(TWO[0] + b"x" * READ_BYTES + b"\n")
-    assert NewestSample(path).look() is None
+    assert NewestSample(path).read_newest() is None
 
 
 def test_a_part_that_was_put_away_leaves_its_text_until_there_is_another(tmp_path):
     path = tmp_path / "samples.jsonl"
     path.write_bytes(TWO[0])
     newest = NewestSample(path)
-    newest.look()
+    newest.read_newest()
 
     path.unlink()
     path.touch()

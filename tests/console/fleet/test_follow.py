@@ -58,20 +58,20 @@ def asked() -> list[str]:
 def test_jobs_are_started_and_ended_by_the_number_that_the_run_wants(run, capsys):
     fleet = SlurmFleet(run, Path("actor.sh"), ["--partition=spot"])
 
-    fleet.look()
+    fleet.adjust_jobs()
     assert asked() == ["--job-name=nyala-actor-far --partition=spot actor.sh"] * 2
     assert "fleet.min_actors: 2 wanted, 0 jobs" in capsys.readouterr().out
     want(run, 1, 5)
-    fleet.look()
+    fleet.adjust_jobs()
     assert len(asked()) == 3
     assert capsys.readouterr().out == "learner idle 31%: 5 wanted, 2 jobs\n"
-    fleet.look()
+    fleet.adjust_jobs()
     assert (asked(), capsys.readouterr().out) == ([], "")
     want(run, 2, 3)
-    fleet.look()
+    fleet.adjust_jobs()
     assert asked() == ["scancel 101 102"]
     want(run, 3, 500)
-    fleet.look()
+    fleet.adjust_jobs()
     assert len(asked()) == MOST_AT_ONCE
 
 
@@ -80,10 +80,10 @@ def test_a_slurm_that_refuses_is_named(run, tmp_path):
     (tmp_path / "bin" / "sbatch").write_text(refusal)
 
     with pytest.raises(SettingsError, match="sbatch must succeed, got: invalid partition; change"):
-        SlurmFleet(run, Path("actor.sh"), []).look()
+        SlurmFleet(run, Path("actor.sh"), []).adjust_jobs()
     (tmp_path / "bin" / "sbatch").unlink()
     with pytest.raises(SettingsError, match=r"sbatch must answer, got: .*No such file"):
-        SlurmFleet(run, Path("actor.sh"), []).look()
+        SlurmFleet(run, Path("actor.sh"), []).adjust_jobs()
 
 
 def test_following_ends_with_the_run_and_bears_a_slurm_that_is_away_for_a_while(run, tmp_path):

@@ -58,7 +58,7 @@ async def until_answered(holds: Callable[[], bool]) -> None:
 
 def refusal_of(run: RemoteRun) -> str:
     try:
-        run.look()
+        run.read_view()
     except RefusedError as error:
         return str(error)
     return ""
@@ -73,17 +73,19 @@ def test_an_observer_sees_figures_actors_and_buffer_without_a_folder(
         bulletin.add_batch(row)
 
     async def story(here: Ring, run: RemoteRun) -> None:
-        await until_answered(lambda: run.look().fill is not None)
-        assert not run.look().is_training
+        await until_answered(lambda: run.read_view().fill is not None)
+        assert not run.read_view().is_training
         actor = await here.actor()
         await actor.beat(BeatRequest((), FIRST, Figures(tokens_per_s=250.0, in_flight=16.0)))
         text = bulletin.encode()
         assert text is not None
         await here.store.run(operations.write_run_snapshot(1, text))
 
-        await until_answered(lambda: run.look().is_training and run.look().actors_alive == 1)
+        await until_answered(
+            lambda: run.read_view().is_training and run.read_view().actors_alive == 1
+        )
 
-        view = run.look()
+        view = run.read_view()
         shown = "\n".join(line.plain for line in live_view(view, name="test", width=80, height=24))
         assert f"batch 47 of {view.progress.steps:,}" in shown
         assert f"{view.progress.tokens_per_s:,.0f} generated" in shown
@@ -100,7 +102,7 @@ def test_an_observer_sees_figures_actors_and_buffer_without_a_folder(
 
 def test_the_end_of_a_run_reaches_an_observer(redis_url: str, key: Path) -> None:
     async def story(here: Ring, run: RemoteRun) -> None:
-        await until_answered(lambda: run.look().fill is not None)
+        await until_answered(lambda: run.read_view().fill is not None)
         assert not run.is_over
         await here.store.run(operations.cancel(1))
         await until_answered(lambda: run.is_over)
@@ -110,7 +112,7 @@ def test_the_end_of_a_run_reaches_an_observer(redis_url: str, key: Path) -> None
 
 def test_a_key_that_is_revoked_sees_nothing_more(redis_url: str, key: Path) -> None:
     async def story(here: Ring, run: RemoteRun) -> None:
-        await until_answered(lambda: run.look().fill is not None)
+        await until_answered(lambda: run.read_view().fill is not None)
         revoke(here.keys, "ana")
 
         await until_answered(lambda: refusal_of(run) != "")
@@ -133,7 +135,7 @@ def test_a_key_of_an_actor_does_not_look(redis_url: str, key: Path) -> None:
 
 def test_a_broker_that_is_away_is_named_while_it_is_waited_for(key: Path) -> None:
     run = RemoteRun(Address("tcp://127.0.0.1:1", RUN), key)
-    view = run.look()
+    view = run.read_view()
     run.close()
 
     assert not view.is_training

@@ -72,9 +72,9 @@ def test_a_run_is_seen_through_its_files_and_its_store(
         begin_run(store, settings.run)
         store.run(operations.actor_seen({"actor-7": {"host": "elsewhere", "capacity": "8"}}))
 
-    wait_until(lambda: run.look().actors != ())
+    wait_until(lambda: run.read_view().actors != ())
 
-    view = run.look()
+    view = run.read_view()
     assert (view.progress.step, view.is_training, view.alarm) == (47, True, None)
     assert [(actor.incarnation, actor.fields["host"]) for actor in view.actors] == [
         ("actor-7", "elsewhere")
@@ -91,11 +91,11 @@ def test_a_learner_that_starts_again_is_seen_starting(folder: RunFolder, run: Lo
     trained_at = json.loads(folder.metrics.read_text().splitlines()[-1])["time"]
     log_stage(folder, "learner", "waiting for episodes", trained_at - 10)
     log_stage(folder, "actor-0", "loading the engine", trained_at + 10)
-    assert run.look().is_training
+    assert run.read_view().is_training
 
     log_stage(folder, "learner", "importing torch", trained_at + 10)
 
-    view = run.look()
+    view = run.read_view()
     assert not view.is_training
     assert view.stages == {"actor-0": "loading the engine", "learner": "importing torch"}
 
@@ -104,9 +104,9 @@ def test_a_run_that_nobody_keeps_up_is_not_mistaken_for_a_slow_one(
     folder: RunFolder, run: LocalRun
 ) -> None:
     alarm = stopped_line(folder, steps=tiny_settings(folder.path.parent).run.steps)
-    assert run.look().alarm == run.look().alarm == alarm
+    assert run.read_view().alarm == run.read_view().alarm == alarm
     with folder.locked():
-        assert run.look().alarm is None
+        assert run.read_view().alarm is None
 
 
 def test_a_run_that_has_waited_for_actors_says_so(
@@ -124,7 +124,7 @@ def test_a_run_that_has_waited_for_actors_says_so(
         store.run(operations.claim(lineage, 1, 1, start=True))
     run = LocalRun(folder)
     try:
-        wait_until(lambda: str(run.look().alarm).startswith("no actor was heard at all"))
+        wait_until(lambda: str(run.read_view().alarm).startswith("no actor was heard at all"))
     finally:
         run.close()
 
@@ -181,7 +181,7 @@ def test_a_run_that_is_kept_up_has_not_stopped(
 def test_the_first_line_waits_for_a_look_at_the_store(
     redis_url: str, settings: Settings, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_seen, look, ask = threading.Event(), LocalRun.look, ActorWatch._look
+    is_seen, look, ask = threading.Event(), LocalRun.read_view, ActorWatch._look
 
     def look_first(run: LocalRun) -> View:
         view = look(run)
@@ -192,7 +192,7 @@ def test_the_first_line_waits_for_a_look_at_the_store(
         assert is_seen.wait(10)
         ask(watch, store)
 
-    monkeypatch.setattr(LocalRun, "look", look_first)
+    monkeypatch.setattr(LocalRun, "read_view", look_first)
     monkeypatch.setattr(ActorWatch, "_look", ask_later)
     folder.redis_url.write_text(redis_url)
     with Store(redis_url, settings.run.name) as store:
@@ -211,17 +211,17 @@ def test_the_first_line_waits_for_a_look_at_the_store(
 def test_actors_that_nobody_has_counted_are_a_dash(
     redis_url: str, folder: RunFolder, run: LocalRun
 ) -> None:
-    assert figures(run.look())["actors"] == "-"
+    assert figures(run.read_view())["actors"] == "-"
     folder.redis_url.write_text(redis_url)
 
-    first = run.look()
+    first = run.read_view()
     if not run.has_looked:
         assert first.alarm is None
         assert wanted_actors(replace(first, progress=Progress(1, 2, actors_wanted=3))) == (
             "- (3 wanted)"
         )
 
-    wait_until(lambda: figures(run.look())["actors"] == "0")
+    wait_until(lambda: figures(run.read_view())["actors"] == "0")
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

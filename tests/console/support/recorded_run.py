@@ -29,7 +29,7 @@ def recorded_view(**changes: Any) -> View:
     claims = tuple(ClaimCounts(**claim) for claim in tasks["claims"])
     stats = Stats(**{**tasks, "claims": claims, "eval": EvalCounts(**tasks["eval"])})
     view: dict[str, Any] = {
-        "progress": RunProgress(FOLDER, steps=SETTINGS.run.steps).look(),
+        "progress": RunProgress(FOLDER, steps=SETTINGS.run.steps).read_progress(),
         "stages": {},
         "actors_alive": 2,
         "actors": tuple(ActorSeen(**actor) for actor in store["actors"]),
@@ -38,6 +38,6 @@ def recorded_view(**changes: Any) -> View:
             **groups_in_flight(stats, SETTINGS.run, SETTINGS.buffer),
             memory=RedisMemory(**store["memory"]).share,
         ),
-        "sample": NewestSample(FOLDER.samples).look(),
+        "sample": NewestSample(FOLDER.samples).read_newest(),
     }
     return View(**(view | changes))

@@ -76,7 +76,7 @@ def test_the_preset_of_one_gpu_fits_learner_and_actor_on_its_smallest_card() -> 
     card_bytes = int(SMALL_CARD_GIB * GIB)
 
     memory = card_memory(settings, QWEN3_06B, on_gpu=True, card_bytes=card_bytes)
-    weights = 2 * ModelShape.of(QWEN3_06B).parameters
+    weights = 2 * ModelShape.from_config(QWEN3_06B).parameters
 
     assert settings.actors.kv_cache_gib is not None
     engine = (settings.actors.kv_cache_gib + ENGINE_GIB) * GIB + weights
@@ -110,13 +110,13 @@ def test_parameters_are_counted(model_type: str) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
 
-    shape = ModelShape.of(json.loads(config.to_json_string(use_diff=False)))
+    shape = ModelShape.from_config(json.loads(config.to_json_string(use_diff=False)))
 
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_activations_of_a_layer_are_those_counted_with_saved_tensors() -> None:
-    four = ModelShape.of(QWEN3_4B)
+    four = ModelShape.from_config(QWEN3_4B)
 
     assert four.kept("none", 2) == 170_280
     assert four.kept("full", 2) == 5_120
@@ -173,19 +173,19 @@ def test_eight_billion_parameters_fit_four_cards_of_80_gb_with_full_checkpointin
     plain = card_memory(_multi_gpu(activation_checkpointing="none"), QWEN3_8B, on_gpu=True)
 
     assert fits.kind == "full" and fits.total < 60 * GIB
-    fits.check(80 * 10**9)
+    fits.check_fit(80 * 10**9)
     assert plain.step["activations"] == pytest.approx(75.5 * GIB, rel=0.01)
     with pytest.raises(SettingsError, match=r"must fit 74.5 GiB .* got 113.5 GiB .*: full$"):
-        plain.check(80 * 10**9)
+        plain.check_fit(80 * 10**9)
     with pytest.raises(SettingsError, match=r"set learner.ranks above 4"):
-        fits.check(20 * GIB)
+        fits.check_fit(20 * GIB)
     halves = {"replicate": 2, "sequence": 2}
     shared = card_memory(_multi_gpu(halves), QWEN3_8B, on_gpu=True)
     assert shared.step["activations"] * 2 == fits.step["activations"]
     assert shared.states["gradients"] == 2 * fits.states["gradients"]
     wide = card_memory(_multi_gpu(microbatch_tokens=65536), QWEN3_8B, on_gpu=True)
     with pytest.raises(SettingsError, match=r"set learner.microbatch_tokens below 65536"):
-        wide.check(60 * GIB)
+        wide.check_fit(60 * GIB)
 
 
 def test_moments_in_8_bits_are_a_quarter() -> None:
@@ -220,7 +220,7 @@ def test_one_card_keeps_its_layers_in_16_bits_where_it_keeps_their_activations()
         {"ranks": 1, "activation_checkpointing": "full"},
     ]
 
-    assert one.step[name] == 2 * 34 * ModelShape.of(QWEN3_8B).layer_parameters
+    assert one.step[name] == 2 * 34 * ModelShape.from_config(QWEN3_8B).layer_parameters
     for each in others:
         assert name not in card_memory(_multi_gpu(**each), QWEN3_8B, on_gpu=True).step
 
@@ -259,7 +259,7 @@ def test_a_frozen_model_takes_what_is_computed(base: str) -> None:
 
     frozen = sum(p.nbytes for p in causal_lm.parameters() if not p.requires_grad)
 
-    assert frozen == ModelShape.of(shape).kept_bytes(base)
+    assert frozen == ModelShape.from_config(shape).kept_bytes(base)
 
 
 @pytest.mark.parametrize(("base", "gib"), [(None, 18.8), ("nf4", 10.2)])
@@ -277,9 +277,9 @@ def test_a_card_of_24_gb_trains_adapters_of_seven_billion_parameters(
 
     assert "weights of the reference" not in computed.states, "it is the frozen model itself"
     assert computed.total / GIB == pytest.approx(gib, abs=0.05)
-    computed.check(int(SMALL_CARD_GIB * GIB))
+    computed.check_fit(int(SMALL_CARD_GIB * GIB))
     with pytest.raises(SettingsError, match=r"learner\.base_dtype: nf4"):
-        card_memory(wide, QWEN2_7B, on_gpu=True).check(int(SMALL_CARD_GIB * GIB))
+        card_memory(wide, QWEN2_7B, on_gpu=True).check_fit(int(SMALL_CARD_GIB * GIB))
 
 
 def test_moments_of_muon_are_sharded_as_weights_are() -> None:
@@ -302,8 +302,8 @@ def test_offloaded_parameters_leave_the_card_for_host_memory() -> None:
     assert offloaded.total < plain.total - 0.9 * sum(plain.states.values())
     assert any("in host memory" in line for line in offloaded.lines())
     with pytest.raises(SettingsError, match=r"or learner\.offload: \[parameters\]"):
-        plain.check(80 * GIB)
-    offloaded.check(80 * GIB)
+        plain.check_fit(80 * GIB)
+    offloaded.check_fit(80 * GIB)
     inputs = _multi_gpu(ranks=1, offload=["parameters", "activations"])
     both = card_memory(inputs, QWEN3_8B, on_gpu=True, card_bytes=80 * GIB)
     assert both.host["activations"] == offloaded.step["activations"]

@@ -182,7 +182,7 @@ def test_a_bucket_that_does_not_answer_is_asked_again_and_then_ends_the_save(
 
     checkpoints = _checkpoints(tmp_path / "run")
     monkeypatch.setattr(bucket, "makedirs", fail)
-    checkpoints.begin(STATE, stored(b"weights"), None, then=lambda: committed.append(1))  # type: ignore[arg-type]
+    checkpoints.begin_save(STATE, stored(b"weights"), None, then=lambda: committed.append(1))  # type: ignore[arg-type]
 
     with pytest.raises(OSError, match="the copy of a checkpoint cannot be written: away"):
         checkpoints.under_way.wait()

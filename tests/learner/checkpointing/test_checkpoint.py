@@ -216,12 +216,12 @@ def test_what_is_still_being_written_is_waited_for(
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=3, ranks=ranks)
     monkeypatch.setattr(durable, "DISK", _SlowDisk())
 
-    checkpoints.begin(STATE, policy, optimizer, then=list)
+    checkpoints.begin_save(STATE, policy, optimizer, then=list)
     newest = checkpoints.newest()
     assert newest is not None
     assert newest[1].step == 2
 
-    checkpoints.begin(replace(STATE, step=3), policy, optimizer, then=list)
+    checkpoints.begin_save(replace(STATE, step=3), policy, optimizer, then=list)
     checkpoints.save(replace(STATE, step=4), policy, optimizer)
     assert [path.name for path in checkpoints.all()] == [f"step-00000{step}" for step in (2, 3, 4)]
 

@@ -170,4 +170,4 @@ def test_whatever_ends_the_feeder_is_raised_to_those_who_wait_for_its_tasks() ->
     feeder.stop()
 
     with pytest.raises(RuntimeError, match="a defect"):
-        feeder.check()
+        feeder.check_feed_thread()

@@ -21,7 +21,7 @@ FOUR_BILLION = {
     "intermediate_size": 9728,
     "vocab_size": 151936,
 }
-COST = SequenceCost.of(FOUR_BILLION)
+COST = SequenceCost.from_config(FOUR_BILLION)
 
 
 @pytest.mark.parametrize("microbatch_tokens", [16384, 65536])
@@ -118,16 +118,16 @@ def test_a_sequence_costs_what_its_layers_and_its_windows_compute() -> None:
     }
     matrices = 2 * (4 * 4 * 2 + 4 * 2 * 2 + 3 * 4 * 8)  # queries and outputs, keys and values, MLP
 
-    assert SequenceCost.of(config)(5, 2) == 5 * matrices + 2 * 40 + 2 * 15 * 8
+    assert SequenceCost.from_config(config)(5, 2) == 5 * matrices + 2 * 40 + 2 * 15 * 8
     windowed = config | {"sliding_window": 2}
-    assert SequenceCost.of(windowed)(5, 2) == 5 * matrices + 2 * 40 + 2 * 9 * 8
+    assert SequenceCost.from_config(windowed)(5, 2) == 5 * matrices + 2 * 40 + 2 * 9 * 8
     mixed = windowed | {"layer_types": ["full_attention", "sliding_attention"]}
-    assert SequenceCost.of(mixed)(5, 2) == 5 * matrices + 2 * 40 + (15 + 9) * 8
+    assert SequenceCost.from_config(mixed)(5, 2) == 5 * matrices + 2 * 40 + (15 + 9) * 8
     assert SequenceCost()(5, 2) == 5
 
 
 def test_tokens_that_continue_a_prompt_cost_what_the_whole_costs_beyond_it() -> None:
-    windowed = SequenceCost.of(FOUR_BILLION | {"sliding_window": 20})
+    windowed = SequenceCost.from_config(FOUR_BILLION | {"sliding_window": 20})
     for cost in (COST, windowed, SequenceCost()):
         assert cost(10, 0) + cost(30, 5, after=10) == pytest.approx(cost(40, 5))
 

@@ -77,7 +77,7 @@ def test_a_complete_round_reports_accuracy_and_versions(
 ) -> None:
     reported: list[EvaluationResult] = []
     evaluations = _evaluations(store, tmp_path, reported, clock)
-    evaluations.begin(2)
+    evaluations.begin_round(2)
     assert answer_leases(store, (1, 1), _answer) == 0  # too old for this round
     assert answer_leases(store, (1, 2), _answer) == 4
 
@@ -126,7 +126,7 @@ def test_each_question_of_each_environment_is_answered_greedily_and_sampled(
 ) -> None:
     reported: list[EvaluationResult] = []
     evaluations = _of_two(store, tmp_path, reported, clock)
-    evaluations.begin(0)
+    evaluations.begin_round(0)
     assert answer_leases(store, (1, 0), _answer_of_two, n=64) == 3 * 4
 
     clock.now = 1.0
@@ -162,7 +162,7 @@ def test_answers_of_lost_actors_are_asked_again_or_counted_as_missing(
 ) -> None:
     reported: list[EvaluationResult] = []
     evaluations = _of_two(store, tmp_path, reported, clock)
-    evaluations.begin(0)
+    evaluations.begin_round(0)
     store.run(operations.lease("dies", ttl_ms=60_000, n=5, version=(1, 0)))
     assert len(store.run(operations.release_dead_actor("dies", "", max_attempts=3))) == 5
     dead = store.run(operations.lease("fails", ttl_ms=60_000, n=2, version=(1, 0))).tasks
@@ -183,7 +183,7 @@ def test_a_round_without_a_greedy_answer_has_no_line(
 ) -> None:
     reported: list[EvaluationResult] = []
     evaluations = _of_two(store, tmp_path, reported, clock)
-    evaluations.begin(0)
+    evaluations.begin_round(0)
     store.run(operations.lease("slow", ttl_ms=60_000, n=3, version=(1, 0)))
     assert answer_leases(store, (1, 0), _answer_of_two, n=64) == 9
 
@@ -220,7 +220,7 @@ def test_answers_that_another_version_took_part_in_are_counted(
 
     reported: list[EvaluationResult] = []
     evaluations = _evaluations(store, tmp_path, reported, clock)
-    evaluations.begin(2)
+    evaluations.begin_round(2)
     assert answer_leases(store, (1, 3), answer) == 4
 
     clock.now = 3.0
@@ -236,7 +236,7 @@ def test_a_round_closes_by_its_deadline_with_what_has_arrived(
 ) -> None:
     reported: list[EvaluationResult] = []
     evaluations = _evaluations(store, tmp_path, reported, clock)
-    evaluations.begin(0)
+    evaluations.begin_round(0)
     answer_leases(store, (1, 0), _answer, n=1)
 
     clock.now = 9.0
@@ -254,7 +254,7 @@ def test_a_round_has_no_deadline_before_an_actor_samples(
 ) -> None:
     reported: list[EvaluationResult] = []
     evaluations = _evaluations(store, tmp_path, reported, clock)
-    evaluations.begin(0)
+    evaluations.begin_round(0)
     clock.now = 500.0  # actors are being installed, load their model, ...
     evaluations.collect()
     answer_leases(store, (1, 0), _answer, n=1)
@@ -272,7 +272,7 @@ def test_a_round_that_actors_leave_unanswered_closes_by_its_deadline(
     store: Store, tmp_path: Path, clock: FakeClock
 ) -> None:
     evaluations = _evaluations(store, tmp_path, [], clock)
-    evaluations.begin(0)
+    evaluations.begin_round(0)
     clock.now = 500.0
     evaluations.collect()
     evaluations.note_sampling()  # batches come
@@ -288,7 +288,7 @@ def test_waiting_for_the_last_round_ends_when_asked_to_stop(
 ) -> None:
     reported: list[EvaluationResult] = []
     evaluations = _evaluations(store, tmp_path, reported, clock)
-    evaluations.begin(0)
+    evaluations.begin_round(0)
 
     evaluations.finish(until=lambda: True)
 
@@ -358,7 +358,7 @@ def test_the_held_out_reward_is_weighed_as_that_of_training(
         report=reported.append,
         clock=clock,
     )
-    evaluations.begin(2)
+    evaluations.begin_round(2)
 
     def answer(task_id: int, spec: TaskSpec) -> Episode:
         return replace(_answer(task_id, spec), reward_parts={"exact": 0.0, "format": 0.75})

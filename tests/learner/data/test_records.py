@@ -48,7 +48,7 @@ def bench(redis_url: str, tmp_path: Path) -> Iterator[Bench]:
             SubmitLine(
                 t.task_id,
                 t.fence,
-                objects.put(t.task_id, encode_episode(make_episode(t.task_id))),
+                objects.put_record(t.task_id, encode_episode(make_episode(t.task_id))),
             )
             for t in lease.tasks
         ]
@@ -98,7 +98,7 @@ def test_a_bucket_that_lists_nothing_keeps_its_garbage_and_ends_nobody(
     def refuse(_root: str) -> list[str]:
         raise OSError("response body error")
 
-    bench.objects.put(3, b"what a stale submission left behind")
+    bench.objects.put_record(3, b"what a stale submission left behind")
     with monkeypatch.context() as broken:
         broken.setattr(bench.records._objects._files, "find", refuse)  # type: ignore[union-attr]
         bench.records.sweep(older_than_s=0.0)
@@ -109,7 +109,7 @@ def test_a_bucket_that_lists_nothing_keeps_its_garbage_and_ends_nobody(
 
 
 def test_objects_go_once_their_batch_is_committed_and_not_before(bench: Bench) -> None:
-    bench.objects.put(3, b"what a stale submission left behind")
+    bench.objects.put_record(3, b"what a stale submission left behind")
     bench.records.sweep()
     assert bench.names() == ["0", "1", "2", "3", "3"]
 

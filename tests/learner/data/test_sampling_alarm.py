@@ -91,7 +91,7 @@ def test_one_alarm_begins_when_nobody_samples_and_ends_when_episodes_come(
 
     def look(progress: object, after_s: float) -> None:
         clock.now += after_s
-        alarm.look(progress)
+        alarm.check_progress(progress)
 
     with structlog.testing.capture_logs() as lines:
         look((1, 0), 1.0)
@@ -122,6 +122,6 @@ def test_an_actor_that_takes_its_time_is_no_alarm(store: Store, settings: Settin
     with structlog.testing.capture_logs() as lines:
         for _ in range(100):
             clock.now += 60.0
-            alarm.look((1, 0))
+            alarm.check_progress((1, 0))
 
     assert lines == []

@@ -117,7 +117,7 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluste
     """Launchers of two machines of two ranks and one; a third one is `by_hand` where there is."""
     monkeypatch.setattr(several_machines, "SEVERAL_CAUSES_S", 0.2)
     monkeypatch.setattr(several_machines, "PAUSE_S", (0.0, 0.1))
-    monkeypatch.setattr(RankProcesses.end, "__defaults__", (0.1,))
+    monkeypatch.setattr(RankProcesses.end_processes, "__defaults__", (0.1,))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     counts = (lambda: 2, lambda: 1)

@@ -148,7 +148,7 @@ def test_offloaded_inputs_come_back_one_layer_ahead(host: list[str], times: int)
 
 
 def _gradients(policy: Policy) -> list[Tensor]:
-    sequences = Sequences.of([range(1, 8), range(4, 15), [3]], prefixes=[None, None, 0])
+    sequences = Sequences.from_token_ids([range(1, 8), range(4, 15), [3]], prefixes=[None, None, 0])
     scores = policy(sequences, torch.tensor([1, 2, 6, 8, 17, 18]), entropy_gradient=True)
     (scores.logprobs_N.sum() + scores.entropies_N.square().sum()).backward()
     gradients = [p.grad for p in policy.parameters() if p.grad is not None]

@@ -34,7 +34,7 @@ def test_the_policy_scores_as_the_models_own_forward_pass(
     policy = shard(
         Policy(load_causal_lm(tmp_path), temperature=0.7), ranks.mesh, dtype=torch.float32
     )
-    scores = policy(Sequences.of([*token_ids_BT.numpy()]), indices_N)
+    scores = policy(Sequences.from_token_ids([*token_ids_BT.numpy()]), indices_N)
 
     log_pi_BTV = (expected(token_ids_BT).logits / 0.7).log_softmax(-1)
     log_pi_NV = log_pi_BTV.flatten(0, 1)[indices_N - 1]
@@ -47,7 +47,7 @@ def test_dropout_of_a_models_configuration_is_not_applied(tmp_path: Path, ranks:
     save_random_model(tmp_path, "granite", attention_dropout=0.9)
     settings = Settings(run=RunSettings(model=str(tmp_path), environment="calculator"))
     policy = load_policy(settings, ranks)
-    sequences, indices_N = Sequences.of([range(3, 15)]), torch.arange(1, 12)
+    sequences, indices_N = Sequences.from_token_ids([range(3, 15)]), torch.arange(1, 12)
 
     one, other = (policy(sequences, indices_N).logprobs_N for _ in range(2))
 
@@ -64,14 +64,14 @@ def test_an_engine_needs_the_eager_implementation_for_a_cap_of_the_attentions_lo
 
 
 def test_factor_and_cap_are_applied_in_this_order() -> None:
-    change = LogitChange.of(
+    change = LogitChange.from_config(
         {"model_type": "granite", "logits_scaling": 4.0, "final_logit_softcapping": 2.0}
     )
 
     prepared = Softmax(change, temperature=0.5).prepare(torch.tensor([8.0]))
 
     torch.testing.assert_close(prepared, torch.tensor([2.0]).div(2).tanh() * 2 / 0.5)
-    assert LogitChange.of({"model_type": "qwen3", "logits_scaling": 4.0}) == LogitChange()
+    assert LogitChange.from_config({"model_type": "qwen3", "logits_scaling": 4.0}) == LogitChange()
 
 
 def test_a_change_that_is_not_known_is_refused_when_the_model_is_loaded(

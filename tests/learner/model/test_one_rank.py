@@ -123,7 +123,10 @@ def test_every_family_computes_in_bfloat16_without_fsdp_as_with_it_to_the_bit(
     ranks: Ranks, family: str
 ) -> None:
     rows = [range(3, 12), range(5, 17), range(7, 9)]
-    sequences, indices_N = Sequences.of(rows, prefixes=[None, 0, None]), torch.arange(1, 9)
+    sequences, indices_N = (
+        Sequences.from_token_ids(rows, prefixes=[None, 0, None]),
+        torch.arange(1, 9),
+    )
     found = []
     for is_sharded in (False, True):
         causal_lm = make_random_model(family, initializer_range=0.05)

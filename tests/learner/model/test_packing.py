@@ -233,7 +233,7 @@ def test_no_pad_is_run() -> None:
 
 
 def test_equally_long_neighbours_are_one_run() -> None:
-    sequences = Sequences.of([[3], [4], [5, 6], [7]])
+    sequences = Sequences.from_token_ids([[3], [4], [5, 6], [7]])
 
     assert list(sequences.equal_runs()) == [(2, 1, 1), (1, 2, 2), (1, 1, 1)]
     assert sequences.positions_T.tolist() == [0, 0, 0, 1, 0]
@@ -250,7 +250,7 @@ def test_a_model_with_a_state_between_tokens_is_refused_by_name() -> None:
 
 def test_a_model_whose_sequences_meet_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_random_model("llama", attn_implementation="eager")
-    _each_layer(sequences=Sequences.of([range(13)]))(monkeypatch)
+    _each_layer(sequences=Sequences.from_token_ids([range(13)]))(monkeypatch)
 
     with pytest.raises(SettingsError, match="its sequences would see one another"):
         check_packing(model)

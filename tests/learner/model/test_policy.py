@@ -30,7 +30,9 @@ LENGTHS = [3, 7, 5]
 def _batch() -> tuple[Sequences, Tensor]:
     """Three packed sequences, and the places of all their tokens but the first."""
     torch.manual_seed(1)
-    sequences = Sequences.of([torch.randint(3, VOCABULARY, (length,)) for length in LENGTHS])
+    sequences = Sequences.from_token_ids(
+        [torch.randint(3, VOCABULARY, (length,)) for length in LENGTHS]
+    )
     return sequences, torch.arange(sum(LENGTHS))[sequences.positions_T > 0]
 
 

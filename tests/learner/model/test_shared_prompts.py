@@ -295,7 +295,7 @@ def test_a_model_whose_completions_do_not_see_their_prompt_is_refused(
 
 
 def test_a_sequence_may_continue_one_that_continues_another() -> None:
-    chain = Sequences.of([[3, 4], [5], [6, 7]], prefixes=[None, 0, 1])
+    chain = Sequences.from_token_ids([[3, 4], [5], [6, 7]], prefixes=[None, 0, 1])
 
     assert chain.positions_T.tolist() == [0, 1, 2, 3, 4]
     assert chain.before_T.tolist() == [0, 0, 1, 2, 3]

@@ -30,7 +30,7 @@ def exchange_alone(variables: dict[str, str]) -> None:
         dist.barrier(group=group)
 
     assert listening(os.getpid()) == set()
-    ranks.leave()
+    ranks.destroy_process_group()
 
 
 @pytest.mark.parametrize(

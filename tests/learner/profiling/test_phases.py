@@ -59,8 +59,8 @@ def test_phases_and_what_is_in_none_add_up_to_the_time_that_passed(
     monkeypatch.setattr("time.perf_counter", lambda: now)
     recorder = Recorder()
     with recorder.phase("pack"):
-        now += 50  # before `begin`: nobody asked
-    recorder.begin(CPU)
+        now += 50  # before `begin_recording`: nobody asked
+    recorder.begin_recording(CPU)
 
     with recorder.phase("wait"):
         now += 1
@@ -71,9 +71,9 @@ def test_phases_and_what_is_in_none_add_up_to_the_time_that_passed(
     with contextlib.suppress(KeyError), recorder.phase("wait"):
         now += 16
         raise KeyError
-    first = recorder.take()
+    first = recorder.take_measurements()
     now += 32
-    second = recorder.take()
+    second = recorder.take_measurements()
 
     assert first.seconds == dict.fromkeys(PHASES, 0.0) | {"wait": 21, "fetch": 2, "other": 8}
     assert second.seconds == dict.fromkeys(PHASES, 0.0) | {"other": 32}
@@ -88,7 +88,7 @@ def test_a_gpu_is_timed_by_its_stream_and_each_phase_has_a_peak_of_its_own(
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: gpu.peak)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", gpu.forget_peak)
     monkeypatch.setattr(torch.cuda.nvtx, "range", gpu.range)
-    recorder.begin(torch.device("cuda"))
+    recorder.begin_recording(torch.device("cuda"))
 
     with recorder.phase("forward"):
         gpu.time_ms += 2000
@@ -100,7 +100,7 @@ def test_a_gpu_is_timed_by_its_stream_and_each_phase_has_a_peak_of_its_own(
     with recorder.phase("forward"):
         gpu.time_ms += 1000
         gpu.use(1)
-    measured = recorder.take()
+    measured = recorder.take_measurements()
 
     assert (measured.seconds["forward"], measured.seconds["backward"]) == (3, 5)
     assert measured.peak_gib == {"forward": 3, "backward": 7, "other": 1}

@@ -15,7 +15,7 @@ SECONDS["optimizer"] = 0.5
 
 def test_it_is_six_operations_per_multiply_add_of_the_tokens_that_were_run() -> None:
     """Two layers of width 4 and a vocabulary of 10; one of them attends to two tokens at most."""
-    cost = SequenceCost.of(
+    cost = SequenceCost.from_config(
         {
             "hidden_size": 4,
             "num_attention_heads": 2,

@@ -433,7 +433,9 @@ def test_a_pause_is_advised_before_the_first_batch_and_until_it_is_over():
     advisor = Advisor(demo_settings())
     paused = StoreFigures(paused="11 of the last 1000 tasks died")
 
-    looks = [advisor.look(each) for each in (StoreFigures(), paused, *[StoreFigures()] * 3)]
+    looks = [
+        advisor.consider_store(each) for each in (StoreFigures(), paused, *[StoreFigures()] * 3)
+    ]
 
     held = [[advice.rule for advice in each] for each in looks]
     assert held == [[], ["leasing_paused"], ["leasing_paused"], ["leasing_paused"], []]
@@ -445,7 +447,7 @@ def test_a_pause_leaves_the_advice_about_batches_as_it_was():
     advisor = Advisor(demo_settings(), [*RULES, of_even])
     before = [advisor.consider(each) for each in demo()[:3]][-1]
 
-    after = [advisor.look(StoreFigures(paused="11 died")) for _ in range(9)][-1]
+    after = [advisor.consider_store(StoreFigures(paused="11 died")) for _ in range(9)][-1]
 
     assert [each.rule for each in before] == ["even"], "of batch 2; 3 is one of three calm ones"
     assert [each.rule for each in after] == ["leasing_paused", "even"]

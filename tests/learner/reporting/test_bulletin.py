@@ -27,7 +27,7 @@ def sent(bulletin):
 
 
 def test_it_says_over_the_wire_what_the_files_say():
-    from_files = RunProgress(FOLDER, steps=120).look()
+    from_files = RunProgress(FOLDER, steps=120).read_progress()
 
     told = progress_of(RunSnapshot.decode(sent(recorded())), steps=120)
 

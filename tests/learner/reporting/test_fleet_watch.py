@@ -32,7 +32,7 @@ def test_actors_with_weights_count_and_silent_ones_do_not(tmp_path: Path) -> Non
         busy_s = str(100.0 * k)
         gone = seen("gone", silent_s=60.0, busy_s=busy_s)
         actors = [seen("a", busy_s=busy_s), seen("b", busy_s=busy_s, tokens="?"), gone, loads]
-        watch.look(100.0 * k, actors)
+        watch.observe_actors(100.0 * k, actors)
         watch.batch(100.0 * k, wait_s=50.0, span_s=100.0)
 
     assert watch.present == 3
@@ -43,8 +43,8 @@ def test_actors_with_weights_count_and_silent_ones_do_not(tmp_path: Path) -> Non
 def test_figures_that_are_no_numbers_are_none(tmp_path: Path) -> None:
     watch = FleetWatch(tiny_settings(tmp_path))
 
-    watch.look(0.0, [seen("a", busy_s="lots", weight_pause_s="")])
-    watch.look(9.0, [seen("a", busy_s="more")])
+    watch.observe_actors(0.0, [seen("a", busy_s="lots", weight_pause_s="")])
+    watch.observe_actors(9.0, [seen("a", busy_s="more")])
     watch.batch(9.0, wait_s=0.0, span_s=9.0)
 
     assert watch.wanted.actors == 1
@@ -53,7 +53,7 @@ def test_figures_that_are_no_numbers_are_none(tmp_path: Path) -> None:
 @pytest.fixture
 def two_actors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let two actors be seen from the first batch on: the ring's own thread says no HELLO."""
-    look, batch, has_begun = FleetWatch.look, FleetWatch.batch, threading.Event()
+    look, batch, has_begun = FleetWatch.observe_actors, FleetWatch.batch, threading.Event()
 
     def with_two(watch: FleetWatch, now_s: float, actors: Iterable[ActorSeen]) -> None:
         look(watch, now_s, [*actors, seen("a"), seen("b")] if has_begun.is_set() else actors)
@@ -62,7 +62,7 @@ def two_actors(monkeypatch: pytest.MonkeyPatch) -> None:
         has_begun.set()
         batch(watch, now_s, wait_s=wait_s, span_s=span_s)
 
-    monkeypatch.setattr(FleetWatch, "look", with_two)
+    monkeypatch.setattr(FleetWatch, "observe_actors", with_two)
     monkeypatch.setattr(FleetWatch, "batch", begun)
     monkeypatch.setattr(advisor_thread, "ASK_EVERY_S", 0.01)
 

@@ -96,7 +96,7 @@ def check_checkpoints(folder: Path) -> None:
 def check_records() -> None:
     """Put a record, get it, sweep it."""
     store = ObjectStore("s3://checkpoints/records", "tiny")
-    reference = store.put(7, b"a record")
+    reference = store.put_record(7, b"a record")
     assert store.get(7, reference) == b"a record"
     assert store.sweep(lambda ids: [b"" for _ in ids], older_than_s=0.0) == 1
     print("records: as they should")

@@ -52,7 +52,7 @@ def gradients(policy: Policy, number: int) -> list[Tensor]:
     lengths = LENGTHS[number]
     rows = [[3 + (7 * row + token) % 17 for token in range(n)] for row, n in enumerate(lengths)]
     prefixes = [None] * (len(rows) - 1) + [0]
-    sequences = Sequences.of(rows, prefixes=prefixes)
+    sequences = Sequences.from_token_ids(rows, prefixes=prefixes)
     indices_N = torch.arange(1, lengths[0])
     with torch.no_grad():
         policy(sequences, indices_N)
@@ -96,7 +96,7 @@ def _kept(ranks: Ranks) -> dict[str, float]:
         "head_dim": 32,
         "vocab_size": 256,
     }
-    sequences = Sequences.of([range(100)] * 7)
+    sequences = Sequences.from_token_ids([range(100)] * 7)
     found: list[int] = []
     for layers in (2, 4):
         policy = Policy(
@@ -116,7 +116,7 @@ def _kept(ranks: Ranks) -> dict[str, float]:
         found.append(sum(tensor.untyped_storage().nbytes() for tensor in kept.values()))
     config = {"model_type": "qwen3", "num_hidden_layers": 1, **shape}
     # A CPU's attention puts its pieces together once more.
-    computed = ModelShape.of(config).kept("none", 2, is_fused=True) + 2 * 4 * 32
+    computed = ModelShape.from_config(config).kept("none", 2, is_fused=True) + 2 * 4 * 32
     measured = (found[1] - found[0]) / 2 / 700
     assert 0.98 < computed / measured < 1.02, (computed, measured)
     return {"kept by a compiled layer": measured, "computed": computed}
@@ -132,7 +132,7 @@ def _times(ranks: Ranks) -> dict[str, float]:
         "num_key_value_heads": 2,
         "head_dim": 64,
     }
-    sequences = Sequences.of([range(256)] * 8)
+    sequences = Sequences.from_token_ids([range(256)] * 8)
     indices_N = torch.arange(1, 256)
     found: dict[str, float] = {}
     for compiled in (False, True):

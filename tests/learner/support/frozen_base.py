@@ -76,7 +76,7 @@ def differentiate(policy: Policy, texts: list[list[int]]) -> Found:
     for each in trained:
         each.grad = None
     began = time.process_time()
-    logprobs_N = policy(Sequences.of(texts), places).logprobs_N
+    logprobs_N = policy(Sequences.from_token_ids(texts), places).logprobs_N
     loss = -(logprobs_N * advantages_N).mean()
     loss.backward()
     seconds = time.process_time() - began
@@ -118,7 +118,7 @@ def main() -> int:
             f"{min(each.seconds for each in passes):.2f}",
         )
         print(f"| {' | '.join(cells)} |", flush=True)
-    ranks.leave()
+    ranks.destroy_process_group()
     return int(least < LEAST_COSINE)
 
 

@@ -25,7 +25,7 @@ def make_prepared(
     assert sum(lengths) == len(log_mu_N)
     nothing_N = torch.zeros(len(log_mu_N), dtype=torch.int64)
     microbatch = Microbatch(
-        sequences=Sequences.of([[0]] * len(lengths)),
+        sequences=Sequences.from_token_ids([[0]] * len(lengths)),
         indices_N=nothing_N,
         behaviour_logprobs_N=log_mu_N,
         advantages_N=advantages_N,

@@ -169,7 +169,7 @@ class RingInProcess:
         """Run one life of the learner beside an actor."""
         settings, ranks = self.settings, self.ranks
         policy = load_policy(settings, ranks, is_trained=True)
-        optimizer = ScheduledOptimizer(policy, Schedule.of(settings), settings.learner)
+        optimizer = ScheduledOptimizer(policy, Schedule.from_settings(settings), settings.learner)
         checkpoints = Checkpoints(
             settings.run.folder / "checkpoints", keep=settings.learner.keep_checkpoints, ranks=ranks
         )
@@ -196,7 +196,7 @@ class RingInProcess:
                     under_way=checkpoints.under_way,
                     ledger=ledger,
                     vocabulary=policy.vocabulary,
-                    cost=SequenceCost.of(policy.causal_lm.config.to_dict()),
+                    cost=SequenceCost.from_config(policy.causal_lm.config.to_dict()),
                     page=self.page,
                     stopping=self.stopping,
                 ),

@@ -78,7 +78,7 @@ def _error(settings: AlgorithmSettings) -> float:
     prepared = _prepared(log_pi_N)
 
     def loss_of(rows: slice, logprobs_R: Tensor, entropies_R: Tensor) -> Tensor:
-        own = prepared.take(torch.arange(TOKENS)[rows])
+        own = prepared.select_tokens(torch.arange(TOKENS)[rows])
         return policy_loss(logprobs_R, entropies_R, own, settings).loss
 
     once = score(loss_of=loss_of)

@@ -41,7 +41,7 @@ def test_the_rate_warms_up_and_decays_to_its_floor(decay: str, expected: list[fl
 def test_a_gradient_that_is_not_finite_changes_nothing(ranks: Ranks, poison: float) -> None:
     policy = tiny_policy(ranks.mesh)
     optimizer = ScheduledOptimizer(policy, constant_rate(1e-2), LearnerSettings())
-    sequences, indices_N = Sequences.of([[3, 4, 5]]), torch.tensor([1, 2])
+    sequences, indices_N = Sequences.from_token_ids([[3, 4, 5]]), torch.tensor([1, 2])
     policy(sequences, indices_N).logprobs_N.sum().backward()
     assert not optimizer.step(1).skipped
     before = parameters_of(policy, optimizer)
@@ -58,7 +58,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(ranks: Ranks, poison: flo
 def test_gradients_are_clipped_by_their_global_norm(ranks: Ranks) -> None:
     policy = tiny_policy(ranks.mesh)
     optimizer = ScheduledOptimizer(policy, constant_rate(1e-2), LearnerSettings(max_grad_norm=0.5))
-    policy(Sequences.of([[3, 4, 5]]), torch.tensor([1, 2])).logprobs_N.sum().backward()
+    policy(Sequences.from_token_ids([[3, 4, 5]]), torch.tensor([1, 2])).logprobs_N.sum().backward()
     squares = [p.grad.square().sum() for p in policy.parameters() if p.grad is not None]
 
     outcome = optimizer.step(1)
@@ -106,7 +106,9 @@ def _imitate(policy: Policy, optimizer: ScheduledOptimizer, steps: range) -> lis
     """Raise the log-probs of a sequence; the loss before each step."""
     losses = []
     for step in steps:
-        loss = -policy(Sequences.of([[3, 4, 5, 9]]), torch.tensor([1, 2, 3])).logprobs_N.mean()
+        loss = -policy(
+            Sequences.from_token_ids([[3, 4, 5, 9]]), torch.tensor([1, 2, 3])
+        ).logprobs_N.mean()
         loss.backward()
         optimizer.step(step)
         losses.append(loss.item())

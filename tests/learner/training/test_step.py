@@ -153,7 +153,9 @@ def _log_probs(policy: Policy, episode: Episode) -> Tensor:
     start = len(episode.prompt_ids)
     token_ids = [*episode.prompt_ids.tolist(), *episode.completion.token_ids.tolist()]
     trained = [start + t for t, mask in enumerate(episode.completion.loss_mask) if mask]
-    logprobs: Tensor = policy(Sequences.of([token_ids]), torch.tensor(trained)).logprobs_N
+    logprobs: Tensor = policy(
+        Sequences.from_token_ids([token_ids]), torch.tensor(trained)
+    ).logprobs_N
     return logprobs
 
 

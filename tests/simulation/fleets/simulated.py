@@ -170,7 +170,7 @@ class FleetSimulation(Simulation):
             waited_s = 0.0
         self.hour.batches += 1
         self._store.trust(self.server.run_id)
-        self.watch.look(now_s, self._store.run(operations.actors()))
+        self.watch.observe_actors(now_s, self._store.run(operations.actors()))
         self.watch.batch(now_s, wait_s=waited_s, span_s=now_s - self._began_s)
         if self.watch.wanted.actors != self.hour.wanted[-1]:
             self.hour.wanted.append(self.watch.wanted.actors)

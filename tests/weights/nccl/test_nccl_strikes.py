@@ -31,7 +31,7 @@ class Story:
     def version(self, *, broken_for: tuple[str, ...] = ()) -> Membership:
         """One version: all but these confirm it, and HEARD_WITHIN_S pass."""
         self.step += 1
-        membership = self.epochs.begin(PolicyVersion(1, self.step))
+        membership = self.epochs.begin_epoch(PolicyVersion(1, self.step))
         assert membership is not None
         for actor in membership.members:
             self.epochs.ready(actor, membership.number)

@@ -181,7 +181,7 @@ def test_slices_of_a_version_that_nobody_shared_yet_have_digests_when_a_site_nee
         heard.posted.clear()
         heard.join("second")
         found = [list(heard.posted)]
-        await until(lambda: heard.server._digests.of(PolicyVersion(1, 1)) is not None)
+        await until(lambda: heard.server._digests.digests_of(PolicyVersion(1, 1)) is not None)
         heard.join("second")
         making.cancel()
         return found, heard.posted

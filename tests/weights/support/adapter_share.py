@@ -91,7 +91,7 @@ def main() -> int:
     places = torch.tensor([n for n in range(sum(map(len, texts))) if n not in starts])
 
     def score(policy: nn.Module) -> Tensor:
-        logprobs_N: Tensor = policy(Sequences.of(texts), places).logprobs_N
+        logprobs_N: Tensor = policy(Sequences.from_token_ids(texts), places).logprobs_N
         return logprobs_N
 
     least = 1.0

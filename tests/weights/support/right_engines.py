@@ -139,7 +139,7 @@ def by_policy(policy: Policy, rows: list[Row], heat: float) -> Tensor:
     for prompt, made, _ in rows:
         places.append(torch.arange(len(prompt), len(prompt) + len(made)) + at)
         at += len(prompt) + len(made)
-    packed = Sequences.of([(*prompt, *made) for prompt, made, _ in rows])
+    packed = Sequences.from_token_ids([(*prompt, *made) for prompt, made, _ in rows])
     scores: Tensor = policy(packed, torch.cat(places), temperature=heat).logprobs_N
     return scores.double().view(len(rows), -1)
 

@@ -198,7 +198,7 @@ def play(
         batch = ring.tick(now_s)
         if batch is not None and not knows:
             busy = {name: actor.busy_s for name, actor in fleet.serving.items()}
-            meter.look(now_s, busy, version_s=load.version_s)
+            meter.observe_busy_time(now_s, busy, version_s=load.version_s)
             measured = meter.batch(wait_s=batch[0], span_s=batch[1])
             if measured is not None:
                 wanted = next_wanted(wanted, measured, settings, now_s=now_s)

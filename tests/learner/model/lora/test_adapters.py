@@ -55,7 +55,7 @@ def _plain(adapted: Any) -> Any:
 
 
 def _logprobs(model: Any) -> Tensor:
-    sequences = Sequences.of([[3, 9, 4, 4, 17, 2], [5, 1, 8]])
+    sequences = Sequences.from_token_ids([[3, 9, 4, 4, 17, 2], [5, 1, 8]])
     with torch.no_grad():
         indices_N = torch.tensor([1, 2, 3, 4, 5, 7, 8])
         scores = Policy(model, temperature=1.0)(sequences, indices_N)

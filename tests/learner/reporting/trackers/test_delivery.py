@@ -19,7 +19,7 @@ def delivering(
     try:
         yield delivery
     finally:
-        delivery.end(is_finished=is_finished)
+        delivery.request_end(is_finished=is_finished)
         delivery.join(60)
         assert not delivery.is_under_way
 

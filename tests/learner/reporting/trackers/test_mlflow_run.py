@@ -36,7 +36,7 @@ def deliver(server: MlflowStandIn, run: WrittenRun, *, register_as: str | None =
     parameters = {f"run.x{n}": n for n in range(150)}
     delivery = Delivery("mlflow", tracker, run.folder, parameters, first_pause_s=0.001)
     delivery.start()
-    delivery.end(is_finished=True)
+    delivery.request_end(is_finished=True)
     delivery.join(60)
     assert delivery.has_got_all
     return delivery
@@ -115,7 +115,7 @@ def test_a_model_that_is_registered_again_is_a_further_version(
     server: MlflowStandIn, tmp_path: Path
 ) -> None:
     tracker = tracker_of(server, register_as="speller")
-    tracker.begin(None, {})
+    tracker.start_run(None, {})
 
     for _ in range(2):
         tracker.take_model(tmp_path, lambda: None)
@@ -127,9 +127,9 @@ def test_a_server_that_takes_no_files_refuses_tables_and_says_what_to_change(
     server: MlflowStandIn, tmp_path: Path
 ) -> None:
     run, tracker = WrittenRun(tmp_path), tracker_of(server, register_as="speller")
-    run_id = tracker.begin(None, {})
+    run_id = tracker.start_run(None, {})
     server.runs[run_id]["artifact_uri"] = "s3://bucket/0/run-0/artifacts"
-    tracker.begin(run_id, {})
+    tracker.start_run(run_id, {})
     tracker.log([TrackedFigures(1, 1e9, {"reward/mean": 0.5})])
     (run.folder / "file").touch()
 
@@ -145,14 +145,14 @@ def test_a_server_that_does_not_answer_in_time_is_away(
     server.hangs.set()
 
     with pytest.raises(OSError, match="timed out"):
-        tracker_of(server).begin(None, {})
+        tracker_of(server).start_run(None, {})
 
 
 def test_keys_come_from_mlflows_own_variables_and_go_into_every_request(
     server: MlflowStandIn,
 ) -> None:
     environ = {"MLFLOW_TRACKING_TOKEN": "t0"}
-    MlflowRun(MlflowSettings(url=server.url), RUN, environ).begin(None, {"run.seed": 1})
+    MlflowRun(MlflowSettings(url=server.url), RUN, environ).start_run(None, {"run.seed": 1})
 
     assert set(server.headers) == {"Bearer t0"}
     pair = {"MLFLOW_TRACKING_USERNAME": "ana", "MLFLOW_TRACKING_PASSWORD": "p"}

@@ -100,7 +100,7 @@ def _live(folder: Path, rank: int, case: tuple[int, int, int], policy: Policy) -
         commit: Callable[[], object] = int
         if ranks.is_first:
             commit = (folder / f"commit-{step}").touch
-        checkpoints.begin(replace(STATE, step=step), policy, optimizer, then=commit)
+        checkpoints.begin_save(replace(STATE, step=step), policy, optimizer, then=commit)
         checkpoints.under_way.wait()
         disk.operations, disk.kills_at = 0, operation if rank == victim else 0
     (folder / f"operations-{rank}").write_text(str(disk.operations))

@@ -60,4 +60,4 @@ def main(folder: Path) -> None:
     found["differences"] = {f.name: differences(f, ranks.mesh, ranks.tensor) for f in saved}
     torch.save(found, folder / f"found-{ranks.rank}.pt")
     ranks.barrier()
-    ranks.leave()
+    ranks.destroy_process_group()

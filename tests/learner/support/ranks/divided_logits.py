@@ -63,4 +63,4 @@ def main(folder: Path) -> None:
     assert chosen.called
     torch.save(found, folder / f"found-{ranks.rank}.pt")
     ranks.barrier()
-    ranks.leave()
+    ranks.destroy_process_group()

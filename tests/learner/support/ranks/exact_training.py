@@ -165,4 +165,4 @@ def main(folder: Path) -> None:
         torch.save(found, folder / "found.pt")
         torch.save(sharded, folder / "sharded.pt")
     ranks.barrier()
-    ranks.leave()
+    ranks.destroy_process_group()

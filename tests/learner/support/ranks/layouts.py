@@ -249,4 +249,4 @@ def main(folder: Path) -> None:
     if ranks.is_first:
         (folder / f"found-{ranks.size}.json").write_text(json.dumps(found))
     ranks.barrier()
-    ranks.leave()
+    ranks.destroy_process_group()

@@ -70,4 +70,4 @@ def main(folder: Path) -> None:
     if ranks.is_first:
         torch.save(gradients, folder / f"gradients-{ranks.size}.pt")
     ranks.barrier()
-    ranks.leave()
+    ranks.destroy_process_group()

@@ -109,4 +109,4 @@ def main(folder: Path) -> None:
     if ranks.is_first:
         (folder / "peak.json").write_text(json.dumps(measured))
     ranks.barrier()
-    ranks.leave()
+    ranks.destroy_process_group()

@@ -200,4 +200,4 @@ def main(folder: Path) -> None:
         torch.save([packed], folder / "packed.pt")
         torch.save(critic_parameters, folder / "critics.pt")
     ranks.barrier()
-    ranks.leave()
+    ranks.destroy_process_group()

@@ -40,4 +40,4 @@ def main(folder: Path) -> None:
     if ranks.is_first:
         torch.save(found, folder / f"{ranks.size}.pt")
     ranks.barrier()
-    ranks.leave()
+    ranks.destroy_process_group()

@@ -51,10 +51,10 @@ class KeepingTracker:
         self.fault: Callable[[], None] = lambda: None
         self.has_more = threading.Condition()
 
-    def check(self) -> None:
+    def check_requirements(self) -> None:
         """It needs nothing."""
 
-    def begin(self, run_id: str | None, parameters: Parameters) -> str:
+    def start_run(self, run_id: str | None, parameters: Parameters) -> str:
         self.fault()
         self.begun.append(run_id)
         return "the run"
@@ -75,7 +75,7 @@ class KeepingTracker:
         self.fault()
         self.models.append(folder)
 
-    def end(self, *, is_finished: bool) -> None:
+    def end_run(self, *, is_finished: bool) -> None:
         self.ends.append(is_finished)
 
     @property
