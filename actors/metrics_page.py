@@ -17,9 +17,7 @@ TOKENS = Metric("nyala_actor_sampled_tokens_total", "counter", "tokens", "Sample
 FINISHED = Metric(
     "nyala_actor_finished_episodes_total", "counter", "episodes", "Episodes with their reward."
 )
-LOST = Metric(
-    "nyala_actor_lost_leases_total", "counter", "leases", "Leases that another actor has by now."
-)
+LOST = Metric("nyala_actor_lost_leases_total", "counter", "leases", "Leases lost to another actor.")
 BUSY = Metric(
     "nyala_actor_engine_busy_seconds_total",
     "counter",
@@ -33,7 +31,7 @@ ROOM = Metric(
     "nyala_actor_most_episodes",
     "gauge",
     "episodes",
-    "Episodes that it may have at a time; it changes with `actors.max_concurrent_episodes: auto`.",
+    "Most episodes at a time; it changes with `actors.max_concurrent_episodes: auto`.",
 )
 UNACKNOWLEDGED = Metric(
     "nyala_actor_unacknowledged_episodes",
@@ -44,7 +42,7 @@ UNACKNOWLEDGED = Metric(
 LINEAGE = Metric(
     "nyala_actor_policy_lineage", "gauge", "1", "Lineage of the version that the engine serves."
 )
-STEP = Metric("nyala_actor_policy_step", "gauge", "batches", "Step of that version.")
+STEP = Metric("nyala_actor_policy_step", "gauge", "batches", "Step of the version served.")
 PROBE = Metric(
     "nyala_actor_probe_difference_nats",
     "gauge",

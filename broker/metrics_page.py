@@ -28,16 +28,22 @@ LOOK_S = 5.0  # as often as Prometheus asks; counting takes Redis a fraction of 
 
 ACTORS = Metric("nyala_broker_actors", "gauge", "actors", "Actors that this broker serves.")
 SUSPECT = Metric(
-    "nyala_broker_suspect_actors", "gauge", "actors", "Of these, silent for too long to get work."
+    "nyala_broker_suspect_actors",
+    "gauge",
+    "actors",
+    "Actors that get no work because they are silent for too long.",
 )
 WANTED = Metric(
     "nyala_actors_wanted",
     "gauge",
     "actors",
-    "Actors that the run wants: for whoever starts and ends them (`docs/fleet.md`).",
+    "Actors that the run wants, for the scheduler that starts and ends them (`docs/fleet.md`).",
 )
 WAITING = Metric(
-    "nyala_broker_waiting_requests", "gauge", "requests", "Requests for work that wait for some."
+    "nyala_broker_waiting_requests",
+    "gauge",
+    "requests",
+    "Requests of actors that wait for work.",
 )
 REFUSED = Metric(
     "nyala_broker_refusals_total", "counter", "messages", "Refused messages.", label="code"
@@ -46,14 +52,14 @@ REQUEUE = Metric(
     "nyala_broker_requeue_seconds",
     "histogram",
     "s",
-    "From the last sign of life of an actor until its lease expired.",
+    "Time from the last sign of life of an actor until its lease expired.",
 )
 RECOVERY = Metric(
     "nyala_broker_recovery_seconds",
     "histogram",
     "s",
-    "From the last sign of life of an actor that fell silent until another had its task, "
-    "whether its lease expired or was shared before.",
+    "Time from the last sign of life of a silent actor until another had its task, after its "
+    "lease had expired or been shared.",
 )
 CLOSED = Metric(
     "nyala_broker_leasing_closed",
@@ -69,7 +75,7 @@ TASKS = Metric(
     "nyala_buffer_tasks",
     "gauge",
     "tasks",
-    "Tasks of training by state; `committed`, `dropped`, `dead` and `cancelled` are ends.",
+    "Training tasks by state; `committed`, `dropped`, `dead` and `cancelled` are final.",
     label="state",
 )
 CREATED = Metric("nyala_buffer_created_tasks_total", "counter", "tasks", "Tasks created.")
@@ -81,7 +87,7 @@ DROPPED = Metric(
 )
 DEAD = Metric("nyala_buffer_dead_letters", "gauge", "tasks", "Tasks that are not tried any more.")
 OPEN = Metric(
-    "nyala_buffer_open_units", "gauge", "units", "Groups with work begun, not yet complete."
+    "nyala_buffer_open_units", "gauge", "units", "Groups that are begun and not yet complete."
 )
 COMPLETE = Metric(
     "nyala_buffer_complete_units", "gauge", "units", "Complete groups that no batch has claimed."
@@ -96,7 +102,7 @@ ADMITTED = Metric(
     "nyala_buffer_admitted_units",
     "gauge",
     "units",
-    "Most of them; beyond it no new group is leased.",
+    "Upper bound of the units in flight; beyond it no new group is leased.",
 )
 TRAINED = Metric("nyala_buffer_trained_step", "gauge", "batches", "Batches trained.")
 CHECKPOINTED = Metric(

@@ -108,34 +108,39 @@ FIGURES = (
     Figure("lineage", "1", "Life of the learner that trained it.", "progress",
         Metric("nyala_learner_lineage", "gauge", "1", "Life of the learner, from 1.")),
     Figure("time", "s", "Unix time of the line.", live="recent"),
-    Figure("is_replay", "true or false", "Sealed by an earlier life of the learner.", "progress"),
+    Figure("is_replay", "true or false", "Whether an earlier life of the learner sealed the "
+        "batch.", "progress"),
     Figure("wall_s", "s", "Time of the run so far, over all lives of the learner.", "progress",
         live="recent"),
     # The optimizer.
-    Figure("loss", "1", "Mean over the optimizer steps; includes the KL to the reference under "
+    Figure("loss", "1", "Mean over the optimizer steps; includes the KL to the reference with "
         "`kl_in: loss`.", "train",
         Metric("nyala_learner_loss", "gauge", "1", "Loss of the last batch."),
         ChartLine(LOSS, "loss")),
-    Figure("grad_norm", "1", "Largest of the steps', before clipping; not finite where one was "
-        "skipped.", "train",
+    Figure("grad_norm", "1", "Largest gradient norm of the optimizer steps, before clipping; not "
+        "finite where a step was skipped.", "train",
         Metric("nyala_learner_grad_norm", "gauge", "1",
             "Largest gradient norm before clipping."), ChartLine(GRAD_NORM, "norm")),
-    Figure("learning_rate", "1", "Learning rate of all the batch's optimizer steps.", "train",
+    Figure("learning_rate", "1", "Learning rate of all optimizer steps of the batch.", "train",
         Metric("nyala_learner_learning_rate", "gauge", "1", "Learning rate."),
         ChartLine(LEARNING_RATE, "lr")),
     Figure("kl_coefficient", "1", "Weight of the KL to the reference in this batch.", "train"),
     Figure("entropy_bonus", "1", "Weight of the entropy in this batch.", "train"),
-    Figure("value_loss", "1", "Mean over the optimizer steps, without its coefficient.", "train"),
-    Figure("value_mean", "reward", "Over the trained tokens, at the beginning of the batch.",
+    Figure("value_loss", "1", "Loss of the critic: mean over the optimizer steps, without its "
+        "coefficient.", "train"),
+    Figure("value_mean", "reward", "Mean value over the trained tokens, at the beginning of the "
+        "batch.",
         "train"),
     Figure("explained_variance", "1", "1 - Var(target - value) / Var(target) at the beginning of "
         "the batch: 1 = perfect, 0 = no better than a constant. 0 where all targets are equal.",
         "train"),
-    Figure("critic_grad_norm", "1", "Largest of the optimizer steps', before clipping.", "train"),
-    Figure("advantage_mean", "reward", "Mean over trained tokens.", "train"),
-    Figure("advantage_std", "reward", "Standard deviation over trained tokens.", "train"),
-    Figure("advantage_min", "reward", "Least of a trained token.", "train"),
-    Figure("advantage_max", "reward", "Largest of a trained token.", "train"),
+    Figure("critic_grad_norm", "1", "Largest gradient norm of the critic's optimizer steps, before "
+        "clipping.", "train"),
+    Figure("advantage_mean", "reward", "Mean advantage over trained tokens.", "train"),
+    Figure("advantage_std", "reward", "Standard deviation of the advantage over trained tokens.",
+        "train"),
+    Figure("advantage_min", "reward", "Smallest advantage of a trained token.", "train"),
+    Figure("advantage_max", "reward", "Largest advantage of a trained token.", "train"),
     # pi, the trained policy, against mu, which sampled, and ref, the reference; rho is pi/mu.
     Figure("kl_pi_mu_k1", "nats", "KL(pi || mu) per token, nats: mean of rho log(rho).",
         "off_policy"),
@@ -167,20 +172,22 @@ FIGURES = (
     Figure("ratio_std", "1", "Standard deviation of rho.", "off_policy"),
     Figure("ratio_max", "1", "Largest rho.", "off_policy",
         Metric("nyala_learner_ratio_max", "gauge", "1", "Largest pi/mu of a token.")),
-    Figure("ratio_percentiles", "1, by percent", "Percent -> rho, within 5 % of its log.",
+    Figure("ratio_percentiles", "1, by percent", "Percent -> rho, with log(rho) accurate to 5 %.",
         "off_policy"),
     Figure("log_ratio_histogram", "tokens by nats", "Bin of log(rho), nats -> trained tokens. A "
         "bin is named by its edge nearer to 0: `0.03` holds 0.03 to 0.1, `-0.03` holds -0.1 to "
-        "-0.03, `3` all above, `0` what is within 0.001 of 0.", "off_policy"),
-    Figure("chi_square", "1", "chi^2(pi || mu) per token: mean of rho^2 - 1, how much the ratios "
-        "add to the variance.", "off_policy"),
+        "-0.03, `3` all larger values, `0` all values within 0.001 of 0.", "off_policy"),
+    Figure("chi_square", "1", "chi^2(pi || mu) per token: mean of rho^2 - 1, the variance that the "
+        "ratios add.", "off_policy"),
     Figure("effective_sample_size", "0 to 1", "(sum rho)^2 / (N sum rho^2), in (0, 1]: the share "
         "of tokens that carry information.", "off_policy",
         Metric("nyala_learner_effective_sample_ratio", "gauge", "0 to 1",
             "Effective sample size."), ChartLine(SAMPLE_SIZE, "tokens")),
-    Figure("sequence_effective_sample_size", "0 to 1", "The same of whole episodes, whose ratio is "
-        "the product over their tokens.", "off_policy", chart=ChartLine(SAMPLE_SIZE, "episodes")),
-    Figure("sequence_ratio_mean", "1", "Mean over episodes of that product.", "off_policy"),
+    Figure("sequence_effective_sample_size", "0 to 1", "Effective sample size of whole episodes, "
+        "whose ratio is the product over their tokens.",
+        "off_policy", chart=ChartLine(SAMPLE_SIZE, "episodes")),
+    Figure("sequence_ratio_mean", "1", "Mean over episodes of the product of rho over their "
+        "tokens.", "off_policy"),
     Figure("clip_fraction_low", "0 to 1",
         "Share of tokens that the surrogate's lower bound acted on.", "off_policy",
         Metric("nyala_learner_clipped_low_ratio", "gauge", "0 to 1",
@@ -195,40 +202,45 @@ FIGURES = (
         "rho is below 1.", "off_policy",
         chart=ChartLine(CLIPPED, "masked, ratio below 1", is_optional=True)),
     Figure("mask_fraction_high", "0 to 1", "Share of tokens that the correction masked and whose "
-        "rho is not.", "off_policy",
+        "rho is at least 1.", "off_policy",
         chart=ChartLine(CLIPPED, "masked, ratio above 1", is_optional=True)),
     Figure("lag0_tokens", "tokens", "Tokens of episodes that were wholly sampled at lag 0, before "
-        "the batch's first optimizer step: pi = mu there, so a difference is numerical alone. An "
+        "the batch's first optimizer step. There pi = mu, so a difference is only numerical. An "
         "episode that saw a swap has keys and values of older weights (`actors.kv_on_swap`), and "
-        "is lagged.", "off_policy"),
-    Figure("lag0_ratio_mean", "1", "Mean rho of these tokens.", "off_policy"),
-    Figure("lag0_ratio_max", "1", "Largest rho of these tokens.", "off_policy"),
-    Figure("lag0_logprob_diff_mean", "nats", "Mean |log pi - log mu| of these tokens, nats: the "
-        "engine's rounding against the learner's.", "off_policy"),
-    Figure("lag0_logprob_diff_max", "nats", "Largest |log pi - log mu| of these tokens, nats.",
+        "counts as lagged.", "off_policy"),
+    Figure("lag0_ratio_mean", "1", "Mean rho of the `lag0_tokens`.", "off_policy"),
+    Figure("lag0_ratio_max", "1", "Largest rho of the `lag0_tokens`.", "off_policy"),
+    Figure("lag0_logprob_diff_mean", "nats", "Mean |log pi - log mu| of the `lag0_tokens`, nats: "
+        "the engine's rounding against the learner's.", "off_policy"),
+    Figure("lag0_logprob_diff_max", "nats", "Largest |log pi - log mu| of the `lag0_tokens`, "
+        "nats.",
         "off_policy"),
-    Figure("lag0_temperature_excess", "1", "By what share the engine's temperature is above "
-        "`run.temperature`, as log pi - log mu of these tokens tells: their regression on log pi + "
-        "entropy, which is how log pi moves with the logits' scale.", "off_policy"),
-    Figure("lag0_temperature_weight", "nats^2", "Sum of the squares of log pi + entropy over these "
-        "tokens: the share before is right to a token's rounding over the root of this.",
+    Figure("lag0_temperature_excess", "1", "Share by which the engine's temperature is above "
+        "`run.temperature`, estimated from the `lag0_tokens`: regression of log pi - log mu on log "
+        "pi + entropy, which is how log pi changes with the scale of the logits.", "off_policy"),
+    Figure("lag0_temperature_weight", "nats^2", "Sum of (log pi + entropy)^2 over the "
+        "`lag0_tokens`: the error of `lag0_temperature_excess` is a token's rounding over the root "
+        "of this.",
         "off_policy"),
-    Figure("lagged_ratio_mean", "1", "Mean rho of all other tokens: numerics and the movement of "
-        "pi since.", "off_policy"),
-    Figure("lagged_logprob_diff_mean", "nats", "Mean |log pi - log mu| of all other tokens, nats.",
+    Figure("lagged_ratio_mean", "1", "Mean rho of tokens that are not `lag0_tokens`: numerics, and "
+        "the change of pi since they were sampled.", "off_policy"),
+    Figure("lagged_logprob_diff_mean", "nats", "Mean |log pi - log mu| of tokens that are not "
+        "`lag0_tokens`, nats.",
         "off_policy"),
-    Figure("lagged_logprob_diff_max", "nats", "Largest |log pi - log mu| of all other tokens, "
-        "nats.", "off_policy"),
+    Figure("lagged_logprob_diff_max", "nats", "Largest |log pi - log mu| of tokens that are not "
+        "`lag0_tokens`, nats.", "off_policy"),
     # Rewards, and what was sampled.
-    Figure("reward_mean", "reward", "Over episodes, of shaped rewards, as all figures of rewards.",
+    Figure("reward_mean", "reward", "Mean shaped reward over episodes; all figures of rewards are "
+        "of shaped rewards.",
         "reward", Metric("nyala_learner_reward", "gauge", "reward", "Mean reward of the batch."),
         ChartLine(REWARD, "reward"), live="recent"),
-    Figure("reward_std", "reward", "Over the episodes of the batch.", "reward",
+    Figure("reward_std", "reward", "Standard deviation of the reward over the episodes of the "
+        "batch.", "reward",
         Metric("nyala_learner_reward_std", "gauge", "reward",
             "Standard deviation of the batch's rewards.")),
-    Figure("reward_parts", "reward by part", "Mean of each named part.", "reward"),
-    Figure("zero_variance_groups", "groups", "Groups whose rewards are all equal, hence without a "
-        "gradient under group baselines.", "reward"),
+    Figure("reward_parts", "reward by part", "Mean of each named part of the reward.", "reward"),
+    Figure("zero_variance_groups", "groups", "Groups whose rewards are all equal; under group "
+        "baselines they have no gradient.", "reward"),
     Figure("filtered_groups", "groups", "Groups of equal rewards that were replaced by others.",
         "reward"),
     Figure("environments", "by name", "`episodes`, `groups`, `zero_variance_groups`, "
@@ -251,40 +263,42 @@ FIGURES = (
         "response",
         Metric("nyala_learner_truncated_ratio", "gauge", "0 to 1",
             "Episodes cut off by the token limit."),
-        ChartLine(NO_SIGNAL, "cut off by the token limit")),
+            ChartLine(NO_SIGNAL, "cut off by the token limit")),
     Figure("masked_episodes", "episodes", "Episodes without a trained token, due to overlong "
         "filtering.", "response"),
     Figure("episodes_by_length", "episodes by name", "Bucket of completion tokens -> episodes; "
         "`dropped_by_length` counts dropped ones.", "response"),
     # Speed, and the phases of a batch.
-    Figure("mfu", "0 to 1", "Share of the cards' peak; None where it is not stated.", "speed",
+    Figure("mfu", "0 to 1", "Share of the cards' peak that is used; None where the peak is not "
+        "known.", "speed",
         Metric("nyala_learner_mfu_ratio", "gauge", "0 to 1",
-            "Use of the cards' peak; where one is stated."), live="recent"),
+            "Share of the cards' peak that is used, where known."), live="recent"),
     Figure("trained_tokens_per_s", "tokens/s", "Speed of training, without waits.", "speed",
         Metric("nyala_learner_step_tokens_per_second", "gauge", "tokens/s",
             "Speed of the last batch's training, without waits.")),
-    Figure("peak_tflops", "10^12 operations/s", "The peak of one card that it is a share of.",
+    Figure("peak_tflops", "10^12 operations/s", "Peak of one card, to which `mfu` refers.",
         "speed"),
     Figure("peak_gib", "GiB by phase", "Most GPU memory allocated; null on a CPU.", "speed"),
     Figure("learner_memory_gib", "GiB", "Resident memory of the learner and the processes that it "
-        "started; what these share counts in each.", "speed",
+        "started; memory that they share is counted in each.", "speed",
         Metric("nyala_learner_memory_gib", "gauge", "GiB",
             "Resident memory of the learner's processes."),
         ChartLine(MEMORY, "learner", is_optional=True), live="newest"),
-    Figure("learner_cores", "cores", "Processor seconds of these in each second of late.", "speed",
+    Figure("learner_cores", "cores", "Recent CPU seconds per second of the learner and the "
+        "processes that it started.", "speed",
         Metric("nyala_learner_cores", "gauge", "cores",
-            "Processor seconds of the learner's processes in each second."),
+            "CPU seconds per second of the learner's processes."),
         ChartLine(CORES, "learner", is_optional=True), live="newest"),
     Figure("actor_memory_gib", "GiB", "Resident memory of the largest actor with the processes "
-        "that it started; `nyala status` has each.", "actors",
+        "that it started; `nyala status` shows each actor.", "actors",
         chart=ChartLine(MEMORY, "largest actor", is_optional=True), live="newest"),
-    Figure("actor_cores", "cores", "Processor seconds of all actors in each second of late.",
+    Figure("actor_cores", "cores", "Recent CPU seconds per second of all actors.",
         "actors", chart=ChartLine(CORES, "actors", is_optional=True), live="newest"),
     Figure("idle_fraction", "0 to 1", "Share of the run's time spent waiting for batches.",
         "speed"),
     Figure("wait_s", "s", "Waiting for the batch: the learner is idle.", "time",
         chart=ChartLine(TIME, "waiting for episodes"), live="recent"),
-    Figure("fetch_s", "s", "Reading records, on ranks but the first.", "time",
+    Figure("fetch_s", "s", "Reading records, on all ranks but the first.", "time",
         chart=ChartLine(TIME, "fetching and packing"), live="recent"),
     Figure("pack_s", "s", "Packing episodes into microbatches.", "time",
         chart=ChartLine(TIME, "fetching and packing"), live="recent"),
@@ -298,7 +312,8 @@ FIGURES = (
         chart=ChartLine(TIME, "backward and optimizer"), live="recent"),
     Figure("optimizer_s", "s", "Optimizer steps.", "time",
         chart=ChartLine(TIME, "backward and optimizer"), live="recent"),
-    Figure("gather_s", "s", "Waiting for the weights of the version before to be gathered.", "time",
+    Figure("gather_s", "s", "Waiting for the weights of the previous version to be gathered.",
+        "time",
         chart=ChartLine(TIME, "weights to actors"), live="recent"),
     Figure("checkpoint_s", "s", "Time for which a checkpoint stops training.", "time",
         chart=ChartLine(TIME, "checkpoints, other"), live="recent"),
@@ -312,7 +327,8 @@ FIGURES = (
     Figure("trained_tokens", "tokens", "Tokens with loss mask 1.", "progress",
         Metric("nyala_learner_trained_tokens_total", "counter", "tokens",
             "Tokens with loss mask 1."), live="recent"),
-    Figure("completion_tokens", "tokens", "Environment tokens included.", "progress",
+    Figure("completion_tokens", "tokens", "Completion tokens, those of the environment included.",
+        "progress",
         Metric("nyala_learner_completion_tokens_total", "counter", "tokens",
             "Completion tokens of trained episodes, those of the environment included."),
         live="recent"),
@@ -327,27 +343,31 @@ FIGURES = (
     Figure("reused_groups", "groups", "Groups that an earlier batch trained too; the other figures "
         "include them.", "reuse"),
     Figure("reused_episodes", "episodes", "Episodes of the reused groups.", "reuse"),
-    Figure("reused_tokens", "tokens", "Their completion tokens: generated for an earlier batch.",
+    Figure("reused_tokens", "tokens", "Completion tokens of the reused groups, which were "
+        "generated for an earlier batch.",
         "reuse"),
-    Figure("reused_policy_lag_mean", "batches", "Over their trained tokens, batches.", "reuse"),
-    Figure("reuse_count_max", "times", "Most times that one of them has been trained again, this "
-        "batch included.", "reuse"),
+    Figure("reused_policy_lag_mean", "batches", "Mean policy lag of the trained tokens of reused "
+        "groups.", "reuse"),
+    Figure("reuse_count_max", "times", "Largest number of times that a reused group has been "
+        "trained again, this batch included.", "reuse"),
     # What was not trained, what needs attention, and the actors.
-    Figure("dropped_groups", "groups by reason", "Dropped in this life of the learner.", "dropped",
+    Figure("dropped_groups", "groups by reason", "Groups dropped in this life of the learner.",
+        "dropped",
         Metric("nyala_learner_dropped_groups_total", "counter", "groups",
             "Groups dropped when they were claimed.", label="reason"), is_total=True,
         live="recent"),
-    Figure("dropped_by_length", "episodes by length", "The same by tokens of the completion.",
+    Figure("dropped_by_length", "episodes by length", "Episodes dropped in this life of the "
+        "learner, by tokens of the completion.",
         "dropped", is_total=True),
-    Figure("dropped_samples", "episodes", "Sampled texts that were not kept, for lack of room.",
+    Figure("dropped_samples", "episodes", "Sampled texts that were not kept for lack of room.",
         "dropped", is_total=True),
     Figure("alerts", "names", "Conditions that need attention; the learner's log has their text.",
         "health",
         Metric("nyala_learner_alerts_total", "counter", "batches",
             "Batches with this alert (`alerts` in metrics.jsonl).", label="alert"), live="recent"),
-    Figure("advice", "list", "`rule` and `text` of the advice that holds now.", "health",
+    Figure("advice", "list", "`rule` and `text` of the current advice.", "health",
         live="newest"),
-    Figure("sampling_alarms", "alarms", "Times since the learner's start that nobody sampled.",
+    Figure("sampling_alarms", "alarms", "Times since the learner's start that no actor sampled.",
         "actors",
         Metric("nyala_learner_sampling_alarms_total", "counter", "alarms",
             "Times that no actor sampled."), is_total=True),
@@ -355,13 +375,14 @@ FIGURES = (
         "Incarnation that finished the episode -> episodes.", "actors/sampling"),
     Figure("resumed_episodes", "episodes", "Episodes begun by one actor and continued by another.",
         "actors"),
-    Figure("actors", "actors", "Actors that were heard of lately, with weights or not.",
+    Figure("actors", "actors", "Actors with a recent heartbeat, with or without weights.",
         "actors/present"),
     Figure("actors_wanted", "actors", "Actors that the run wants: `nyala_actors_wanted`.",
         "actors/wanted", live="newest"),
     Figure("actors_wanted_why", "text", "Reason for `actors_wanted`.", live="newest"),
-    Figure("actor_hours", "h", "Time of all actors of the run together.", "actors/hours"),
-    Figure("cost", "money", "Cost of `actor_hours` by `fleet.price_per_actor_hour`; null without.",
+    Figure("actor_hours", "h", "Total time of all actors of the run.", "actors/hours"),
+    Figure("cost", "money", "Cost of `actor_hours` by `fleet.price_per_actor_hour`; null without a "
+        "price.",
         "actors", live="newest"),
 )  # fmt: skip
 """Gauges before counters: the page of `/metrics` has this order."""

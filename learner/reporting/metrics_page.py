@@ -64,7 +64,7 @@ PUBLISH = Metric(
     "nyala_learner_publish_seconds",
     "histogram",
     "s",
-    "From the announcement of a version to the last confirmation; of weight groups alone.",
+    "Time from the announcement of a version to the last confirmation; only for weight groups.",
 )
 
 METRICS = (
