@@ -179,7 +179,7 @@ def test_settings_that_a_cure_names_exist() -> None:
         ("had to be killed: learner, actor-0", "console.stop_timeout_s"),
         ("actor-0 was killed by signal 9 (out of memory?); it starts again", "out of memory"),
         ("actor-1 ended with code 1; it starts again in 0.6 s: a thread died", "nyala logs"),
-        ("stopped: learner needs something changed first", "go on with the command"),
+        ("stopped: learner needs something changed first", "resume with the command"),
         ("xyzzy", "no message has this text"),
     ],
 )
