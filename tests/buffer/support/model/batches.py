@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from buffer.operations.values import Claim as ClaimAnswer
 from buffer.operations.values import ClaimedUnit, Rating, ReusedUnit
-from tests.buffer.support.model.state import Claim, Kept, Model, Refused
+from tests.buffer.support.model.state import Claim, Kept, Model, Refused, by_age
 
 
 def begin_lineage(
@@ -63,9 +63,8 @@ def claim(
         batch.starts = (batch.starts or 0) + 1
     held = len(batch.units)
     missing = 0 if batch.is_sealed else max(0, units - held)
-    by_age = sorted(model.buffer, key=lambda unit: model.buffer[unit])
     of_batch = [unit for unit in range((k - 1) * units, k * units) if unit in model.buffer]
-    moved = (of_batch if in_order else by_age)[:missing]
+    moved = (of_batch if in_order else by_age(model.buffer))[:missing]
     for unit in moved:
         age = model.buffer.pop(unit)
         batch.units[unit] = unit if in_order else age

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from buffer.operations.keys import EVAL_BASE
@@ -94,7 +94,12 @@ class Claim:
 
     def in_order(self) -> list[int]:
         """Its units, the oldest first."""
-        return sorted(self.units, key=lambda unit: (self.units[unit], str(unit)))
+        return by_age(self.units)
+
+
+def by_age(units: Mapping[int, int]) -> list[int]:
+    """Sort units by their ages; as in Redis, those of one age by their names."""
+    return sorted(units, key=lambda unit: (units[unit], str(unit)))
 
 
 @dataclass

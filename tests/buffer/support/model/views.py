@@ -16,7 +16,7 @@ from buffer.operations.values import (
     TaskSeen,
     WaitingUnit,
 )
-from tests.buffer.support.model.state import Claim, Model
+from tests.buffer.support.model.state import Claim, Model, by_age
 
 
 def stats(model: Model) -> Stats:
@@ -102,7 +102,7 @@ def dead_letter(model: Model, i: int) -> DeadTask | None:
 
 def peek(model: Model, units: int) -> list[WaitingUnit]:
     """The oldest complete units."""
-    waiting = sorted(model.buffer, key=lambda unit: model.buffer[unit])[:units]
+    waiting = by_age(model.buffer)[:units]
     return [WaitingUnit(unit, num_bytes(model, [unit]), model.finished(unit)) for unit in waiting]
 
 
