@@ -24,11 +24,11 @@ class ActorSettings(SettingsTable):
 
     Change it when the learner waits for episodes and cores or cards are free."""
     engine: Literal["vllm", "torch", "auto"] = "vllm"
-    """`vllm`; `torch`: a small engine that needs torch alone; or `auto`: vLLM where it can start,
-    else the small one, with a warning that says what the machine lacks.
+    """`vllm`; `torch`: a small engine that needs only torch; or `auto`: vLLM if it can start,
+    otherwise the small one, with a warning that says what the machine lacks.
 
-    Set it to `torch` for models of less than a million parameters and for quick tests, or to
-    `auto` for settings that are used on several kinds of machines."""
+    Set it to `torch` for models of less than a million parameters and for quick tests, or to `auto`
+    for settings that are used on several kinds of machines."""
     in_process: bool | None = None
     """Run vLLM inside the actor's process; null = yes on a CPU, no (its core in processes of its
     own) on a GPU, and with several workers.
@@ -37,11 +37,11 @@ class ActorSettings(SettingsTable):
     GPU to debug the engine."""
     max_concurrent_episodes: Positive | Literal["auto"] | None = None
     """Episodes one actor generates at a time; null = 256, and on a CPU no more than a batch has, so
-    that the first batch need not wait for the others that may lag behind it; `auto` = as many as
-    its KV cache holds and as make more tokens, found while it works (vLLM).
+    that the first batch need not wait for episodes of later batches; `auto` = as many as the KV
+    cache holds and as still make more tokens a second, found while the actor works (vLLM).
 
-    Set it to `auto` where machines or answers differ, lower it when the engine preempts requests
-    for want of KV cache, raise it when its cards are not busy, or a CPU has cores to spare."""
+    Set it to `auto` when machines or answers differ, lower it when the engine preempts requests for
+    lack of KV cache, raise it when its cards are not busy, or a CPU has cores to spare."""
     least_concurrent_episodes: Positive = 8
     """With `max_concurrent_episodes: auto`, the number to begin with, and the fewest.
 
@@ -57,7 +57,7 @@ class ActorSettings(SettingsTable):
     Change it when steps of the environment take long and the engine idles meanwhile."""
     environment_workers: Positive = 16
     """Threads in which one actor calls environments without `async` methods; a class that is not
-    thread-safe is made once for each.
+    thread-safe is instantiated once for each.
 
     Change it when an environment without `async` methods waits for others, such as a database, and
     episodes queue for it."""
@@ -70,14 +70,14 @@ class ActorSettings(SettingsTable):
 
     Rarely needs a change: the limits of `run` decide."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.85
-    """Share of the GPU's memory for the engine (GPU); with `kv_cache_gib` only what must be free at
-    its start.
+    """Share of the GPU's memory for the engine (GPU); with `kv_cache_gib` only the share that must
+    be free at its start.
 
     Lower it when something else needs the card, raise it when the engine has the card alone and the
     KV cache is full."""
     kv_cache_gib: Positive | None = None
-    """Memory for the KV cache, GiB; null = 1 on a CPU, and on a GPU what the engine measures as
-    free at its start: set it where learner and actor share a card.
+    """Memory for the KV cache, GiB; null = 1 on a CPU, and on a GPU the memory that the engine
+    measures as free at its start: set it if learner and actor share a card.
 
     Change it when learner and actor share a card, and for long answers on a CPU."""
     kv_on_swap: Literal["keep", "recompute"] = "keep"
@@ -123,7 +123,8 @@ class ActorSettings(SettingsTable):
     """Pause between snapshots of unfinished episodes; another actor continues from them after a
     crash.
 
-    Lower it when actors are often killed and tokens are dear, raise it when the broker is busy."""
+    Lower it when actors are often killed and tokens are expensive, raise it when the broker is
+    busy."""
     metrics_endpoint: HttpEndpoint | None = None
     """Address at which an actor answers `/metrics`, as `broker.metrics_endpoint`; of several actors
     that one command starts, each has the next port.
@@ -134,8 +135,8 @@ class ActorSettings(SettingsTable):
 
     Lower it to what a scheduler grants between SIGTERM and SIGKILL."""
     exit_when_told: Annotated[int, Field(ge=0, le=125)] = 0
-    """Exit code of an actor that was told to go (SIGTERM, SIGINT, a preemption notice), where 0
-    means the end of the run: by another code a scheduler knows which to start again.
+    """Exit code of an actor that was told to stop (SIGTERM, SIGINT, a preemption notice). 0 also
+    means the end of the run; with another code a scheduler knows which actors to start again.
 
     Change it for a scheduler that starts again only what ends with an error."""
     preemption: Literal["none", "aws", "gcp", "azure"] = "none"
@@ -148,21 +149,21 @@ class ActorSettings(SettingsTable):
     Raise it when answers of evaluations take longer, so that one version answers them all."""
     weight_timeout_s: Seconds = 30.0
     """Longest wait for the next 4 MiB of a weight transfer, and for a whole broadcast, after which
-    the actor pulls; what the engine does with the bytes is not counted.
+    the actor pulls; the engine's work on the bytes is not counted.
 
-    Raise it for a line below 140 kB/s, or for broadcasts of large models."""
+    Raise it for a link below 140 kB/s, or for broadcasts of large models."""
     share_endpoint: Endpoint | None = None
     """Address at which an actor shares the weights that it pulls, so that not all actors pull from
     the learner's machine; port 0 = a free one, null = none. Its machine needs `keys/allowed`.
 
     Change it when many actors pull, and the learner's network is their bottleneck."""
     site: Annotated[str, Field(pattern=SITE)] | None = None
-    """Name of the place where this actor is, such as a region: its actors fetch each version, whole
-    or as a sparse update, once between them from the learner's machine and take it from each other.
-    Needs `actors.share_endpoint`, and no copy of `keys/allowed`.
+    """Name of the place where this actor is, such as a region: the actors of a site fetch each
+    version, whole or as a sparse update, only once from the learner's machine and take it from each
+    other. Needs `actors.share_endpoint`, and no copy of `keys/allowed`.
 
-    Change it for actors behind a slow or dear link to the learner, each place with a name of its
-    own."""
+    Change it for actors behind a slow or expensive link to the learner, with a different name for
+    each place."""
     pull_from: Annotated[tuple[WeightSource, ...], Field(min_length=1)] = (
         "memory",
         "peers",
@@ -172,10 +173,11 @@ class ActorSettings(SettingsTable):
     which are then in no weight group), actors that share weights, and the publisher, from which the
     first actor takes each version.
 
-    Change it where an actor of the learner's machine should take weights as one elsewhere does."""
+    Change it when an actor on the learner's machine should take weights as an actor on another
+    machine does."""
     probe_tolerance: Annotated[float, Field(gt=0)] | None = None
     """Largest difference in nats between the engine's log-probs and the learner's on the probe;
-    null = three times what the learner's own rounding moves them on average, six times that on one
+    null = three times the effect of the learner's own rounding on average, six times that on one
     token, and never less than 5e-5 and 5e-4 for float32, 5e-3 and 5e-2 for bfloat16.
 
     Change it when an engine with kernels or a precision of its own is refused, and you accept its
@@ -196,7 +198,7 @@ class FleetSettings(SettingsTable):
     min_actors: Positive = 1
     """Fewest actors that the run wants; before the first batch this many, or `actors.count`.
 
-    Change it when something else starts actors by that number, and a few should never go."""
+    Change it when a scheduler starts actors by that number, and a few should always run."""
     max_actors: Positive | None = None
     """Most actors that the run wants; null = `broker.max_actors`.
 
@@ -204,7 +206,7 @@ class FleetSettings(SettingsTable):
     learner_nodes: Positive = 1
     """Machines of the learner, each with `learner.ranks` processes, in recipes for Kubernetes.
 
-    Change it when the model, or its batches, want more cards than a machine has."""
+    Change it when the model, or its batches, need more cards than a machine has."""
     price_per_actor_hour: Money | None = None
     """Price of an actor in an hour, in any currency; null = costs are not counted.
 
@@ -213,7 +215,7 @@ class FleetSettings(SettingsTable):
     """Most that all actors may cost in an hour, which bounds the number of actors that the run
     wants. Needs `price_per_actor_hour`.
 
-    Change it when spending must be even."""
+    Change it to limit the rate of spending."""
     max_total: Money | None = None
     """Most that all actors of the run may cost; then the learner checkpoints and ends with exit
     code 2. Needs `price_per_actor_hour`.

@@ -48,20 +48,20 @@ class AlgorithmSettings(SettingsTable):
 
     Set it to the k of the pass@k that you want to raise."""
     filter_zero_variance: bool = False
-    """Dynamic sampling (DAPO): a group whose rewards are all equal makes way for another before
+    """Dynamic sampling (DAPO): a group whose rewards are all equal is replaced by another before
     its batch is sealed.
 
-    Change it when many groups are all right or all wrong, and sampling is cheap."""
+    Change it when many groups are entirely correct or entirely wrong, and sampling is cheap."""
     filter_metric: str | None = None
     """Value that `filter_zero_variance` compares: a part of the reward or a metric of the
-    environment, by name, such as `exact`; `accuracy` = `exact` where the environment's own score is
-    trained and has it, else as null; null = the reward that is trained, without the soft overlong
-    punishment.
+    environment, by name, such as `exact`; `accuracy` = `exact` if the environment's own score is
+    trained and has it, otherwise as null; null = the reward that is trained, without the soft
+    overlong punishment.
 
-    Change it when shaping of the reward hides that answers are equally right."""
+    Change it when shaping of the reward hides that answers are equally correct."""
     max_gen_batches: Positive = 10
-    """Batches' worth of groups that are made to fill one batch; after that, groups of equal rewards
-    are trained too, with a warning.
+    """Most batches' worth of groups that are sampled to fill one batch; after that, groups of equal
+    rewards are trained too, with a warning.
 
     Lower it when filtering makes batches take too long."""
     correction: Literal[
@@ -77,9 +77,9 @@ class AlgorithmSettings(SettingsTable):
 
     Change it to compare trust regions: see docs/algorithms.md."""
     aggregation: Literal["token", "sequence", "sequence_sum", "dr_grpo"] = "token"
-    """How token losses are averaged, always over all that an optimizer step sees.
+    """How token losses are averaged, always over all episodes of an optimizer step.
 
-    Change it when answers differ much in length: it decides what a long one weighs."""
+    Change it when answers differ much in length: it decides the weight of long answers."""
     clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
     """Lower bound of the trust region: of the ratio, 1 - clip_low; of its logarithm (gmpo); or of
     the divergence (dppo). Where it is not given, it is the surrogate's own (`CLIP_BOUNDS`).
@@ -106,7 +106,7 @@ class AlgorithmSettings(SettingsTable):
     mask_low: NonNegative = 0.5
     """Smallest ratio that `mis`, `icepop` and `seq_mis` keep.
 
-    Change it when `mis`, `icepop` or `seq_mis` leave out too many tokens, or too few."""
+    Change it when `mis`, `icepop` or `seq_mis` mask too many tokens, or too few."""
     mask_high: Annotated[float, Field(gt=0)] = 5.0
     """Largest ratio that `mis`, `icepop` and `seq_mis` keep.
 
@@ -125,7 +125,7 @@ class AlgorithmSettings(SettingsTable):
     Change it when `token_veto` leaves out too many episodes, or too few."""
     ignore_behaviour: bool = False
     """Train without pi/mu, as if the actors had the policy of the batch's beginning: the naive
-    baseline, with correction none and a proximal policy other than the actors'.
+    baseline, with correction `none` and a proximal policy other than the actors'.
 
     Change it only to measure what the correction is worth."""
     num_epochs: Positive = 1
@@ -143,7 +143,7 @@ class AlgorithmSettings(SettingsTable):
     interpolation of mu and pi by each token's policy lag, which saves that forward pass (A-3PO).
 
     Set it to `recomputed` with several epochs, minibatches or more lag; to `interpolated` when that
-    forward pass is too dear."""
+    forward pass is too expensive."""
     entropy_bonus: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the entropy in the objective.
 
@@ -152,7 +152,7 @@ class AlgorithmSettings(SettingsTable):
     """Entropy, nats per token, that `entropy_bonus` is adapted to keep: raised by `entropy_step`
     after each batch below, lowered after each above; null = a constant bonus.
 
-    Set it instead of looking for a constant bonus."""
+    Set it instead of searching for a constant bonus."""
     entropy_step: Annotated[float, Field(gt=0)] = 0.005
     """Change of `entropy_bonus` at each batch where there is an `entropy_target`.
 
@@ -160,8 +160,8 @@ class AlgorithmSettings(SettingsTable):
     kl_coefficient: NonNegative = 0.0
     """Weight of KL(pi || ref), the distance to a frozen reference policy; 0 = no reference.
 
-    Raise it when the model forgets what it could, or exploits the reward; the reference takes
-    memory, except with adapters, whose frozen model serves as the reference."""
+    Raise it when the model forgets abilities that it had, or exploits the reward; the reference
+    takes memory, except with adapters, whose frozen model serves as the reference."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """How the KL of a sampled token is estimated (Schulman 2020).
 
@@ -175,11 +175,11 @@ class AlgorithmSettings(SettingsTable):
     """KL(pi || ref), nats per token, that `kl_coefficient` is adapted to keep (Ziegler et al.
     2019); null = a constant coefficient.
 
-    Set it instead of looking for a constant coefficient."""
+    Set it instead of searching for a constant coefficient."""
     reference_model: str | None = None
     """Model directory or hub name of the reference; null = the model that the run began with.
 
-    Change it when the policy should stay near another model than its first."""
+    Change it when the policy should stay near another model than its initial one."""
 
     @model_validator(mode="before")
     @classmethod
@@ -207,13 +207,13 @@ class CriticSettings(SettingsTable):
 
     Set it to true when a head on fixed layers cannot tell good states from bad."""
     lr: Annotated[float, Field(gt=0)] = 1e-5
-    """Learning rate, constant. 1e-5 suits a second model; a head alone bears 1e-3.
+    """Learning rate, constant. 1e-5 suits a second model, and about 1e-3 a head alone.
 
     Set it to about 1e-3 for a head alone."""
     warmup_batches: Annotated[int, Field(ge=0)] = 0
     """First batches of the run that train the critic only; the policy stays as it is.
 
-    Raise it when the first advantages of an untrained critic spoil the policy."""
+    Raise it when the first advantages of an untrained critic damage the policy."""
     coefficient: Annotated[float, Field(gt=0)] = 0.5
     """Weight of the value loss beside the policy's: it matters where both share layers, and for
     `learner.max_grad_norm`.
@@ -229,7 +229,7 @@ class CriticSettings(SettingsTable):
 
     Set it below 1 when earlier rewards should count for more than late ones."""
     lam: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """`gae`: lambda; 1 = whole returns, 0 = the next token's value alone.
+    """`gae`: lambda; 1 = whole returns, 0 = only the next token's value.
 
     Set it below 1 when returns are noisy and the critic is good."""
     rho_bar: Annotated[float, Field(gt=0)] = 1.0
@@ -255,16 +255,16 @@ class RewardSettings(SettingsTable):
 
     Change it when parts of the reward should count differently."""
     overlong_buffer_tokens: Annotated[int, Field(ge=0)] = 0
-    """Soft overlong punishment (DAPO): it grows from 0 to `overlong_penalty` over the last so many
-    tokens before `run.max_completion_tokens`; 0 = none.
+    """Soft overlong punishment (DAPO): the penalty grows from 0 to `overlong_penalty` over this
+    many tokens before `run.max_completion_tokens`; 0 = none.
 
-    Raise it when answers grow to the limit."""
+    Raise it when answers grow to the token limit."""
     overlong_penalty: NonNegative = 1.0
-    """Penalty on the reward of an episode of the greatest length.
+    """Penalty on the reward of an episode of the maximal length.
 
-    Change it when the punishment is too weak or too strong beside your rewards."""
+    Change it when the penalty is too weak or too strong for your rewards."""
     overlong_filter: bool = False
     """Train no token of an episode that the token limit ended; its reward still counts in its
     group.
 
-    Change it when cut answers are judged unfairly."""
+    Change it when truncated answers are judged unfairly."""

@@ -19,9 +19,9 @@ class BrokerSettings(SettingsTable):
 
     Change it when actors are on other machines, or two runs share this one."""
     advertise: Address | None = None
-    """Host, or host and port, at which actors reach this broker where its own address does not lead
-    there: behind NAT, in a container. The other brokers of the run tell it to actors, too. null =
-    its own.
+    """Host, or host and port, at which actors reach this broker if they cannot use its own address,
+    such as behind NAT or in a container. The other brokers of the run also send it to actors. null
+    = its own.
 
     Change it when a broker is behind NAT or in a container."""
     keys: Path | None = None
@@ -37,7 +37,7 @@ class BrokerSettings(SettingsTable):
 
     Raise it when heartbeats come late, such as over a slow network."""
     reap_every_s: Seconds = 1.0
-    """Pause between two looks for expired leases; at most a sixth of `lease_timeout_s`.
+    """Pause between two checks for expired leases; at most a sixth of `lease_timeout_s`.
 
     Rarely needs a change: lower it when a second counts after an actor's death."""
     max_attempts: Positive = 3
@@ -49,11 +49,11 @@ class BrokerSettings(SettingsTable):
     """Failures of the task itself (reward, environment, prompt) after which it goes to the dead
     letters, too; progress does not refill this budget.
 
-    Raise it when an environment or reward sometimes fails for reasons that pass."""
+    Raise it when an environment or reward sometimes fails for temporary reasons."""
     progress_timeout_s: Seconds = 120.0
-    """Time without new tokens after which a lease is taken away, heartbeats or not. Where prompt
-    and completion together may have more than 256 tokens for each second of it, the time is a
-    second for every 256 tokens.
+    """Time without new tokens after which a lease is taken away, even if heartbeats arrive. If
+    prompt and completion together may have more than 256 tokens for each second of it, the time is
+    a second for every 256 tokens.
 
     Raise it when a step of the environment or a reward takes longer."""
     max_message_bytes: Annotated[int, Field(ge=4096)] = 32 * 2**20
@@ -69,7 +69,7 @@ class BrokerSettings(SettingsTable):
 
     Raise it when more actors join."""
     max_actors_per_key: Positive = 1
-    """Most incarnations that use one key at once. Actors that share a key can speak in each other's
+    """Most incarnations that use one key at once. Actors that share a key can take each other's
     place once a connection is cut; those that share an enrolment key cannot.
 
     Raise it when actors have to share one key."""
@@ -83,9 +83,9 @@ class BrokerSettings(SettingsTable):
 
     Raise it when actors report `busy` though the broker is idle."""
     other_endpoints: tuple[Endpoint, ...] = ()
-    """Further brokers of this run, over the same Redis and with the same key; an actor begins at
-    any of the brokers and goes to the next when one is silent. Actors are told of brokers that
-    start later.
+    """Further brokers of this run, over the same Redis and with the same key; an actor first
+    connects to any of the brokers and goes to the next when one is silent. Actors also learn the
+    addresses of brokers that start later.
 
     Change it when one broker is not enough, or may not be a single point of failure."""
     metrics_endpoint: HttpEndpoint | None = None

@@ -18,7 +18,7 @@ class BufferSettings(SettingsTable):
     """`redis://[:password@]host:port/db`, `rediss://` (TLS), `unix://` or
     `redis+sentinel://host:port,host:port/service/db`; null = `nyala up` starts a server of its own.
 
-    Change it to keep the buffer in a server of yours, shared by machines or replicated."""
+    Change it to keep the buffer in a server of your own, shared by machines or replicated."""
     maxmemory_mb: Annotated[int, Field(ge=16)] = 1024
     """Memory limit of a server that `nyala up` starts, MiB.
 
@@ -55,10 +55,10 @@ class BufferSettings(SettingsTable):
 
     Lower it when Redis fills up though there is an object store."""
     min_group_size: Positive = 2
-    """Fewest members with which a group trains that lost others to the dead letters; a smaller
-    group is dropped.
+    """Fewest remaining members with which a group is trained after others became dead letters; a
+    smaller group is dropped.
 
-    Raise it when an advantage from few siblings is too noisy."""
+    Raise it when an advantage from few members is too noisy."""
     margin: Annotated[float, Field(ge=1)] = 1.0
     """Admission margin for groups that are expected to be filtered.
 
@@ -83,24 +83,24 @@ class ReplaySettings(SettingsTable):
 
     Raise it from 0 when sampling is the bottleneck and old episodes still help."""
     fraction: Annotated[float, Field(gt=0, lt=1)] = 0.25
-    """Share of a batch's groups that are reused ones, as soon as enough are kept. They come on top
-    of `run.groups_per_batch` new ones: 0.5 doubles the batch.
+    """Share of reused groups in a batch, as soon as enough are kept. They are added to
+    `run.groups_per_batch` new ones: 0.5 doubles the batch.
 
     Raise it when sampling is the bottleneck, lower it when reused groups are too old."""
     sampling: Literal["uniform", "newest", "prioritised"] = "uniform"
     """Groups that a batch reuses: any, the newest, or by `priority`: rank r with a weight of about
     1 / r.
 
-    Set it to `newest` or `prioritised` when uniform reuse teaches little."""
+    Set it to `newest` or `prioritised` when uniform reuse helps little."""
     priority: Literal["advantage", "lag"] = "advantage"
-    """Order of groups with `sampling: prioritised`: by how far the rewards of a group lie apart, or
+    """Order of groups with `sampling: prioritised`: by how much the rewards of a group differ, or
     by how few batches old the group is.
 
     Change it together with `sampling: prioritised`."""
     max_reuse: Positive = 1
     """Most times that a group is trained again.
 
-    Raise it when groups are dear to sample."""
+    Raise it when groups are expensive to sample."""
     max_lag: Positive = 100
     """Most batches by which a kept group's oldest trained token may lag; older groups are dropped.
 

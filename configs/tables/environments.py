@@ -32,8 +32,8 @@ class OneEnvironment(SettingsTable):
     environment_python: str | None = None
     """As `run.environment_python`."""
     share: NonNegative = 1.0
-    """Share of the groups that are trained, over the sum of all shares; 0 = the environment is
-    evaluated and never trained.
+    """Share of the groups that are trained, over the sum of all shares; 0 = the environment is only
+    evaluated and never trained on.
 
     Change it when one environment should be trained more often than another."""
     reward: str | Annotated[list[str], Field(min_length=1)] | None = None

@@ -17,14 +17,14 @@ class LearnerSettings(SettingsTable):
 
     Set it to the cards that the learner has on each machine."""
     min_ranks: Positive | None = None
-    """Fewest ranks, of all machines, to go on with at the newest checkpoint when others are gone;
-    null = they are waited for.
+    """Fewest ranks, of all machines, with which the learner continues at the newest checkpoint when
+    others are gone; null = it waits for them.
 
-    Change it when training should go on without a machine that does not come back."""
+    Change it when training should continue without a machine that does not come back."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to train on; `auto` = on GPUs if this machine has some.
 
-    Set it to `cpu` when the cards are for the actors alone."""
+    Set it to `cpu` when the cards are only for the actors."""
     lr: Annotated[float, Field(gt=0)] = 1e-6
     """Peak learning rate.
 
@@ -44,15 +44,15 @@ class LearnerSettings(SettingsTable):
     Set it to 0 to let the decay end at 0."""
     optimizer: Literal["adamw", "adamw8bit", "muon"] = "adamw"
     """`adamw8bit` keeps the moments of matrices in a quarter of the bytes. `muon` steps along
-    orthogonal matrices, with half of the moments to keep; embeddings, output layer and vectors keep
-    AdamW. Rates are the same for all.
+    orthogonal matrices and keeps half of the moments; embeddings, output layer and vectors keep
+    AdamW. The same learning rates suit all.
 
     Set it to `adamw8bit` or `muon` when the optimizer's moments do not fit."""
     lora_rank: Annotated[int, Field(ge=0)] = 0
-    """Rank of the adapters (LoRA) beside the matrices of the layers, which are then all that is
-    trained; 0 = the weights themselves are.
+    """Rank of the adapters (LoRA) beside the matrices of the layers; only the adapters are then
+    trained. 0 = the weights themselves are trained.
 
-    Raise it from 0 when the whole model does not fit, or to train quickly on little memory."""
+    Raise it from 0 when the whole model does not fit, or to train quickly with little memory."""
     lora_alpha: Annotated[float, Field(gt=0)] | None = None
     """Adapters are multiplied with `lora_alpha` / `lora_rank`; null = twice the rank.
 
@@ -77,27 +77,27 @@ class LearnerSettings(SettingsTable):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradient norm above which gradients are scaled down.
 
-    Lower it when single batches spoil the policy, raise it when almost every gradient is scaled
+    Lower it when single batches damage the policy, raise it when almost every gradient is scaled
     down."""
     microbatch_tokens: Positive = 16384
     """Most tokens of a forward pass, as many as fit the memory. Episodes are packed into it without
-    pads; loss and gradient do not depend on it. A longer episode has a pass of its own.
+    padding; loss and gradient do not depend on it. A longer episode has a pass of its own.
 
     Lower it when the card's memory is exceeded, raise it when it is half empty."""
     activation_checkpointing: Literal["none", "selective", "full"] | None = None
     """Tensors that a layer keeps for its backward pass: `none` = all, `selective` = matrix products
-    and attention, `full` = its input alone, computing the rest again; null = `full` on a GPU above
-    1e9 parameters or with `offload: [activations]`, else `none`.
+    and attention, `full` = only its input, and the rest is computed again; null = `full` on a GPU
+    above 1e9 parameters or with `offload: [activations]`, else `none`.
 
     Set it to `full` when activations do not fit, to `none` when memory is free, which is faster."""
     offload: tuple[Literal["parameters", "activations"], ...] = ()
     """Tensors in host memory instead of on the card: `parameters` = weights, their gradients and
-    the optimizer's moments, which step on `learner.threads` threads; `activations` = what layers
-    keep for their backward pass, with `activation_checkpointing: full`.
+    the optimizer's moments, with optimizer steps on `learner.threads` threads; `activations` = the
+    tensors that layers keep for their backward pass, with `activation_checkpointing: full`.
 
     Change it when weights, moments or activations do not fit on the card."""
     compile: bool = False
-    """Compile each layer (torch.compile) but for its attention; the first batches take longer.
+    """Compile each layer (torch.compile) except its attention; the first batches take longer.
 
     Change it for a long run on a GPU."""
     checkpoint_every: Positive = 50
@@ -119,24 +119,25 @@ class LearnerSettings(SettingsTable):
     checkpoint_url: str | None = None
     """Place to which each checkpoint is copied before its batches are committed, as fsspec writes
     it: `s3://bucket/folder`, `gs://`, `az://` (extra `bucket`), `file:///folder`; a machine without
-    checkpoints goes on from the newest there. null = nowhere.
+    checkpoints resumes from the newest there. null = nowhere.
 
     Change it when the learner's disk may be lost."""
     exit_when_told: Annotated[int, Field(ge=0, le=125)] = 0
-    """Exit code of a learner that was told to go (SIGTERM, SIGINT) before its last batch, where 0
-    means the end of the run: by another code a scheduler knows to start it again.
+    """Exit code of a learner that was told to stop (SIGTERM, SIGINT) before its last batch. 0 also
+    means the end of the run; with another code a scheduler knows that it should start the learner
+    again.
 
     Change it for a scheduler that starts again only what ends with an error."""
     collective_timeout_s: Seconds = 600.0
-    """Longest wait of a rank for the others before all of them end; a slow disk and a compilation
-    must fit in.
+    """Longest wait of a rank for the others before all of them end; it must allow for a slow disk
+    and a compilation.
 
     Raise it when a checkpoint or a compilation takes longer."""
     threads: Positive = 1
-    """Threads per rank on a CPU, and of what is offloaded to one.
+    """Threads per rank on a CPU, and for tensors that are offloaded to the CPU.
 
-    Set it to the cores that a rank has to itself on a CPU, or for the offloaded optimizer; where
-    another process has one of them, two threads spin and take longer than one."""
+    Set it to the cores that a rank has to itself on a CPU, or for the offloaded optimizer; if
+    another process uses one of these cores, two threads spin and take longer than one."""
     profile_steps: Annotated[tuple[Positive, ...], Field(max_length=16)] = ()
     """Batches of which every rank writes a trace into `<run>/traces/`, such as `[3, 10]`; a traced
     batch takes longer.
@@ -151,9 +152,9 @@ class LearnerSettings(SettingsTable):
 
     Change it when actors are on other machines, or a firewall wants a fixed port."""
     advertise: Address | None = None
-    """Host, or host and port, at which actors reach the publisher where its own address does not
-    lead there: behind NAT, in a container. Actors then pull; groups would connect to its own
-    address. null = its own.
+    """Host, or host and port, at which actors reach the publisher if they cannot use its own
+    address, such as behind NAT or in a container. Actors then pull, because groups would connect to
+    its own address. null = its own.
 
     Change it when the learner is behind NAT or in a container."""
     broadcast: bool | None = None
@@ -161,16 +162,16 @@ class LearnerSettings(SettingsTable):
     = actors pull over CURVE, null = groups if the publisher is on loopback or
     `run.trusted_network`.
 
-    Set it to false to keep weights encrypted although the network is trusted, to true to insist
-    on groups."""
+    Set it to false to keep weights encrypted although the network is trusted, to true to require
+    groups."""
     sparse_weights: bool = False
-    """Send actors that pull, and groups, only what has changed since their version, where that is
+    """Send actors that pull, and groups, only the changes since their version, if these are
     shorter. Costs the publisher a copy of the weights, and a comparison for each version.
 
     Change it when the network is slow and the learning rate low."""
     broadcast_ports: tuple[Port, Port] | None = None
-    """First and last port of the learner's machine at which weight groups form, such as
-    `[5760, 5779]`; null = any free one. What gloo and NCCL open themselves, on either side, is of
+    """First and last port of the learner's machine at which weight groups form, such as `[5760,
+    5779]`; null = any free one. Ports that gloo and NCCL open themselves, on either side, are from
     the system's `net.ipv4.ip_local_port_range`.
 
     Change it when a firewall is between learner and actors."""
@@ -222,7 +223,7 @@ class LearnerSettings(SettingsTable):
     """`nyala init-model`: share of supervised examples that repeat the question instead of
     answering it. The model then knows both, and RL finds out which of the two is rewarded.
 
-    Raise it to begin with a model of two habits, of which only one is rewarded."""
+    Raise it to begin with a model that has two habits, of which only one is rewarded."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -233,7 +234,7 @@ class ParallelSettings(SettingsTable):
     """Sizes of groups of the learner's ranks; `replicate` x `shard` x `tensor` = all of them."""
 
     replicate: Positive = 1
-    """Copies of the sharded weights. Ranks of different copies exchange gradients alone, so that
+    """Copies of the sharded weights. Ranks of different copies exchange only gradients, so that
     gathering weights can stay within a machine.
 
     Set it to the number of machines, when gathering weights between them is slow."""
@@ -248,7 +249,7 @@ class ParallelSettings(SettingsTable):
     Raise it when a single episode does not fit on one card."""
     tensor: Positive = 1
     """Ranks that divide every large matrix (tensor parallelism), for models whose gathered layers
-    one card cannot hold, or of which a microbatch should take less time.
+    one card cannot hold, or whose microbatches should take less time.
 
     Raise it when a gathered layer does not fit on one card."""
 
@@ -260,18 +261,18 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class GuardSettings(SettingsTable):
-    """When the learner warns, slows down, goes back or gives up."""
+    """When the learner raises alerts, lowers its learning rate, rolls back or gives up."""
 
     max_skipped_in_a_row: Positive = 3
-    """Batches in a row with a skipped optimizer step (loss or gradient not finite) after which
-    the weights go back to the newest checkpoint.
+    """Batches in a row with a skipped optimizer step (loss or gradient not finite) after which the
+    weights are set back to the newest checkpoint.
 
     Lower it when weights are damaged before the third, raise it when single batches fail
     harmlessly."""
     max_rollbacks: Annotated[int, Field(ge=0)] = 3
-    """Times in a run that the weights go back; at the next one the learner ends with an error.
+    """Rollbacks in a run; instead of a further one the learner ends with an error.
 
-    Set it to 0 to stop at once and look."""
+    Set it to 0 to stop at once and investigate."""
     rollback_lr_factor: Share = 0.5
     """Factor of the learning rate at each rollback, for the rest of the run.
 
@@ -290,11 +291,12 @@ class GuardSettings(SettingsTable):
 
     Lower it when the KL stays above `max_kl` for several batches."""
     kl_lr_floor: Share = 0.1
-    """Lowest learning rate that `max_kl` leads to, as a share of the schedule.
+    """Lowest learning rate that `max_kl` can cause, as a share of the scheduled rate.
 
     Lower it when the KL stays above `max_kl` even at this rate."""
     kl_lr_recovery: Annotated[float, Field(ge=1)] = 1.1
-    """Factor of the learning rate for each batch below `max_kl`, until it is the schedule's again.
+    """Factor of the learning rate for each batch below `max_kl`, until it is the scheduled rate
+    again.
 
     Lower it when the KL swings around `max_kl`."""
     min_ess: Annotated[float, Field(ge=0, le=1)] = 0.3
@@ -309,4 +311,4 @@ class GuardSettings(SettingsTable):
     max_ratio: Annotated[float, Field(gt=1)] | None = None
     """Largest ratio pi/mu of a batch above which an alert is raised; null = never.
 
-    Change it to be told of single tokens far off the policy that sampled them."""
+    Change it to be alerted of single tokens far from the policy that sampled them."""

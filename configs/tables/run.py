@@ -15,17 +15,17 @@ class SampleSettings(SettingsTable):
     """Which episodes the learner keeps in `samples.jsonl`, and how many bytes of them."""
 
     every: Annotated[int, Field(ge=0)] = 10
-    """Batches from one whose groups are kept to the next; groups of the first batch always are.
-    0 = only answers of evaluations.
+    """Batches between two whose groups are kept; groups of the first batch are always kept. 0 =
+    only answers of evaluations are kept.
 
     Lower it to read more of what the model writes."""
     groups: Positive = 4
-    """Groups kept of such a batch, drawn at random, with all their episodes.
+    """Groups that are kept of such a batch, chosen at random, with all their episodes.
 
     Raise it to keep more of each such batch."""
     max_mb: Annotated[int, Field(ge=0)] = 256
-    """Size of all files of samples together, MiB. Beyond it the oldest go, the beginning of the run
-    last. 0 = nothing is kept.
+    """Size of all files of samples together, MiB. Beyond it the oldest are deleted, those of the
+    run's beginning last. 0 = nothing is kept.
 
     Lower it when the disk is small."""
 
@@ -58,14 +58,14 @@ class RunSettings(SettingsTable):
     directory: Path = Path("runs")
     """Folder in which runs are kept; this run writes to `directory/name`.
 
-    Change it when runs should lie on another disk."""
+    Change it when runs should be stored on another disk."""
     seed: int = 0
     """Seed of the curriculum. The task of an id is a pure function of (seed, id).
 
     Change it to repeat an experiment with other questions, or in another order."""
     deterministic: bool = False
     """Whether two runs of these settings are equal bit for bit, whichever actors die. Needs the
-    small engine, `max_policy_lag: 0` and more, which is named where it is missing; slow.
+    small engine, `max_policy_lag: 0` and other settings; an error names one that is missing. Slow.
 
     Set it to true to find a defect, or to show what a change of the code changes."""
     model: str
@@ -76,18 +76,19 @@ class RunSettings(SettingsTable):
     system_prompt: str | None = None
     """Message before each prompt, for chat models.
 
-    Change it when the model should be told what form of answer is wanted."""
+    Change it to tell the model which form of answer you want."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables of the model's chat template, such as `enable_thinking: false` of Qwen3.
 
-    Change it for what your model's template can do, such as thinking."""
+    Change it to use options of your model's template, such as thinking."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the published weights and of the actors' engines.
 
     Set it to `bfloat16` on GPUs."""
     head_dtype: Literal["float32"] | None = None
-    """Data type of the logits, in learner and actors: with float32 the output layer multiplies its
-    bfloat16 weights into float32, so that their log-probs differ less; null = that of the model.
+    """Data type of the logits, in learner and actors: with float32 the output layer computes with
+    its bfloat16 weights in float32, so that the log-probs of both differ less; null = that of the
+    model.
 
     Set it to `float32` when log-probs of learner and actors differ too much in bfloat16."""
     steps: Positive = 100
@@ -95,8 +96,8 @@ class RunSettings(SettingsTable):
 
     Set it to how long you want to train."""
     environment: str = "reasoning_gym"
-    """`dataset`, `reasoning_gym`, `calculator`, or a class of your own, of gymnasium's or TRL's
-    form too: `path/to/file.py:Class` or `module:Class`.
+    """`dataset`, `reasoning_gym`, `calculator`, or a class of your own, also in gymnasium's or
+    TRL's form: `path/to/file.py:Class` or `module:Class`.
 
     Change it for what you want to train on."""
     environment_settings: dict[str, Any] = Field(default_factory=dict)
@@ -104,18 +105,19 @@ class RunSettings(SettingsTable):
 
     Change it for the keywords of your environment."""
     environment_requirements: tuple[str, ...] = ()
-    """Packages of the environment that do not go with Nyala's, as pip takes them, such as
-    `textarena>=0.7`: it runs in a process and a virtual environment of its own, which uv makes.
+    """Packages of the environment that conflict with Nyala's, in pip's form, such as
+    `textarena>=0.7`. The environment then runs in a process and a virtual environment of its own,
+    which uv makes.
 
-    Change it when your environment's packages do not go with those installed here."""
+    Change it when your environment's packages conflict with those installed here."""
     environment_python: str | None = None
     """Python of a virtual environment of yours for the environment; it must have what
     `environment_requirements` lists.
 
     Change it when you keep such a virtual environment yourself."""
     environments: Annotated[tuple[OneEnvironment, ...], Field(max_length=64)] = ()
-    """Several environments in place of `run.environment`, each with `environment`,
-    `environment_settings`, `name` and `share`, and if need be a `reward` and `eval_episodes` of its
+    """Several environments instead of `run.environment`, each with `environment`,
+    `environment_settings`, `name` and `share`, and optionally a `reward` and `eval_episodes` of its
     own.
 
     Change it to train on several environments at once."""
@@ -131,7 +133,8 @@ class RunSettings(SettingsTable):
     group_size: Positive = 8
     """Episodes per prompt (GRPO-style baselines).
 
-    Raise it when questions are hard and few answers are right, lower it when sampling is dear."""
+    Raise it when questions are hard and few answers are right, lower it when sampling is
+    expensive."""
     groups_per_batch: Positive = 16
     """Groups one optimizer step trains on.
 
@@ -152,8 +155,8 @@ class RunSettings(SettingsTable):
     stop: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=64)], ...], Field(max_length=16)
     ] = ()
-    """Strings that end a turn, as its end token does. The tokens of one are trained; the text for
-    environment and reward ends before it.
+    """Strings that end a turn like its end token. The tokens of such a string are trained; the text
+    for environment and reward ends before it.
 
     Change it when a turn should end at a text, such as a closing tag."""
     temperature: Annotated[float, Field(gt=0, le=5)] = 1.0
@@ -259,12 +262,12 @@ class ConsoleSettings(SettingsTable):
     """The display of `nyala up`, and its restarts."""
 
     refresh_s: Seconds = 0.5
-    """Pause between two looks at the run.
+    """Pause between two updates of the display.
 
     Raise it over a slow terminal."""
     alarm_s: Seconds = 60.0
     """Time without episodes while no actor samples, after which learner, display and `nyala status`
-    raise an alarm; longer where actors take longer to start.
+    raise an alarm; longer if actors take longer to start.
 
     Raise it when an actor takes longer to start, such as with a large model."""
     max_restarts: Annotated[int, Field(ge=0)] = 10

@@ -17,7 +17,7 @@ class WandbSettings(SettingsTable):
     project: Name = "nyala"
     """Project of the run.
 
-    Change it to put runs of one question side by side."""
+    Change it to group runs of one experiment."""
     entity: Name | None = None
     """User or team; null = the account's default.
 
@@ -39,11 +39,11 @@ class MlflowSettings(SettingsTable):
     experiment: Name = "nyala"
     """Experiment of the run; made if it is missing.
 
-    Change it to put runs of one question side by side."""
+    Change it to group runs of one experiment."""
     register_as: Name | None = None
     """Name in the model registry under which the finished model is uploaded; null = no upload.
 
-    Set it when others take models from the registry."""
+    Set it when others use models from the registry."""
 
 
 class TrackioSettings(SettingsTable):
@@ -56,11 +56,11 @@ class TrackioSettings(SettingsTable):
     project: Name = "nyala"
     """Project of the run.
 
-    Change it to put runs of one question side by side."""
+    Change it to group runs of one experiment."""
 
 
 class TrackerSettings(SettingsTable):
-    """Trackers that get figures and sampled texts, besides the run's folder; none by default."""
+    """Trackers that get figures and sampled texts too; none by default."""
 
     tensorboard: bool = False
     """Write events into `<run>/tensorboard` (extra `tensorboard`).
