@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,14 @@ def test_a_file_includes_exactly_what_it_uses(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(FILES.keys() - LIBRARIES.keys()))
 def test_a_script_with_its_libraries_leaves_no_name_open(name: str) -> None:
     assert free_names(load_script(name).source) <= OF_REDIS | OF_LUA
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_no_script_gives_redis_a_negated_value(name: str) -> None:
+    """Zero would become "-0", which Redis 7 refuses as an integer; `0 - x` has no such value."""
+    code = "\n".join(line.split("--")[0] for line in FILES[name].read_text().splitlines())
+
+    assert not re.findall(r"[(,]\s*-\s*[a-z#(].*", code)
 
 
 def test_names_are_found_where_the_compiler_finds_them() -> None:

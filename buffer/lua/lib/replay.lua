@@ -32,7 +32,7 @@ end
 
 local function forget_kept(gid)
   for _, id in ipairs(ids_of_kept(gid)) do call('UNLINK', record_key(id)) end
-  call('HINCRBY', META, 'kept_bytes', -tonumber(call('HGET', kept_key(gid), 'bytes') or '0'))
+  call('HINCRBY', META, 'kept_bytes', 0 - tonumber(call('HGET', kept_key(gid), 'bytes') or '0')) -- a "-0" is refused
   call('UNLINK', kept_key(gid))
   call('ZREM', REPLAY, gid)
   call('ZREM', AGES, gid)
