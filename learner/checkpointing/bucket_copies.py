@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -176,12 +177,17 @@ class BucketCopies:
         self._commit(checkpoint)
         for name in self._found().keys() - {checkpoint.name, *stay}:
             self._uncommit(name)  # first, so that a half of it never counts
-            _retried(partial(self._files.rm, self._place(name), recursive=True))
+            self._remove(self._place(name))
 
     def _uncommit(self, name: str) -> None:
         mark = self._mark(name)
         if _retried(lambda: self._files.exists(mark)):
-            _retried(lambda: self._files.rm(mark))
+            self._remove(mark)
+
+    def _remove(self, path: str) -> None:
+        """Remove an object, or all below a folder; nothing may be left after an answer was lost."""
+        with suppress(FileNotFoundError):
+            _retried(lambda: self._files.rm(path, recursive=True))
 
     def _mark(self, name: str) -> str:
         return f"{self._place(name)}/{COMMITTED}"

@@ -192,6 +192,24 @@ def test_a_bucket_that_does_not_answer_is_asked_again_and_then_ends_the_save(
     assert checkpoints.all(), "the checkpoint itself is durable"
 
 
+def test_a_removal_whose_answer_is_lost_is_a_removal(
+    tmp_path: Path, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove, lost = bucket.rm, []
+
+    def remove_and_lose(path: str, **options: Any) -> None:
+        remove(path, **options)
+        if path.startswith(ROOT) and path not in lost:
+            lost.append(path)
+            raise OSError("connection closed")
+
+    monkeypatch.setattr(bucket, "rm", remove_and_lose)
+    _save(tmp_path / "run", range(1, 3), keep=1)
+
+    assert lost == [f"{ROOT}/step-000001/{COMMITTED}", f"{ROOT}/step-000001"]
+    assert not bucket.exists(f"{ROOT}/step-000001")
+
+
 def test_what_obstore_raises_is_an_error_of_the_system() -> None:
     def fail(*_: object) -> None:
         raise GenericError("refused\nat length")
