@@ -47,7 +47,31 @@ WAS = {
     ),
     "learner.reporting.figures:FIGURES": "learner.reporting.metrics_page:OF_LAST_BATCH",
 }
-"""Steps that had another name then."""
+"""Steps that had another name then, in another module."""
+NAMED = {
+    "Broadcast.freeze_members": "Broadcast.begin",
+    "CachedRequest.append_token": "Row.take",
+    "ConcurrencyLimit": "Room",
+    "DeltaInbox.put_deltas": "DeltaInbox.put",
+    "EnvironmentWorkers.submit_work": "EnvironmentWorkers.put",
+    "EpisodeMaker.begin_episode": "EpisodeMaker.begin",
+    "LogitChunk.differentiate": "Chunk.differentiate",
+    "LogitChunk.statistics": "Chunk.statistics",
+    "PipelinedConnection.execute_commands": "PipelinedConnection.ask",
+    "RequestLane.offer": "Lane.offer",
+    "RewardCaller.judge": "Caller.judge",
+    "Rollout.append_delta": "Rollout.take",
+    "Sampling.begin_episodes": "Sampling.begin",
+    "Scoring.put_episode": "Scoring.put",
+    "SequenceSplit": "Cut",
+    "Sequences.from_token_ids": "Sequences.of",
+    "WeightEpochs.begin_epoch": "WeightEpochs.begin",
+    "WeightSlots.acquire": "Slots.acquire",
+    "WeightSlots.seal": "Slots.seal",
+    "WeightSources.choose_sources": "WeightSources.of",
+    "_FiguresCollector.collect": "_Page.collect",
+}
+"""Classes and methods by their qualified names: now -> then."""
 
 EPISODE = """
 # The learner makes a task
@@ -477,14 +501,14 @@ class Tree:
 
     def find_before(self, place: str) -> Place | None:
         """Return where a step was: in a part of its chapter, or wherever else its name is alone."""
-        place = WAS.get(place, place)
-        module, _, name = place.partition(":")
+        module, colon, name = WAS.get(place, place).partition(":")
+        name = NAMED.get(name, name)
         for old in PARTS.get(module, ()):
             renamed = [was for (of, was), now in RENAMED.items() if (of, now) == (old, name)]
             if found := self.find(f"{old}:{renamed[0] if renamed else name}"):
                 return found
         anywhere = self._places[name or Path(place).name]
-        return self.find(place) or (anywhere[0] if len(anywhere) == 1 else None)
+        return self.find(module + colon + name) or (anywhere[0] if len(anywhere) == 1 else None)
 
     @cached_property
     def _places(self) -> Mapping[str, list[Place]]:

@@ -123,6 +123,7 @@ def test_a_tour_of_an_older_tree_finds_a_step_in_a_part_of_its_chapter_or_by_its
     part = "class Room:\n    pass\n"
     old = Tree({"actors/capacity/room.py": part, "learner/elsewhere.py": "def pack():\n    pass\n"})
 
-    found = [old.find_before(x) for x in ("actors.capacity:Room", "learner.data.batch:pack")]
+    steps = ("actors.capacity:ConcurrencyLimit", "learner.data.batch:pack")
+    found = [old.find_before(step) for step in steps]
     assert found == [("actors/capacity/room.py", 1), ("learner/elsewhere.py", 1)]
     assert old.find_before("learner.data.batch:plan_batch") is None
