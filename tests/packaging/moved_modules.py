@@ -1,11 +1,13 @@
-"""Modules that have moved, and a program that rewrites imports of them.
+"""Modules that have moved, names that have changed, and a program that rewrites imports of them.
 
     python -m tests.packaging.moved_modules FOLDER            rewrites all files below the folder
     python -m tests.packaging.moved_modules --check FOLDER    lists imports that find nothing
 
 `CHAPTERS` has every module that was made of others or got another place: its name, then its parts
-in their order. Rewritten are imports, dotted names in strings (`python -m`, entry points, patches)
-and paths of files, in Python and in text files alike. Rewriting a file twice changes nothing more.
+in their order. `NAMES_OF_MODULES` has each class, function and constant of a module that has
+another name now. Rewritten are imports and the uses of what they import, dotted names in strings
+(`python -m`, entry points, patches) and paths of files, in Python and in text files alike.
+Rewriting a file twice changes nothing more.
 """
 
 from __future__ import annotations
@@ -472,6 +474,166 @@ RENAMED = {
 }
 """Names that two parts of a chapter had, (module before, name) -> name now."""
 
+NAMES_OF_MODULES = """
+configs.fleet: Measured -> FleetMeasurements
+configs.fleet: Wanted -> WantedActors
+configs.json_lines: Follower -> LineFollower
+configs.json_lines: JsonLines -> JsonLinesFollower
+configs.own_code: load_own -> load_user_code
+configs.own_code: own_place -> user_code_place
+configs.tables.base: Table -> SettingsTable
+configs.tables.environments: Place -> MixtureItem
+configs.traces: Life -> LeaseTrace
+configs.traces: Phase -> EpisodePhase
+configs.traces: trace_life -> begin_lease_trace
+buffer.operations.operation: Call -> ScriptCall
+buffer.operations.run: show -> write_run_snapshot
+buffer.operations.run: shown -> read_run_snapshot
+buffer.operations.values: Closed -> LeasingPauses
+buffer.operations.values: Memory -> RedisMemory
+buffer.operations.values: Publication -> StoredPublication
+buffer.record.filesystems: Translated -> OSErrorProxy
+broker.protocol.fields: Message -> WireMessage
+broker.protocol.fields: Part -> MessagePart
+broker.protocol.messages: MAX_BULLETIN -> MAX_RUN_SNAPSHOT
+broker.protocol.weight_messages: Chunk -> WeightChunk
+broker.protocol.weight_messages: Fault -> WeightGroupFault
+broker.protocol.weight_messages: Gone -> VersionGone
+broker.protocol.weight_messages: Later -> SlicePending
+broker.protocol.weight_messages: Moved -> VersionReplaced
+broker.protocol.weight_messages: Peer -> PeerEndpoint
+broker.server.dispatch: Components -> BrokerComponents
+broker.server.flow_control: Slot -> RequestSlot
+broker.server.lanes: Lane -> RequestLane
+broker.server.lanes: Request -> PendingRequest
+broker.server.liveness: Peer -> PeerSession
+broker.transport.allow_list: Member -> AllowListEntry
+actors.capacity: Memory -> KvCacheState
+actors.capacity: Room -> ConcurrencyLimit
+actors.capacity: Seen -> ActorCounts
+actors.capacity: Work -> WorkEstimator
+actors.chat: Message -> ChatMessage
+actors.engine.choice: Choice -> EngineChoice
+actors.engine.engine: Request -> GenerationRequest
+actors.engine.torch_engine: Row -> CachedRequest
+actors.engine.weights.fill_plan: Part -> StridedView
+actors.engine.weights.fill_plan: Piece -> ParameterPiece
+actors.engine.weights.worker_orders: Answer -> OrderReply
+actors.engine.wire_tensors: Place -> VersionFile
+actors.engine.wire_tensors: Prepared -> PreparationState
+actors.engine_of_settings: Place -> EnginePlacement
+actors.environments.adapters.games: Turn -> GameStep
+actors.environments.calls: Call -> EnvironmentCall
+actors.environments.calls: Lane -> EnvironmentLane
+actors.environments.calls: Lanes -> EnvironmentLanes
+actors.environments.dataset.rows: JsonLines -> JsonLinesRows
+actors.environments.dataset.rows: Table -> ArrowRows
+actors.episodes.held_leases: Stage -> LeaseStage
+actors.episodes.interfaces: Broker -> BrokerApi
+actors.episodes.play: Played -> PlayedEpisode
+actors.episodes.rollout: Maker -> RolloutFactory
+actors.episodes.scoring: Gathering -> GroupCollector
+actors.loop: Phase -> ActorPhase
+actors.loop: unless -> until_event
+actors.rewards.frames: Outcome -> RewardOutcome
+actors.rewards.frames: Outcomes -> RewardOutcomes
+actors.rewards.judge: Scores -> ScoreCache
+actors.rewards.process: Death -> WorkerExit
+actors.rewards.worker: Caller -> RewardCaller
+actors.sandbox.remote_calls: Calls -> ProgramConnection
+actors.sandbox.remote_calls: Remote -> RemoteObject
+actors.sandbox.sandbox: Outcome -> ProgramResult
+actors.weights.exact: Sides -> Float32Differences
+actors.weights.links: Caller -> ActorIdentity
+actors.weights.probe: Difference -> LogprobDifference
+actors.weights.sources: Source -> PullSource
+learner.algorithm.advantages: Outcomes -> BatchRewards
+learner.algorithm.aggregations: Counts -> MinibatchSize
+learner.algorithm.catalogue: Choice -> ChoiceSetting
+learner.algorithm.microbatch: Prepared -> PreparedMicrobatch
+learner.algorithm.microbatch: Run -> UniformSequences
+learner.algorithm.microbatch: Seen -> AttendedTokens
+learner.checkpointing.tensors: Part -> CheckpointedModel
+learner.checkpointing.tensors: Piece -> TensorShard
+learner.coordinator: Components -> RankComponents
+learner.coordinator: Follower -> FollowerRank
+learner.data.dealing: Place -> SequencePlacement
+learner.data.evaluation: Answer -> EvaluationAnswer
+learner.data.evaluation: Evaluation -> EvaluationResult
+learner.data.grades: Metric -> AnswerMetric
+learner.data.ledger: Facts -> LedgerSnapshot
+learner.data.retrying_store: GoneAtStop -> SuppressUnreachableStore
+learner.launch: Meeting -> Rendezvous
+learner.launch: Share -> MachineRanks
+learner.model.logits: Chunk -> LogitChunk
+learner.model.logits: Slopes -> LossDerivatives
+learner.model.output_layer: Scores -> ScoresWithoutLoss
+learner.model.policy: Scores -> TokenScores
+learner.model.sequence_parallel: Cut -> SequenceSplit
+learner.profiling: Measured -> PhaseMeasurements
+learner.reporting.advice.advisor_thread: Seen -> MeasuredBatch
+learner.reporting.bulletin: Bulletin -> RunSnapshot
+learner.reporting.bulletin: Curve -> DownsampledSeries
+learner.reporting.figures: Line -> ChartLine
+learner.reporting.samples: Turn -> SampleTurn
+learner.reporting.trackers.tracker: Point -> TrackedFigures
+learner.several_machines: Lines -> NodeConnection
+learner.several_machines: Lost -> ConnectionLost
+learner.several_machines: Member -> RemoteNode
+learner.weights.epochs: Phase -> EpochPhase
+learner.weights.log: Sent -> VersionDelivery
+learner.weights.memory: Slot -> WeightSlot
+learner.weights.memory: Slots -> WeightSlots
+learner.weights.updates: Change -> WeightChange
+learner.weights.updates: Form -> BroadcastPayload
+console.display.progress: Stage -> ProcessStage
+console.display.snapshot: Fill -> GroupsInFlight
+console.doctor.command: Finding -> CheckResult
+console.doctor.command: Grade -> CheckStatus
+console.report.curve_charts: Curve -> ChartCurve
+console.report.curves: Evaluation -> EvaluationFigures
+console.report.curves: Presence -> ActorBatchRange
+console.report.drawing: Spot -> Tooltip
+console.report.record: Answer -> GreedyAnswer
+console.report.record: Change -> AnswerChange
+console.report.record: Changes -> AnswerChanges
+console.report.record: End -> IncarnationEnd
+console.report.record: Life -> ActorIncarnation
+console.report.record: Run -> ReportedRun
+console.report.run_charts: Since -> TimeAxis
+console.report.sections: Row -> ReportRow
+console.report.sections: Table -> CurveTable
+console.run.checks.check: Doubt -> CheckWarning
+console.run.fork_server: Line -> ForkServerConnection
+console.run.supervisor: Outcome -> RunOutcome
+console.samples.answers: Answer -> PromptCompletion
+console.samples.query: Found -> SampleSelection
+console.sweep.grid: Outcome -> SweepRunProgress
+console.sweep.grid: Point -> SweepPoint
+console.sweep.sweep: Source -> PointSource
+console.verbs.compare: Course -> LearningCurve
+console.verbs.compare: Difference -> ScoreDifference
+console.verbs.compare: Graded -> EvaluationGrades
+console.verbs.compare: Reached -> TimeToScore
+console.verbs.data: Count -> TokenCounters
+console.verbs.data: Finding -> DataFinding
+console.verbs.env: Model -> LoadedModel
+console.verbs.env: Policy -> PolicyKind
+console.verbs.evaluate: Graded -> GradedAnswer
+console.verbs.messages: Found -> ModuleMessage
+console.verbs.messages: Message -> ExplainedMessage
+console.verbs.tables: Facts -> ResultTable
+lab.command: Choices -> ChaosOptions
+lab.endurance.endurance: Endured -> EnduranceResult
+lab.endurance.growth: Growth -> ResourceSampler
+lab.endurance.growth: Whole -> ResourceCounts
+lab.endurance.lies: Lies -> ForgedRequests
+lab.live_run: Stuck -> ExpectationFailed
+lab.pair_case: Meeting -> PairProgress
+lab.pair_case: Turns -> TurnLock
+lab.task_trace: Growth -> TokenGrowth
+"""
+
 
 def _chapters() -> Iterator[tuple[str, list[str]]]:
     for chapter in re.findall(r"^\S.*\n(?: .*\n)+", CHAPTERS, re.MULTILINE):
@@ -483,6 +645,12 @@ PARTS: Mapping[str, list[str]] = dict(_chapters())
 MOVED: Mapping[str, str] = {old: new for new, parts in PARTS.items() for old in parts}
 """Module before -> module now."""
 
+NAMES: Mapping[tuple[str, str], str] = {
+    (module, old): new
+    for module, old, new in re.findall(r"^(\S+): (\w+) -> (\w+)$", NAMES_OF_MODULES, re.MULTILINE)
+}
+"""(module now, name before) -> name now."""
+HOLDERS = {module for module, _ in NAMES}
 PLACES = {**FOLDERS, **MOVED}
 _ROOM = "|".join(sorted({name.split(".")[0] for name in (*MOVED, *PARTS)}))
 _DOTTED = re.compile(rf"(?<![\w./-])(?:{_ROOM})(?:\.[A-Za-z_]\w*)+")
@@ -516,8 +684,8 @@ def rewritten(text: str, *, python: bool) -> str:
             edits.append((*span, text[slice(*span)] if new is None else new))
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            name = RENAMED.get((modules.get(node.value.id, ""), node.attr))
-            if name and node.end_lineno and node.end_col_offset:
+            name = _name_now(modules.get(node.value.id, ""), node.attr)
+            if name != node.attr and node.end_lineno and node.end_col_offset:
                 end = place(node.end_lineno, node.end_col_offset)
                 edits.append((end - len(node.attr), end, name))
         elif isinstance(node, ast.Name) and node.id in renamed:
@@ -543,11 +711,11 @@ def _import(node: ast.ImportFrom, tree: ast.Module, renamed: dict[str, str]) -> 
         full, bound = f"{node.module}.{alias.name}", alias.asname or alias.name
         if full in MOVED:
             module, _, name = MOVED[full].rpartition(".")
-            if alias.asname is None and name != bound and _is_free(name, bound, tree):
-                renamed[bound] = bound = name
         else:
             module = MOVED.get(node.module, node.module)
-            name = RENAMED.get((node.module, alias.name), alias.name)
+            name = _name_now(node.module, alias.name)
+        if alias.asname is None and name != bound and _is_free(name, bound, tree):
+            renamed[bound] = bound = name
         group = groups.setdefault(module, [])
         group += {name if name == bound else f"{name} as {bound}"} - set(group)
     if groups == {node.module: [ast.unparse(alias) for alias in node.names]}:
@@ -556,8 +724,14 @@ def _import(node: ast.ImportFrom, tree: ast.Module, renamed: dict[str, str]) -> 
     return indent.join(f"from {m} import {', '.join(names)}" for m, names in groups.items())
 
 
+def _name_now(module: str, name: str) -> str:
+    """Return what a name of a module, at its place before or now, is called now."""
+    name = RENAMED.get((module, name), name)
+    return NAMES.get((MOVED.get(module, module), name), name)
+
+
 def _is_free(name: str, before: str, tree: ast.Module) -> bool:
-    """Return whether a module can be called `name` wherever it was `before` in this file."""
+    """Return whether an import can be called `name` wherever it was `before` in this file."""
     nodes = list(ast.walk(tree))
     bound = _assigned(tree) | {node.arg for node in nodes if isinstance(node, ast.arg)}
     used = {node.id for node in nodes if isinstance(node, ast.Name)}
@@ -590,11 +764,11 @@ def _names(text: str) -> str:
 def _moved(parts: list[str]) -> list[str]:
     for end in range(len(parts), 1, -1):
         old = ".".join(parts[:end])
-        if old in PLACES:
+        if old in PLACES or old in HOLDERS:
             rest = parts[end:]
-            if rest and old in MOVED:
-                rest[0] = RENAMED.get((old, rest[0]), rest[0])
-            return [*PLACES[old].split("."), *rest]
+            if rest:
+                rest[0] = _name_now(old, rest[0])
+            return [*PLACES.get(old, old).split("."), *rest]
     return parts
 
 

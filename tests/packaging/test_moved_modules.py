@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.packaging.moved_modules import MOVED, PARTS, RENAMED, main, rewritten, unresolved
+from tests.packaging.moved_modules import (
+    MOVED,
+    NAMES,
+    NAMES_OF_MODULES,
+    PARTS,
+    RENAMED,
+    main,
+    rewritten,
+    unresolved,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,6 +39,16 @@ def test_every_name_that_was_renamed_is_there():
     }
 
     assert gone == set()
+
+
+def test_every_other_name_of_a_module_is_there_and_the_name_before_is_gone():
+    def has(module: str, name: str) -> bool:
+        text = (ROOT / module.replace(".", "/")).with_suffix(".py").read_text("utf-8")
+        return bool(re.search(rf"^(?:class |(?:async )?def )?{name}\b", text, re.MULTILINE))
+
+    assert len(NAMES) == len(NAMES_OF_MODULES.split("\n")) - 2, "each line is read"
+    assert [(module, new) for (module, _), new in NAMES.items() if not has(module, new)] == []
+    assert [name for name in NAMES if has(*name)] == []
 
 
 @pytest.mark.parametrize(
@@ -66,6 +86,31 @@ def test_every_name_that_was_renamed_is_there():
             "setattr('console.run.placement.environment_of', 1)",
             "setattr('console.run.plan.environment_of', 1)",
         ),
+        (
+            "from learner.launch import Meeting, Nodes\n\nx: Meeting = Meeting()",
+            "from learner.launch import Rendezvous, Nodes\n\nx: Rendezvous = Rendezvous()",
+        ),
+        (
+            "from actors.capacity.room import Room\n\nprint(f'{Room(3)}')",
+            "from actors.capacity import ConcurrencyLimit\n\nprint(f'{ConcurrencyLimit(3)}')",
+        ),
+        (
+            "from actors.capacity import Room\n\nConcurrencyLimit = Room(3)",
+            "from actors.capacity import ConcurrencyLimit as Room\n\nConcurrencyLimit = Room(3)",
+        ),
+        (
+            "from actors.capacity import Room as Limit\n\nLimit(Room)",
+            "from actors.capacity import ConcurrencyLimit as Limit\n\nLimit(Room)",
+        ),
+        (
+            "from actors import capacity, loop\n\nloop.unless(capacity.Room(3))",
+            "from actors import capacity, loop\n\nloop.until_event(capacity.ConcurrencyLimit(3))",
+        ),
+        (
+            "import actors.loop\n\nactors.loop.unless('actors.capacity.Room')",
+            "import actors.loop\n\nactors.loop.until_event('actors.capacity.ConcurrencyLimit')",
+        ),
+        ("from elsewhere import Room\n\nRoom(3)", "from elsewhere import Room\n\nRoom(3)"),
         ("'console.chaos.command:app'", "'lab.command:app'"),
         ("x = settings.learner.components", "x = settings.learner.components"),
         ("import numpy\nfrom os.path import join", "import numpy\nfrom os.path import join"),
@@ -77,9 +122,15 @@ def test_a_file_of_python_names_the_new_places(before, after):
 
 
 def test_a_text_names_the_new_places():
-    text = "Run `python -m console.chaos.endurance.lying_actor`; see `learner/launch/nodes.py`.\n"
+    text = (
+        "Run `python -m console.chaos.endurance.lying_actor`; see `learner/launch/nodes.py` and "
+        "`actors.capacity.Room`.\n"
+    )
 
-    after = "Run `python -m lab.endurance.lying_actor`; see `learner/launch.py`.\n"
+    after = (
+        "Run `python -m lab.endurance.lying_actor`; see `learner/launch.py` and "
+        "`actors.capacity.ConcurrencyLimit`.\n"
+    )
     assert rewritten(text, python=False) == after
 
 
