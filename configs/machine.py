@@ -45,6 +45,26 @@ def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nyala"
 
 
+COMPILED = {
+    "VLLM_CACHE_ROOT": "vllm",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+}
+"""Environment variable that names a library's folder of compiled code -> its name in ours."""
+
+
+def compiled_folders(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return each variable of `COMPILED` as it is set, else with our folder if we can write it.
+
+    By itself inductor takes a folder that a restart of the machine empties.
+    """
+    place = user_cache(environment) / "compile"
+    parent = next(folder for folder in (place, *place.parents) if folder.exists())
+    ours = COMPILED if os.access(parent, os.W_OK) else {}
+    folders = {variable: str(place / name) for variable, name in ours.items()}
+    return folders | {name: environment[name] for name in COMPILED if environment.get(name)}
+
+
 # --------------------------------------------------------------------------------------------------
 # Packages that an extra of Nyala brings.
 
@@ -135,13 +155,25 @@ def arithmetic_hash() -> str:
 def _processor() -> str:
     if not CPUINFO.exists():
         return f"{platform.machine()} {platform.processor()}"
-    fields: dict[str, str] = {}
-    for line in CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
-        key, _, value = line.partition(":")
-        fields.setdefault(key.strip(), value.strip())
+    vectors = " ".join(instructions(VECTORS))
+    return f"{platform.machine()} {_cpuinfo().get('model name', '')} {vectors}"
+
+
+def instructions(beginnings: tuple[str, ...]) -> list[str]:
+    """List the processor's instructions whose names begin so; none where the system lists none."""
+    fields = _cpuinfo()
     flags = (fields.get("flags") or fields.get("Features") or "").split()
-    vectors = sorted(flag for flag in flags if flag.startswith(VECTORS))
-    return f"{platform.machine()} {fields.get('model name', '')} {' '.join(vectors)}"
+    return sorted(flag for flag in flags if flag.startswith(beginnings))
+
+
+def _cpuinfo() -> dict[str, str]:
+    """Read the fields of the first processor."""
+    fields: dict[str, str] = {}
+    if CPUINFO.exists():
+        for line in CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            fields.setdefault(key.strip(), value.strip())
+    return fields
 
 
 # --------------------------------------------------------------------------------------------------

@@ -49,6 +49,10 @@ VERBS = {
         "console.verbs.join_pack",
         "Write one file with which another machine joins a run.",
     ),
+    "cache": (
+        "console.verbs.cache",
+        "Carry compiled code to another machine of the same kind.",
+    ),
     "runs": ("console.live.runs", "List the runs of a Redis."),
     "fleet": (
         "console.verbs.fleet",

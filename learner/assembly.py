@@ -19,6 +19,7 @@ from buffer.operations.run import brokers
 from buffer.store import Store
 from configs.architecture import present_model
 from configs.errors import SettingsError
+from configs.machine import compiled_folders
 from configs.secrets import redis_url
 from configs.settings import LearnerSettings, ParallelSettings, RunSettings, Settings
 from configs.validation.learner import check_heads
@@ -33,6 +34,7 @@ from learner.data.ledger import Ledger
 from learner.data.records import Records
 from learner.data.retrying_store import RetryingStore
 from learner.model.activations import choose
+from learner.model.compilers import has_kernels
 from learner.model.lora import adapt, begin_adapters
 from learner.model.memory_rules import base_dtype
 from learner.model.policy import Policy, freeze, probe_scores, rounded_logprobs, shard
@@ -85,6 +87,8 @@ def run_learner(settings: Settings, stopping: threading.Event, leave: Leave | No
     with served, Store(url, settings.run.name, admits=admits) as raw_store:
         store = RetryingStore(raw_store, stopping=stopping)
         log.info("starting", stage="loading the model")
+        if settings.learner.compile or has_kernels(ranks.mesh.device_type):
+            log.info("compiled code is kept", **compiled_folders())
         policy = load_policy(settings, ranks, is_trained=True)
         reference = load_reference(settings, ranks, policy)
         optimizer = ScheduledOptimizer(policy, Schedule.from_settings(settings), settings.learner)

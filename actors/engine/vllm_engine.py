@@ -31,6 +31,7 @@ from msgspec import convert, to_builtins
 from actors.capacity import CacheMeter
 from configs.errors import EngineDied, EngineUnfit, WeightsError
 from configs.forks import forks_let_go
+from configs.machine import compiled_folders
 from configs.worker import Worker
 
 from .choice import engine_device
@@ -242,7 +243,6 @@ class VllmStepper:
     def start(self) -> None:
         """Import vLLM, load the model, and run one token through it."""
         prepare_environment(self._options)
-        from vllm import envs  # noqa: PLC0415 - vLLM
         from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 - vLLM
         from vllm.usage.usage_lib import UsageContext  # noqa: PLC0415 - vLLM
         from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415 - vLLM
@@ -250,6 +250,9 @@ class VllmStepper:
         arguments = engine_arguments(self._options)
         if self._meter is not None:
             arguments["disable_log_stats"] = False
+        if not arguments.get("enforce_eager"):
+            stage = "loading the model, compiling what is not kept yet, making CUDA graphs"
+            log.info("starting", stage=stage, **compiled_folders())
         try:
             with without_preloads(), forks_let_go():
                 self._engine = LLMEngine.from_engine_args(
@@ -263,7 +266,6 @@ class VllmStepper:
             if not self._options.engine_args:
                 raise
             raise EngineUnfit(refused_arguments(self._options.engine_args, error)) from error
-        log.info("compiled code is kept", folder=envs.VLLM_CACHE_ROOT)
         core = core_client(self._engine)
         self._requests = CoreRequests(core)
         if self._meter is not None:

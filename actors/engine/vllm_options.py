@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from configs.forks import has_met_cuda
-from configs.machine import folder_of_sockets
+from configs.machine import compiled_folders, folder_of_sockets
 
 from .choice import engine_device
 from .engine_args import CPU_KV_CACHE_GIB
@@ -70,8 +70,8 @@ COMPILES_NOTHING = "TORCH_COMPILE_DISABLE"
 
 
 def set_defaults() -> None:
-    """Set `DEFAULTS`, before vLLM is imported; what a person has set stays."""
-    for name, value in DEFAULTS.items():
+    """Set what vLLM reads when it is imported or later; what a person has set stays."""
+    for name, value in {**DEFAULTS, **compiled_folders()}.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("VLLM_RPC_BASE_PATH", str(folder_of_sockets(UUID_BYTES)))
 

@@ -12,7 +12,7 @@ from actors.engine.choice import ENGINES, choose_engine
 from broker.transport.keys import make_client, make_keys
 from configs.errors import SettingsError
 from configs.loader import load, save
-from configs.machine import user_cache, visible_gpus
+from configs.machine import compiled_folders, visible_gpus
 from configs.metrics import endpoint_of
 from configs.own_code import ROOT
 from configs.secrets import FILE_VARIABLE, VARIABLE, redis_url_of, write_secret
@@ -63,11 +63,8 @@ def environment_of(
     environment["TOKENIZERS_PARALLELISM"] = "false"  # its threads would compete for the same cores
     if environment.get("PYTHONPATH"):  # this project first, as its packages have common names
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment["PYTHONPATH"]])
-    if role == "learner":  # torch's default folder is emptied by a restart of the machine
-        cache = user_cache(environment) / "torchinductor"
-        parent = next(folder for folder in (cache, *cache.parents) if folder.exists())
-        if os.access(parent, os.W_OK):
-            environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    if role in {"actor", "learner"}:
+        environment |= compiled_folders(environment)
     if role == "actor":
         for name in (VARIABLE, FILE_VARIABLE):
             environment.pop(name, None)  # an actor has no access to Redis

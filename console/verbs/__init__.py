@@ -1,6 +1,7 @@
 """Verbs of `nyala`, one module per family.
 
 buffer           `nyala buffer`: views of the replay buffer, and decisions about dead letters
+cache            `nyala cache`: compiled code in one file, for another machine of the same kind
 checkpoints      `nyala checkpoint`: a list of a run's checkpoints, a check, an export, removal of
                  old ones
 compare          `nyala compare`: whether one run answers held-out questions better than another

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated
@@ -236,16 +236,16 @@ def _write(out: Path, contents: Contents, files: dict[str, Path]) -> None:
             archive.add(path.resolve(), f"{contents.run}/{name}")
 
 
-def _extract(archive: tarfile.TarFile, into: Path) -> None:
+def extract(archive: tarfile.TarFile, members: Iterable[tarfile.TarInfo], into: Path) -> None:
     """Extract files and folders; `tarfile` has had a filter for that since Python 3.11.4 only.
 
     Raises:
-        ValueError: The pack has other entries, or a name that leads out of the folder.
+        ValueError: There are other entries, or a name that leads out of the folder.
     """
-    for member in archive:
+    for member in members:
         parts = PurePosixPath(member.name).parts
         if not parts or parts[0] == "/" or ".." in parts or not (member.isreg() or member.isdir()):
-            raise ValueError(f"{member.name}, which no pack has")
+            raise ValueError(f"{member.name}, which no such file has")
         target = into.joinpath(*parts)
         folder = target if member.isdir() else target.parent
         folder.mkdir(parents=True, exist_ok=True)
@@ -261,7 +261,7 @@ def _unpack(pack: Path, place: Path) -> None:
     beside = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=place.parent))  # mode 0700
     try:
         with tarfile.open(pack) as archive:
-            _extract(archive, beside)
+            extract(archive, archive, beside)
         contents = json.loads((beside / CONTENTS).read_bytes())
         if contents["format"] != FORMAT:
             raise ValueError(f"format {contents['format']}, and this is for format {FORMAT}")

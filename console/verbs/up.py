@@ -29,7 +29,7 @@ from console.display.result import print_result
 from console.report.record import changed_settings
 from console.run.card_memory import GIB, smallest_card, table_of_sizes
 from console.run.checks.model import learner_memory, machine_memory
-from console.run.fork_server import fork_server_of
+from console.run.fork_server import ForkServer, fork_server_of
 from console.run.init_model import reuse
 from console.run.own_files import resolve, resolve_as_begun, with_value
 from console.run.plan import commands, given_redis
@@ -153,8 +153,7 @@ def start(launch: Launch, console: Console) -> int:
             print_result(console, folder)
             return 0
         redis_url = given_redis(settings.buffer, folder)
-        # The server imports libraries while this process checks.
-        forks = None if launch.dry_run else stack.enter_context(fork_server_of(settings))
+        forks = None if launch.dry_run else _begin_imports(console, settings, stack)
         if launch.card_gib is not None:  # of another machine: checked before this machine is
             say_card_memory(console, settings, launch.card_gib)
         _warn(
@@ -183,6 +182,12 @@ def start(launch: Launch, console: Console) -> int:
             plain=launch.plain,
             forks=forks,
         ).run()
+
+
+def _begin_imports(console: Console, settings: Settings, stack: ExitStack) -> ForkServer | None:
+    """Have a server import libraries while this process checks, and print what is waited for."""
+    console.print("checking settings, model, data and this machine", soft_wrap=True)
+    return stack.enter_context(fork_server_of(settings))
 
 
 def say_weight_path(console: Console, settings: Settings) -> None:

@@ -16,6 +16,7 @@ from broker.transport.allow_list import Role, read_allowed, revoke
 from broker.transport.keys import load_pair, make_keys
 from configs.errors import SettingsError
 from configs.loader import load
+from configs.machine import COMPILED
 from configs.own_code import PACKAGES
 from configs.settings import Settings
 from console.run.own_files import resolve
@@ -126,17 +127,28 @@ def test_neither_do_those_that_pythonpath_names(tmp_path: Path) -> None:
     assert succeeds(nyala, "--help", folder=tmp_path, **given)
 
 
-def test_compiled_code_of_the_learner_is_kept_among_the_users_caches(tmp_path: Path) -> None:
-    def place(**given: str) -> str:
-        variables = environment_of("learner", settings(tmp_path), inherited=given)
-        return variables["TORCHINDUCTOR_CACHE_DIR"]
+@pytest.mark.parametrize("role", ["actor", "learner"])
+def test_compiled_code_is_kept_among_the_users_caches(
+    tmp_path: Path, monkeypatch, role: str
+) -> None:
+    def places(**given: str) -> dict[str, str]:
+        variables = environment_of(role, settings(tmp_path), inherited=given)
+        return {name: variables[name] for name in COMPILED if name in variables}
 
-    assert place() == str(Path.home() / ".cache/nyala/torchinductor")
-    assert place(XDG_CACHE_HOME="/kept") == "/kept/nyala/torchinductor"
-    assert place(TORCHINDUCTOR_CACHE_DIR="/own") == "/own"
-    assert "TORCHINDUCTOR_CACHE_DIR" not in environment_of(
-        "actor", settings(tmp_path), inherited={}
-    )
+    assert set(places()) == {"VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+    assert places()["TRITON_CACHE_DIR"] == str(Path.home() / ".cache/nyala/compile/triton")
+    assert places(XDG_CACHE_HOME="/kept")["VLLM_CACHE_ROOT"] == "/kept/nyala/compile/vllm"
+    own = places(TORCHINDUCTOR_CACHE_DIR="/own", XDG_CACHE_HOME="/kept")
+    assert own["TORCHINDUCTOR_CACHE_DIR"] == "/own"
+    assert own["TRITON_CACHE_DIR"] == "/kept/nyala/compile/triton"
+
+    monkeypatch.setattr(os, "access", lambda *_: False)  # a home folder that is read-only
+    assert places(TRITON_CACHE_DIR="/own") == {"TRITON_CACHE_DIR": "/own"}
+
+
+def test_broker_and_redis_compile_nothing(tmp_path: Path) -> None:
+    for role in ("broker", "redis"):
+        assert not COMPILED.keys() & environment_of(role, settings(tmp_path), inherited={})
 
 
 def test_files_of_each_environment_become_absolute(tmp_path: Path, monkeypatch) -> None:
