@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
+import structlog
 import torch
 
 from buffer.record.episode import Episode, PolicyVersion
@@ -38,6 +39,8 @@ from learner.weights.background_publish import BackgroundPublisher
 from .coordinator import RankComponents
 from .profiling import RECORDER, phase, stated_peak, take, traced, utilization
 from .stopping import BatchHold, LeftBatch, write_left_batch
+
+log = structlog.get_logger()
 
 # --------------------------------------------------------------------------------------------------
 # Tokens of a microbatch, halved from the batch on in which a rank ran out of memory.
@@ -193,6 +196,8 @@ class Loop:
                 batch = self._coordinator.next_batch(step, self._memory.tokens(step))
             if batch is None:
                 return False
+            if step == self._components.start.state.step + 1:  # kernels are compiled as they run
+                log.info("starting", stage="training the first batch")
             with phase("pack"):
                 microbatches = self._pack(*batch)
             with phase("gather"):

@@ -52,6 +52,7 @@ from .vllm_private import (
     core_processes,
     end_waits,
     has_outputs,
+    import_model,
     new_request,
     next_outputs,
     prompt_logprobs,
@@ -247,6 +248,8 @@ class VllmStepper:
         from vllm.usage.usage_lib import UsageContext  # noqa: PLC0415 - vLLM
         from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415 - vLLM
 
+        if engine_device() == "cpu":
+            import_model(self._options.model)
         arguments = engine_arguments(self._options)
         if self._meter is not None:
             arguments["disable_log_stats"] = False

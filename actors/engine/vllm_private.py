@@ -29,6 +29,21 @@ OUTPUTS_S = 2.0
 """Longest wait for outputs that a core sent before it died; they are read within milliseconds."""
 
 
+def import_model(model: str) -> None:
+    """Import the class of a model here, and register it.
+
+    vLLM asks a new program about a class that it has not met, and that program imports vLLM for
+    most of a first start: an import might start CUDA, and a process that has cannot be forked.
+    """
+    from transformers import PreTrainedConfig  # noqa: PLC0415 - vLLM
+    from vllm import ModelRegistry  # noqa: PLC0415 - vLLM
+
+    config, _ = PreTrainedConfig.get_config_dict(model)
+    for name in config.get("architectures") or ():
+        if registered := ModelRegistry.models.get(name):
+            ModelRegistry.register_model(name, registered.load_model_cls())
+
+
 def new_request(
     name: str, token_ids: list[int], sampling: SamplingParams, salt: str
 ) -> EngineCoreRequest:

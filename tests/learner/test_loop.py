@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 import torch
+from structlog.testing import capture_logs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from buffer import operations
@@ -108,6 +109,16 @@ def test_a_run_learns_and_leaves_what_it_promises(
     trained = ring.shelf.history[PolicyVersion(1, 30)]
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), trained, strict=True))
     assert AutoTokenizer.from_pretrained(folder / "model").decode([3]) == "a"
+
+
+def test_the_first_batch_of_a_life_is_a_stage_of_its_start(
+    redis_url: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    with capture_logs() as lines:
+        assert RingInProcess(_settings(tmp_path, steps=3), redis_url, ranks).live()
+
+    stages = [line["stage"] for line in lines if "stage" in line]
+    assert stages == ["training the first batch"]
 
 
 def test_the_next_batch_is_claimed_while_weights_are_handed_over_and_trained_after(

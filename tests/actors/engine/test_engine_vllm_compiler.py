@@ -1,4 +1,4 @@
-"""vLLM on a CPU: no compiler, a path with a blank, and nothing compiled before."""
+"""vLLM on a CPU: no compiler, a path with a blank, and nothing compiled or looked up before."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def test_it_starts_and_samples(tmp_path: Path) -> None:
     tiny_folder(folder, tied=True)
     told = {"CC", "CXX", "LD_PRELOAD", "TORCH_COMPILE_DISABLE"}
     environment = {name: value for name, value in os.environ.items() if name not in told}
-    compiled = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "torch")}
+    compiled = {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch"),
+        "VLLM_CACHE_ROOT": str(folder / "vllm"),
+    }
 
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SAMPLE, str(folder)],
@@ -57,3 +60,4 @@ def test_it_starts_and_samples(tmp_path: Path) -> None:
 
     assert done.stdout.endswith("made 8 None None\n"), done.stdout + done.stderr
     assert [*(folder / "torch").rglob("*.*")] == [], "something was compiled"
+    assert not (folder / "vllm" / "modelinfos").exists(), "another program has imported vLLM"
