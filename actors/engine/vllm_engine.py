@@ -250,12 +250,7 @@ class VllmStepper:
 
         if engine_device() == "cpu":
             import_model(self._options.model)
-        arguments = engine_arguments(self._options)
-        if self._meter is not None:
-            arguments["disable_log_stats"] = False
-        if not arguments.get("enforce_eager"):
-            stage = "loading the model, compiling what is not kept yet, making CUDA graphs"
-            log.info("starting", stage=stage, **compiled_folders())
+        arguments = self._arguments()
         try:
             with without_preloads(), forks_let_go():
                 self._engine = LLMEngine.from_engine_args(
@@ -284,6 +279,16 @@ class VllmStepper:
         while self.has_work:
             for _ in self.step():
                 pass
+
+    def _arguments(self) -> dict[str, Any]:
+        """Return the arguments of vLLM's engine, and log what they make it do first."""
+        arguments = engine_arguments(self._options)
+        if self._meter is not None:
+            arguments["disable_log_stats"] = False
+        if not arguments.get("enforce_eager"):
+            stage = "loading the model, compiling what is not kept yet, making CUDA graphs"
+            log.info("starting", stage=stage, **compiled_folders())
+        return arguments
 
     @property
     def vocabulary(self) -> int:

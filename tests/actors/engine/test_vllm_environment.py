@@ -10,10 +10,12 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from structlog.testing import capture_logs
 
 from actors.engine import vllm_options
+from actors.engine.vllm_engine import VllmStepper
 from actors.engine.vllm_options import VllmOptions, engine_arguments, prepare_environment
-from configs.machine import MAX_SOCKET_PATH_BYTES
+from configs.machine import COMPILED, MAX_SOCKET_PATH_BYTES
 
 OPTIONS = VllmOptions("model", max_model_len=64, in_process=False)
 
@@ -91,6 +93,20 @@ def test_a_persons_choice_of_graphs_stays(
 
 def test_a_cpu_makes_no_graphs() -> None:
     assert "cudagraph_capture_sizes" not in engine_arguments(OPTIONS)
+
+
+def test_an_engine_that_compiles_says_so_and_names_the_folders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vllm_options, "engine_device", lambda: "cuda")
+
+    with capture_logs() as lines:
+        VllmStepper(OPTIONS)._arguments()
+        VllmStepper(replace(OPTIONS, engine_args={"enforce_eager": True}))._arguments()
+
+    (line,) = lines
+    assert "compiling what is not kept yet" in line["stage"]
+    assert line.keys() >= COMPILED.keys()
 
 
 def test_sockets_of_vllm_have_a_short_path_under_a_long_tmpdir(
