@@ -47,13 +47,13 @@ def read_prompt(prompt: GivenPrompt, what: str = "the prompt of an item") -> Pro
     if any(isinstance(message, str) for message in prompt):
         raise SettingsError(
             f"{what} must be a text, or messages of role and content, got a list of texts, "
-            f"{quoted(list(prompt))}; join them, or take one of them for a column of its own"
+            f"{quoted(list(prompt))}; join them, or put one of them into a column of its own"
         )
     messages = tuple(_message(message, what) for message in prompt)
     if not messages or messages[-1].role == "assistant":
         raise SettingsError(
             f"{what} must end with a message to the policy, got "
-            f"{'one of the assistant' if messages else 'none'}; give it as the answer instead"
+            f"{'one of the assistant' if messages else 'no message'}; give that one as the answer"
         )
     return messages
 

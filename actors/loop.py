@@ -347,7 +347,9 @@ class ActorLoop:
         is_gone = self._broker.until_gone(GONE_SHARE * self._drain_s)
         if not await until_event(self._give_back(), is_gone):
             self._is_broker_gone = True
-            log.info("the broker has gone first", leases_left_to_expire=len(self._leases))
+            log.info(
+                "the broker stopped before this actor", leases_left_to_expire=len(self._leases)
+            )
 
     async def _give_back(self) -> bool:
         """Deliver what is done and release the rest; whether the broker has taken it."""
@@ -357,7 +359,7 @@ class ActorLoop:
                 await self._leases.until_active_below(1)
                 await self._outbox.until_below(1)
         except TimeoutError:
-            log.warning("episodes are given back unjudged", episodes=len(self._leases))
+            log.warning("episodes are released without a reward", episodes=len(self._leases))
         try:
             async with asyncio.timeout(DRAIN_SHARE * self._drain_s):
                 await self._release()

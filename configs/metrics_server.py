@@ -236,7 +236,7 @@ class _Server(ThreadingHTTPServer):
         if request not in self._served:  # cut off, maybe thousands of them
             return
         log.info(
-            "a caller of the metrics had no answer",
+            "a request for metrics got no answer",
             caller=str(client_address),
             reason=str(sys.exception()),
         )

@@ -74,7 +74,7 @@ class Exporter:
             "cpu_s": round(self._cpu_s, 3),
         }
         if left or in_hand:
-            log.warning("spans are left behind", **figures, left=left, is_sending=in_hand)
+            log.warning("spans were not sent", **figures, left=left, is_sending=in_hand)
         else:
             log.info("traces", **figures)
 
@@ -92,11 +92,11 @@ class Exporter:
         if reason is not None:
             self._refused += len(spans)
             if not self._is_away:
-                log.warning("the collector takes no spans", reason=reason)
+                log.warning("the collector does not accept spans", reason=reason)
         else:
             self._exported += len(spans)
             if self._is_away:
-                log.info("the collector takes spans again", not_taken=self._refused)
+                log.info("the collector accepts spans again", not_taken=self._refused)
         self._is_away = reason is not None
 
     def _look_at_drops(self) -> None:

@@ -117,7 +117,7 @@ class UpProcess:
         if code == REFUSED:  # before the start, in one sentence; a process may be later
             raise SettingsError(reason if is_refused else last)
         how = "was stopped" if code == STOPPED else f"ended with exit code {code}"
-        raise NyalaError(f"`nyala up` must go on to the last batch, got one that {how}:\n{last}")
+        raise NyalaError(f"`nyala up` must run to the last batch, got one that {how}:\n{last}")
 
     def ask_to_stop(self) -> None:
         """Ask the process to end in order; a second request would end it at once."""
@@ -278,7 +278,7 @@ class Run:
         while self.is_running:
             if deadline is not None and time.monotonic() > deadline:
                 raise DeadlineError(
-                    f"{self.id} must finish within {timeout_s:g} s, got a run that goes on; "
+                    f"{self.id} must finish within {timeout_s:g} s, got a run that is not done; "
                     "wait for it again, or end it with stop()"
                 )
             _print_new(log)

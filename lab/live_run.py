@@ -167,7 +167,9 @@ class LiveRun:
         """List the live processes of `redis`, `broker`, `learner` or `publisher`."""
         leader = self._up.pid
         if leader is None or self._up.poll() is not None:
-            raise ExpectationFailed(f"`nyala up` must run, got its end; its log is {self.log}")
+            raise ExpectationFailed(
+                f"`nyala up` must keep running, got its exit; its log is {self.log}"
+            )
         return sorted(pid for pid, words in descendants(leader).items() if plays(role, words))
 
     @property
@@ -223,7 +225,7 @@ class LiveRun:
         while not condition():
             if time.monotonic() > deadline:
                 raise ExpectationFailed(
-                    f"{what} must come within {STALL_S:g} s; the log is {self.log}"
+                    f"{what} must happen within {STALL_S:g} s, got nothing; the log is {self.log}"
                 )
 
     def until(
@@ -251,10 +253,11 @@ class LiveRun:
                 return
             if self._up.poll() is not None:
                 raise ExpectationFailed(
-                    f"{what} must come, got the end of `nyala up`; its log is {self.log}"
+                    f"{what} must happen, got the exit of `nyala up`; its log is {self.log}"
                 )
             if time.monotonic() > deadline:
                 raise ExpectationFailed(
-                    f"{what} must come within {limit_s:g} s; the logs are in {self.log}"
+                    f"{what} must happen within {limit_s:g} s, got nothing; "
+                    f"the logs are in {self.log}"
                 )
             self.sleep(POLL_S)

@@ -56,7 +56,7 @@ class TurnLock:
         finally:
             self._turn.acquire()
         if self._is_over:
-            raise ExpectationFailed("a pair must be waited for, got its end from outside")
+            raise ExpectationFailed("a pair of faults must run to its end, got it cancelled")
 
     def end_turns(self) -> None:
         """Let no thread go on, because its changes of the run would not be undone."""
@@ -78,9 +78,7 @@ class PairProgress:
             ExpectationFailed: The other fault has failed.
         """
         if self.failure is not None:
-            raise ExpectationFailed(
-                f"the other fault of the pair must end well, got: {self.failure}"
-            )
+            raise ExpectationFailed(f"the other fault of the pair must pass, got: {self.failure}")
 
 
 class PairCase(FaultCase):

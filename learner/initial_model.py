@@ -162,7 +162,7 @@ def echo(pair: Pair) -> Pair:
     if len(pair.segments) != 1:
         raise SettingsError(
             "learner.warm_start_echo must be 0 for an environment of several turns, got more; "
-            "only a single answer can be replaced by the question"
+            "set it to 0: only a single answer can be replaced by the question"
         )
     return Pair(pair.prompt, ((pair.prompt[:-1], True),))
 

@@ -139,9 +139,9 @@ class NodeConnection:
         try:
             messages = [json.loads(line) for line in lines]
         except ValueError as error:
-            raise ConnectionLost("it is no launcher of a learner") from error
+            raise ConnectionLost("it is not a launcher of a learner") from error
         if len(self._received) > LONGEST_LINE or not all(isinstance(m, dict) for m in messages):
-            raise ConnectionLost("it is no launcher of a learner")
+            raise ConnectionLost("it is not a launcher of a learner")
         return [message for message in messages if message]
 
 
@@ -233,12 +233,12 @@ class NodeZero:
                 return ready
             is_enough = least is not None and size >= least and self.nodes.fits(size)
             if is_enough and waited_s > self.nodes.rejoin_s:
-                log.warning("going on without the nodes that are gone", ranks=size)
+                log.warning("continuing without the lost nodes", ranks=size)
                 return ready
             if waited_s > JOIN_S:
                 there = ", ".join(str(member.node) for member in ready) or "none"
                 raise DeadlineError(
-                    f"--nodes must all be there within {JOIN_S:.0f} s, got {there} of 1 to "
+                    f"all of --nodes must join within {JOIN_S:.0f} s, got {there} of 1 to "
                     f"{self.nodes.number - 1}; start the others with the same --rendezvous, or "
                     f"set learner.min_ranks to go on with fewer"
                 )
@@ -307,7 +307,7 @@ class NodeZero:
         if "join" in message:
             member.node, member.ranks = int(message["join"]), int(message["ranks"])
             if not 0 < member.node < self.nodes.number or member.ranks < 1:
-                raise ValueError("it is no node of this learner")
+                raise ValueError("it is not a node of this learner")
             earlier = [m for m in self.members if m.node == member.node and m is not member]
             for other in earlier:  # its launcher was started again
                 other.lines.close()
@@ -459,12 +459,12 @@ def _listen(nodes: Nodes, stopping: threading.Event) -> socket.socket | None:
             address = f"{nodes.host}:{nodes.port}: {error.strerror}"
             if error.errno in PORT_IS_NOT_OURS:
                 raise SettingsError(
-                    f"--rendezvous must be a free address of node 0, which this is, got {address}; "
+                    f"--rendezvous must be a free address of this machine, node 0, got {address}; "
                     f"choose another port"
                 ) from error
             if time.monotonic() > deadline:
                 raise DeadlineError(
-                    f"--rendezvous must lead to node 0, which this is, within {NAMED_S:.0f} s, got "
+                    f"--rendezvous must lead to this machine, node 0, within {NAMED_S:.0f} s, got "
                     f"{address}; choose an address of this machine, or start it again when its "
                     f"name is known"
                 ) from error

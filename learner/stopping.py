@@ -143,7 +143,10 @@ class BatchHold:
             try:
                 self._save_by(deadline)
             except DeadlineError as late:
-                log.warning("leaving, and the last whole checkpoint counts", reason=str(late))
+                log.warning(
+                    "stopping without a new checkpoint: the last complete one is used",
+                    reason=str(late),
+                )
                 with suppress(Exception):  # a disk that hangs or is full keeps no process
                     Worker(self._on_unsaved, name="stop-note").start().join(self._to_note_s)
             except Exception as why:  # noqa: BLE001 - whatever it is, the process leaves with it
@@ -168,8 +171,8 @@ class BatchHold:
             if not saving.is_alive:
                 return
         raise DeadlineError(
-            f"a learner that is told to stop must be done within {self._to_save_s:g} s, and is "
-            "not; raise console.stop_timeout_s"
+            f"a learner that is told to stop must have saved within {self._to_save_s:g} s, got an "
+            "unfinished save; raise console.stop_timeout_s"
         )
 
 

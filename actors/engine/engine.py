@@ -65,7 +65,7 @@ class GenerationRequest:
         if least < 0 or largest >= vocabulary:
             raise ValueError(
                 f"token ids must be below the vocabulary of run.model = {vocabulary}, got {least} "
-                f"to {largest}; its tokenizer, or that of an earlier actor, is another model's"
+                f"to {largest}; this actor, or an earlier one, uses another model's tokenizer"
             )
 
 
@@ -103,8 +103,8 @@ class StagedWeights:
         """
         if not self.is_whole():
             raise WeightsOverwritten(
-                f"weights {tuple(self.manifest.version)} must stay while they are read, got newer "
-                "ones in their place; they are fetched again"
+                f"weights {tuple(self.manifest.version)} must not change while they are read, got "
+                "newer ones in their place; the actor fetches them again"
             )
 
 

@@ -369,7 +369,9 @@ class EngineThread:
             self._serve(lambda due: loop.call_soon_threadsafe(on_tokens, due))
         except BaseException as error:  # noqa: BLE001 - raised where the loop waits
             if started.cancelled():
-                structlog.get_logger().info("the engine's start was ended", reason=repr(error))
+                structlog.get_logger().info(
+                    "the start of the engine was cancelled", reason=repr(error)
+                )
             else:
                 structlog.get_logger().exception("engine died")
             death = self._death(error, is_start=not started.done())

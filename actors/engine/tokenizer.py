@@ -98,7 +98,7 @@ class ModelTokenizer:
         if tokenizer.eos_token_id is None:
             raise SettingsError(
                 f"run.model must have a tokenizer with an end-of-sequence token, "
-                f"got {model_path!r}; without one no turn ever ends"
+                f"got none in {model_path!r}, so no turn would end; choose another model"
             )
         self._tokenizer = tokenizer
         self._template_kwargs = dict(template_kwargs or {})
@@ -117,8 +117,8 @@ class ModelTokenizer:
         if "strftime_now" in str(tokenizer.chat_template) and DATE not in self._template_kwargs:
             raise SettingsError(
                 f"run.chat_template_kwargs must have {DATE}, as in {{{DATE}: 1 Jan 2026}}, got "
-                f"none: the template of run.model writes the day into every prompt, and actors "
-                f"would disagree at midnight"
+                f"none: the chat template of run.model writes the current date into every prompt, "
+                f"so prompts would change at midnight"
             )
         self._encode_literal = cache(self._literal_tokens)
         # Kept: every turn needs it, and the tokenizer searches for it each time.
@@ -284,8 +284,8 @@ class ModelTokenizer:
             written = str(error.__cause__)
         if read_calls(written) != [TRIAL]:
             raise SettingsError(
-                f"run.model must have a chat template that writes calls of tools as {FORMS}, got "
-                f"from it {quoted(written.strip(), 120)}; choose another model, or an environment "
+                f"run.model must have a chat template that writes tool calls as {FORMS}, got "
+                f"{quoted(written.strip(), 120)}; choose another model, or an environment "
                 f"without tools"
             )
         return functions
@@ -319,8 +319,8 @@ class ModelTokenizer:
         except (TemplateError, TypeError) as error:
             raise SettingsError(
                 f"run.system_prompt and run.chat_template_kwargs, and a prompt's messages, must "
-                f"suit the chat template of run.model, got from it: {error}; leave out what it "
-                f"does not take"
+                f"suit the chat template of run.model, got its error: {error}; leave out what the "
+                f"template does not support"
             ) from error
         return text
 

@@ -360,7 +360,7 @@ class TorchStepper:
         if odd:
             raise WeightsError(
                 f"a policy version must hold the parameters of the model, got a difference in "
-                f"{odd[:3]} ({len(odd)} in all); it is of another model"
+                f"{odd[:3]} ({len(odd)} in all); the version belongs to another model"
             )
         for name, parameter in parameters.items():
             if name not in self._shadow:

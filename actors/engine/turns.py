@@ -56,7 +56,7 @@ class TurnFrame(NamedTuple):
         if text and not self.has_stop and not any(stop in self.closing for stop in strings):
             raise SettingsError(
                 f"a stop token of run.model must end its turns, got {quoted(text, 60)} from its "
-                f"chat template, in which there is none; set run.stop: [{text.split()[0]!r}], or "
+                f"chat template, which has no stop token; set run.stop: [{text.split()[0]!r}], or "
                 f"make it a special token of the tokenizer"
             )
         return f"ends it with {text!r}" if text else "ends it with the end-of-sequence token"

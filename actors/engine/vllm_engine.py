@@ -137,8 +137,8 @@ class CoreWatch:
         codes = [process.exitcode for process in self._processes]
         how = next((f" with code {code}" for code in codes if code is not None), "")
         return EngineDied(
-            f"the process of vLLM's core must run, got its end{how}; look for a full memory or a "
-            "lost GPU in the machine's log"
+            f"the process of vLLM's core must keep running, got its exit{how}; look for a "
+            "full memory or a lost GPU in the machine's log"
         )
 
 

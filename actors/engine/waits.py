@@ -70,8 +70,8 @@ class Answers:
                     return waiting.result()
             self._on_late()
             raise DeadlineError(
-                f"the engine must {what} within {seconds:g} s, got no answer; its log says what "
-                "it was doing, and a machine that is busy with other work is slow at it"
+                f"the engine must {what} within {seconds:g} s, got no answer; look at its log, "
+                "and check whether other work keeps this machine busy"
             )
         finally:
             waiting.cancel()

@@ -79,7 +79,7 @@ def tensors_in(
         if not in_file or count == 0 or shape.numel() * dtype.itemsize != spec.num_bytes:
             raise WeightsError(
                 f"{spec.name} must hold {tuple(shape)} of {spec.dtype} inside {num_bytes} bytes, "
-                f"got {spec.num_bytes} bytes at {spec.offset}; the manifest is not of this file"
+                f"got {spec.num_bytes} bytes at {spec.offset}; the manifest is another file's"
             )
         flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=spec.offset)
         yield spec.name, flat.view(shape)

@@ -108,7 +108,7 @@ class _WorkerProcess:
                 bufsize=0,
             )
         except OSError as error:
-            raise RewardError(f"{self._name} must have a process, got {error}") from error
+            raise RewardError(f"a process of {self._name} must start, got {error}") from error
         assert self._process.stdin is not None
         self._finalizer = weakref.finalize(self, _ended, self._process)
         os.set_blocking(self._process.stdin.fileno(), False)
@@ -117,7 +117,8 @@ class _WorkerProcess:
         except (BrokenPipeError, TimeoutError) as error:
             self._end()
             raise RewardError(
-                f"a process of {self._name} must start, got none; look at this machine's memory"
+                f"a process of {self._name} must answer within {START_S:g} s, got nothing; look at "
+                f"this machine's memory"
             ) from error
 
     def _reply_to(self, question: bytes, limit_s: float) -> Any:

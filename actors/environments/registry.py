@@ -58,8 +58,8 @@ def call_within(timeout_s: float, function: Callable[[], T], *, what: str) -> T:
     Worker(call, name=f"deadline-{what}").start().join(timeout_s)
     if not outcome.done():
         raise DeadlineError(
-            f"{what} must end within {timeout_s:g} s, got no end; "
-            "settings of some generators make them search for ever"
+            f"{what} must end within {timeout_s:g} s, got no result; with some "
+            "run.environment_settings a generator searches for ever: change them"
         )
     return outcome.result()
 
@@ -151,8 +151,8 @@ def _hosted(run: RunSettings, python: Path, workers: int) -> Environment:
     name = run.environment if rows is None else rows.factory
     if name is None or ":" not in name:
         raise SettingsError(
-            f"run.environment_python and run.environment_requirements must be for a class of "
-            f"yours, got {run.environment}; leave them out"
+            f"run.environment_python and run.environment_requirements must be null and empty "
+            f"unless run.environment is a class of yours, got {run.environment}; leave them out"
         )
     settings = HostSettings(
         python,
@@ -190,7 +190,8 @@ def _made(run: RunSettings, adapted: Callable[[Any, RunSettings, Callable[[], An
         raise
     except Exception as error:
         raise SettingsError(
-            f"run.environment must be made by {run.environment}, got {explain(error)}"
+            f"run.environment must be made without an error, got from {run.environment}: "
+            f"{explain(error)}"
         ) from error
 
 

@@ -95,7 +95,7 @@ class EnvironmentLoop:
         self._num_blocked += 1
         error = overdue(self._limit_s, present_place(thread.ident))
         if self._num_blocked > MAX_BLOCKED:
-            raise DeadlineError(f"{error}; its event loop was blocked for so long before")
+            raise DeadlineError(f"{error}; earlier event loops were blocked as long")
         for job in list(thread.jobs):
             self._report(job, error)
 

@@ -65,7 +65,7 @@ class SwapGate:
             async with asyncio.timeout(self._hold_s):
                 await self._open.wait()
         except TimeoutError:
-            log.warning("evaluation changes weights midway", episodes=len(self._running))
+            log.warning("weights change during an evaluation", episodes=len(self._running))
 
 
 # --------------------------------------------------------------------------------------------------

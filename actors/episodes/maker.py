@@ -77,7 +77,7 @@ class EpisodeMaker:
         """
         try:
             if lease.chunks and not getattr(environment, "can_replay", True):
-                raise ReplayMismatch("its environment cannot repeat what it answered")
+                raise ReplayMismatch("its environment cannot repeat its answers")
             partial = _partial(lease, self._limits)
             rollout = await self._begin(lease, environment)
             if partial is not None and len(partial.token_ids):

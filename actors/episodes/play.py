@@ -130,7 +130,7 @@ async def finish(engine: Engine, rollouts: Sequence[Rollout]) -> None:
     while waiting:
         for delta in await engine.deltas():
             if delta.refusal is not None:
-                raise EngineError(f"the engine must take every prompt, got: {delta.refusal}")
+                raise EngineError(f"the engine must accept every prompt, got: {delta.refusal}")
             rollout = waiting[delta.request_id]
             rollout.append_delta(delta)
             if delta.finish_reason is None:

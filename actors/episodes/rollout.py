@@ -322,7 +322,7 @@ class Rollout:
             judgement = await self.judge()
             stored = self._transcript.tokens(end, end + len(judgement.observation_ids))
             if judgement.observation_ids[: len(stored)] != stored:
-                raise ReplayMismatch("the environment answers a finished turn in other words")
+                raise ReplayMismatch("the environment answers a finished turn differently")
             if judgement.finish_reason is not None and end < self.length:
                 raise ReplayMismatch("the environment ends the episode before its tokens end")
             self._expect(end, end + len(stored), sampled=False)

@@ -41,7 +41,7 @@ class GroupCollector:
     """Finished episodes of groups that a reward judges as a whole, until a group is complete.
 
     Most groups are leased to one actor. Members of a group may be divided between actors: an actor
-    has fewer places than the group has members, or has died. Such a group is judged in parts when
+    has fewer places than the group has members, or has died. Such a group is scored in parts when
     it has waited long enough, or when too many episodes wait.
     """
 
@@ -182,7 +182,7 @@ class Scoring:
                 groups.put_nowait(group)
             if gathering.num_parts.bit_length() > before.bit_length():
                 log.warning(
-                    "a group is judged in parts",
+                    "a group is scored in parts",
                     groups=gathering.num_parts,
                     group_size=size,
                     waited_s=wait_s,

@@ -286,8 +286,8 @@ def _accepted(function: RewardFunction, arguments: dict[str, Any]) -> dict[str, 
         is_open = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if parameter.default is parameter.empty and not is_open and name not in arguments:
             raise RewardError(
-                f"there is no {name!r} among what is given: {', '.join(sorted(arguments))}; "
-                f"columns of a dataset are given under their own names"
+                f"a parameter of the reward must be one of {', '.join(sorted(arguments))}, got "
+                f"{name!r}; columns of a dataset are passed under their own names"
             )
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return arguments

@@ -120,7 +120,7 @@ class Judge:
             except KeyError:
                 names = ", ".join(sorted(fillings))
                 raise ValueError(
-                    f"the rubric must ask for one of {names}, got {{{name}}}"
+                    f"a placeholder of the rubric must be one of {names}, got {{{name}}}"
                 ) from None
 
         return fill_in(self._rubric, value)

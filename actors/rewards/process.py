@@ -98,8 +98,8 @@ class RewardProcess:
         if not isinstance(reply, Loaded):
             await self._kill()
             raise RewardError(
-                f"run.reward must be loadable within {LOAD_TIMEOUT_S:g} s, got a crash or no end "
-                f"from {self._reward!r}; import the file with python to see why"
+                f"run.reward must be loadable within {LOAD_TIMEOUT_S:g} s, got a crash or a "
+                f"timeout from {self._reward!r}; import the file with python to see why"
             )
         self._convention = reply.convention
         self._has_started = True
@@ -186,7 +186,7 @@ class RewardProcess:
             or reply.number != self._num_answers
             or not 0 < len(reply.outcomes) <= most
         ):
-            raise MalformedReply("answers to other samples than the next")
+            raise MalformedReply("answers must be to the next samples, got others")
         self._num_answers += len(reply.outcomes)
         return [
             RewardError(reason or "no reason given")

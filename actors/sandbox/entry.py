@@ -103,7 +103,7 @@ def _take_own_user() -> bool:
         except OSError:  # this namespace has no such number
             continue
         return number != NOBODY
-    raise PermissionError("root must be allowed to become another user")
+    raise PermissionError("root must be able to become another user, got no other in its namespace")
 
 
 def _threads_of_all() -> int:

@@ -184,7 +184,7 @@ def pack(value: Any, keep: Callable[[object], int] | None = None) -> Any:
         if isinstance(value, COLLECTIONS[kind]):  # type: ignore[arg-type]
             return {kind: [pack(item, keep) for item in value]}
     if keep is None:
-        raise TypeError(f"tests can hand over plain data alone, got {type(value).__name__}")
+        raise TypeError(f"tests can pass only plain data, got {type(value).__name__}")
     return {"object": keep(value)}
 
 

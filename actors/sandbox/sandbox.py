@@ -201,7 +201,7 @@ class _SandboxedProcess:
                     start_new_session=True,
                 )
         except OSError as error:
-            raise RewardError(f"a sandbox must have a process, got {error}") from error
+            raise RewardError(f"the process of a sandbox must start, got {error}") from error
         assert self._process.stdout is not None
         self.pipe = self._process.stdout.fileno()
 
@@ -272,7 +272,9 @@ def _collect(processes: Sequence[_SandboxedProcess], limits: Limits) -> None:
             deadline, have_begun = time.monotonic() + limits.wall_s, True
     first.wait(deadline - time.monotonic())
     if not all(process.has_begun for process in processes):
-        raise RewardError("a sandbox must be ready at once, got none; nothing was run in it")
+        raise RewardError(
+            "every sandbox must start in time, got one that did not; nothing was scored"
+        )
 
 
 def _pipe(ends: ExitStack) -> tuple[int, int]:

@@ -152,7 +152,7 @@ class GroupMember:
         else:
             is_right = await self._add_changes(arrived.memory, send.links, manifest, file)
         if not is_right:
-            raise WeightsError("an update must lead to the version, and did not")
+            raise WeightsError("an update must produce the announced version, got other weights")
 
     async def _add_adapter(
         self, arrived: mmap.mmap, base_bytes: int, manifest: WeightManifest, file: StagingFile
@@ -185,7 +185,7 @@ class GroupMember:
     async def _receive(self, file: StagingFile) -> str:
         """Fill a file with the bytes that the group sends; return their digest."""
         if self._epoch is None:
-            raise WeightsError("SEND must follow EPOCH, got it alone")
+            raise WeightsError("SEND must follow EPOCH, got SEND without one")
         arriving = asyncio.create_task(self._place.receive(file.path, file.memory))
         interrupt = asyncio.create_task(self._inbox.get())
         try:

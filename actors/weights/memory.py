@@ -60,7 +60,7 @@ class _MappedSlot:
         weakref.finalize(self, os.close, file)
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_size != num_bytes:
-            raise WeightsError(f"{path} must be a file of {num_bytes} bytes")
+            raise WeightsError(f"{path} must be a file of {num_bytes} bytes, got {status.st_size}")
         self.memory = mmap.mmap(file, num_bytes, prot=mmap.PROT_READ)
         self.path = Path(f"/proc/{os.getpid()}/fd/{file}" if OPEN_FILES.exists() else path)
         """A path for this actor's engine, which is valid even when the learner has ended."""
@@ -123,7 +123,7 @@ def _check(slot: _MappedSlot, number: int, manifest: WeightManifest) -> None:
         WeightsError: The slot has other bytes.
     """
     if number % 2 == 1:
-        raise WeightsError(f"seal must be closed, got {number}: a newer version is being written")
+        raise WeightsError(f"seal must be closed, got {number}; a newer version is being written")
     hasher = xxh3_128()
     with memoryview(slot.memory) as whole:
         for start in range(0, len(whole), BUCKET_BYTES):
@@ -131,5 +131,5 @@ def _check(slot: _MappedSlot, number: int, manifest: WeightManifest) -> None:
     checksum = hasher.hexdigest()
     if checksum != manifest.checksum or not slot.is_still(number):
         raise WeightsError(
-            f"checksum must be {manifest.checksum}, got {checksum}: overtaken, or corrupt"
+            f"checksum must be {manifest.checksum}, got {checksum}; overwritten or corrupt"
         )

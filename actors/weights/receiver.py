@@ -378,7 +378,9 @@ class WeightReceiver:
             )
             self._verdict = f"{refusal}; {sides}"
             if sides.engine_is_right and sides.learner_is_right and not self._judge.is_fixed:
-                log.warning("engine and learner differ, and neither is wrong", reason=str(sides))
+                log.warning(
+                    "engine and learner differ, but both are within their bounds", reason=str(sides)
+                )
                 self._counters.updates += 1
                 await self._serve(manifest.version)
                 return

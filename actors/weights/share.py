@@ -102,7 +102,9 @@ class WeightShare:
 
     def _on_pull(self, route: Route, key: str, _actor: str, pull: object) -> None:
         if not isinstance(pull, Pull):
-            raise RecordError(f"an actor must be sent pulls alone, got {type(pull).__name__}")
+            raise RecordError(
+                f"a message to a sharing actor must be a Pull, got {type(pull).__name__}"
+            )
         if pull.offset < 0 or pull.offset % CHUNK_BYTES or not 0 < pull.num_bytes <= CHUNK_BYTES:
             raise RecordError(
                 f"a pull must be of one slice of {CHUNK_BYTES} bytes, got {pull.num_bytes} at "

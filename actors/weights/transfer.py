@@ -233,8 +233,8 @@ class WeightTransfer:
                 if mismatches == MAX_MISMATCHES:
                     raise WeightsError(
                         f"digest of weights {tuple(version)} must be "
-                        f"{wanted.manifest.digest}, got another one {mismatches} times; the memory "
-                        "of the publisher or of this machine is corrupt"
+                        f"{wanted.manifest.digest}, got another one {mismatches} times; check the "
+                        "memory of the publisher's machine and of this one"
                     )
         self.counters.last_transfer_s = time.monotonic() - started
         self.counters.transfer_s += self.counters.last_transfer_s

@@ -58,7 +58,10 @@ def as_known_to(version: int, message: WireMessage) -> WireMessage:
         RecordError: That version has no such message.
     """
     if not is_known_to(version, message):
-        raise RecordError(f"wire version {version} must have {type(message).__name__}, but has not")
+        raise RecordError(
+            f"wire version must be one that has {type(message).__name__}, got {version}; update "
+            "the older peer"
+        )
     added = ADDED_FIELDS.get(type(message), ())
     if not added:
         return message
@@ -125,7 +128,7 @@ def encode(
         RecordError: A value cannot be written as msgpack, or that version has no such message.
     """
     if not isinstance(message, WireMessage):
-        raise RecordError(f"message must be one of the wire's, got {type(message).__name__}")
+        raise RecordError(f"message must be a WireMessage, got {type(message).__name__}")
     sent = message if version == WIRE_VERSION else as_known_to(version, message)
     return _encode(Envelope(version, run, incarnation, seq, sent))  # type: ignore[arg-type]
 
@@ -142,7 +145,9 @@ def decode(frame: Frame, *, max_bytes: int) -> Envelope:
         return _ENVELOPES.decode(frame)
     except _MALFORMED as error:
         _check_version(frame)
-        raise RecordError(f"a message must be of its type: {error!s:.300}") from None
+        raise RecordError(
+            f"a message must have the fields of its type, got: {error!s:.300}"
+        ) from None
 
 
 def header_of(frame: Frame) -> Header:
@@ -190,7 +195,7 @@ def decode_spec(stored: bytes) -> TaskSpec:
     try:
         spec = _SPECS.decode(stored)
     except _MALFORMED as error:
-        raise RecordError(f"a task must be of its type: {error!s:.300}") from None
+        raise RecordError(f"a task must have the fields of its type, got: {error!s:.300}") from None
     if spec.purpose not in ("train", "eval"):
         raise RecordError(f"purpose must be train or eval, got {quoted(spec.purpose, 20)}")
     return spec

@@ -271,7 +271,7 @@ class Leasing:
         if tasks:
             ended = time.monotonic()
             self._shares_at = min(self._shares_at, ended + SHARE_PAUSES * (ended - now))
-            log.info("leases shared with a key that had none", key=peer.tag, count=len(tasks))
+            log.info("leases shared with a key that has none", key=peer.tag, count=len(tasks))
 
     async def _fit(self, tasks: list[LeasedTask], key: str) -> tuple[Lease, ...]:
         """Keep the leases that fit into one reply, with their chunks, and release the rest.
@@ -303,7 +303,9 @@ class Leasing:
         if excess:
             await self._store.run(operations.release(excess, key))
         if too_large:
-            log.warning("tasks are too large for a message: their tokens go", tasks=too_large)
+            log.warning(
+                "tasks are too large for a message: their tokens are dropped", tasks=too_large
+            )
             cut = operations.cut(too_large, key, max_attempts=self._settings.max_attempts)
             await self._store.run(cut)
         return tuple(kept)

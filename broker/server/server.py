@@ -247,6 +247,6 @@ async def _every(
             raise
         except (StoreError, OSError) as error:
             if not is_failing:
-                log.warning("a chore is tried again", reason=str(error))
+                log.warning("a periodic task failed and is tried again", reason=str(error))
             is_failing = True
         await asyncio.sleep(period_s * random.uniform(0.8, 1.2))

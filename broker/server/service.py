@@ -355,7 +355,9 @@ class Service:
             async with asyncio.timeout(OBJECT_DEADLINE_S):
                 record = await asyncio.to_thread(self._objects.put_record, row.task_id, row.record)
         except OSError as error:  # a TimeoutError is one
-            raise StoreUnreachable(f"the object store takes no records: {error!r}") from error
+            raise StoreUnreachable(
+                f"the object store must accept records, got {error!r}"
+            ) from error
         return row._replace(record=record)
 
     async def _beat(self, message: BeatRequest, peer: PeerSession) -> Verdicts | Refusal:

@@ -101,7 +101,7 @@ class StoreCache:
         is_beyond_quota = most is not None and memory.run_bytes >= most
         if (is_full or is_beyond_quota) != self.is_full:
             log.warning(
-                "leasing goes on" if self.is_full else "leasing paused",
+                "leasing resumed" if self.is_full else "leasing paused",
                 memory=memory.share,
                 run_bytes=memory.run_bytes,
                 max_run_bytes=most,

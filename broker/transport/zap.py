@@ -90,7 +90,7 @@ class ZapAuthenticator:
             self._is_short = False
         except OSError as error:
             if not self._is_short:
-                log.warning("no file can be opened just now", reason=str(error))
+                log.warning("no more files can be opened at the moment", reason=str(error))
             self._is_short = True
         self.check_zap_thread()
 

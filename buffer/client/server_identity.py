@@ -161,7 +161,7 @@ class ServerIdentity:
             return
         run_id = info.get("run_id")
         if run_id is None:
-            raise redis.ResponseError("INFO named no run_id")
+            raise redis.ResponseError("INFO returned no run_id")
         if run_id == self.trusted:
             return
         if (warning := warning_about(server_of_info(info))) is not None:

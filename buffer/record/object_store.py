@@ -93,7 +93,7 @@ class ObjectStore:
         if len(record) != length or hashlib.sha256(record).hexdigest() != digest:
             raise RecordError(
                 f"the object of task {task_id} must have {length} bytes of SHA-256 {digest:.12}, "
-                f"got {len(record)} others; it was changed or cut off"
+                f"got {len(record)} bytes with another digest; it was changed or cut off"
             )
         return record
 
@@ -127,7 +127,7 @@ class ObjectStore:
             try:
                 return bytes(self._files.cat_file(path))
             except FileNotFoundError:
-                raise RecordError(f"object {path} must be there, got nothing") from None
+                raise RecordError(f"object {path} must exist, got none") from None
             except OSError as error:
                 if pause_s is None:
                     raise StoreUnreachable(f"object {path} cannot be read: {error}") from error

@@ -58,7 +58,7 @@ class EpisodeLimits:
         if largest >= self.vocabulary:
             raise RecordError(
                 f"token ids must be below the vocabulary of run.model = {self.vocabulary}, got "
-                f"{largest}; the tokenizer or the model of its actor is another one"
+                f"{largest}; its actor uses another tokenizer or model than the run"
             )
 
     def check_prompt(self, length: int) -> None:

@@ -113,7 +113,7 @@ def _check_map(name: str, value: object, checks: dict[str, tuple[str, Check]]) -
     if missing := [label for key, (label, _) in checks.items() if key not in fields]:
         raise RecordError(f"{name} must be a map of {names}, got one without {quoted(missing)}")
     if extra := [key for key in fields if key not in checks]:
-        raise RecordError(f"{name} must be a map of {names}, got {quoted(extra)} besides")
+        raise RecordError(f"{name} must be a map of {names}, got also {quoted(extra)}")
     for key, (label, check) in checks.items():
         check(label, fields[key])
 
@@ -301,22 +301,22 @@ def _check_plain_episode(fields: EpisodeFields) -> None:
     names = fields.purpose, fields.finish, fields.inc
     for word in (*names, *parts, *metrics, *text, *text.values()):
         if type(word) is not str:
-            raise TypeError("a text is of another type")
+            raise TypeError("a text has the wrong type")
     times = fields.started, fields.finished
     for real in (fields.reward, *times, *parts.values(), *metrics.values()):
         if type(real) is not float:
-            raise TypeError("a number is of another type")
+            raise TypeError("a number has the wrong type")
     if not type(fields.task_id) is type(fields.group_id) is int or type(text) is not dict:
-        raise TypeError("a field is of another type")
+        raise TypeError("a field has the wrong type")
 
 
 def _check_plain_completion(fields: CompletionFields) -> None:
     for lineage, step, start in fields.versions:
         if not type(lineage) is type(step) is type(start) is int:
-            raise TypeError("versions are of another type")
+            raise TypeError("versions have the wrong type")
     for fence, incarnation, start in fields.fences:
         if not type(fence) is type(start) is int or type(incarnation) is not str:
-            raise TypeError("fences are of another type")
+            raise TypeError("fences have the wrong type")
 
 
 def _values(record: bytes) -> list[tuple[object, int]]:

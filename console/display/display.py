@@ -196,7 +196,7 @@ class PlainDisplay:
         """Print what has changed since the last view."""
         if (view.alarm is not None) != self._has_alarm:
             self._has_alarm = view.alarm is not None
-            text = view.alarm or "has ended: episodes are made again"
+            text = view.alarm or "has ended: there are new episodes"
             self.log(f"{self._name}: ALARM {text}")
         closed = {re.sub(r"\d+", "", text): text for text in view.closed}  # but for its figures
         for closure in closed.keys() - self._closed:

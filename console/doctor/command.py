@@ -87,7 +87,7 @@ def _look(check: Check) -> tuple[CheckStatus, str]:
     if outcomes:
         return outcomes[0]
     return CheckStatus.FAILED, (
-        f"{check.name} must be checked within {check.limit_s:g} s, got no end; look at what it "
+        f"{check.name} must be checked within {check.limit_s:g} s, got no result; look at what it "
         f"waits for: a network, a disk, or code of yours"
     )
 

@@ -377,8 +377,8 @@ def _source(run: str, key: Path | None) -> tuple[LocalRun | RemoteRun, RunFolder
     if "://" not in run:
         if key is not None:
             raise SettingsError(
-                f"--key must be with tcp://HOST:PORT/NAME of a broker, got it with {run}; a run of "
-                f"this machine needs none"
+                f"--key must be given with tcp://HOST:PORT/NAME of a broker, got it with {run}; "
+                f"leave it out for a run of this machine"
             )
         folder = run_folder_of(Path(run))
         return LocalRun(folder), folder

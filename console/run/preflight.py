@@ -302,9 +302,8 @@ def _end_of(child: ForkedChild, limit_s: float) -> int:
         return child.wait(limit_s)
     except TimeoutError:
         raise SettingsError(
-            f"the checks of a start must end within {limit_s:.0f} s, got no end; `nyala "
-            f"doctor` with the same settings does them one by one, and names the one that "
-            f"stands still"
+            f"the checks before a start must end within {limit_s:.0f} s, got one that hangs; run "
+            f"`nyala doctor` with the same settings, which names it"
         ) from None
 
 

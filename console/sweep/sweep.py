@@ -191,7 +191,7 @@ class Sweep:
         try:
             run_all(planned(), jobs=jobs, on_end=on_end)
         except KeyboardInterrupt:
-            print_line(console, "stopped; the same command goes on")
+            print_line(console, "stopped; run the same command again to continue")
             self._show(source, console)
             return STOPPED
         self._show(source, console)

@@ -138,7 +138,7 @@ class BufferOfRun:
         rows += [
             {"what": f"key {tag}", "was closed for": key.why} for tag, key in closed.keys.items()
         ]
-        return ResultTable("leasing goes on" if rows else "nothing was closed", rows)
+        return ResultTable("leasing resumed" if rows else "nothing was closed", rows)
 
     def dead(self, offset: int, n: int) -> ResultTable:
         """List one page of dead letters."""

@@ -109,7 +109,7 @@ def new(
         )
     folder = Path(name)
     if folder.exists():
-        raise SettingsError(f"{folder.absolute()} must be a new folder, and it is there already")
+        raise SettingsError(f"{folder.absolute()} must be a new folder, got one that exists")
     checked = None if model in {None, "init"} else _checked(str(model))
     if data is not None and checked is None:
         raise SettingsError(

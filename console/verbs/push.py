@@ -67,7 +67,7 @@ def upload(
     api = HfApi(library_name="nyala")
     if get_token() is None and not is_dry:
         raise SettingsError(
-            f"a token of the Hugging Face hub that may write must be there, got none; {LOGIN}"
+            f"a Hugging Face token with write access must be set, got none; {LOGIN}"
         )
     with _errors_of(api, name):
         if is_dry:

@@ -135,8 +135,8 @@ def start(launch: Launch, console: Console) -> int:
     """
     if launch.fresh and launch.trust_checkpoint is not None:
         raise SettingsError(
-            "--trust-checkpoint must be without --fresh, which begins without any checkpoint; "
-            "leave one of the two out"
+            "--trust-checkpoint must be given without --fresh, which begins without a checkpoint, "
+            "got both; leave one of the two out"
         )
     typed = settings_of(launch.config, launch.changes)
     settings = resolve(typed)

@@ -220,7 +220,7 @@ def line_of(run: LiveRun) -> str:
     try:
         stats = run.stats()
     except StoreError as error:
-        return f"the store is away: {error}"
+        return f"the store is unreachable: {error}"
     states = ", ".join(f"{name} {count}" for name, count in stats.by_state.items())
     return f"batch {stats.version}: created {stats.created} = {states}"
 
@@ -296,7 +296,7 @@ def _liar(run: LiveRun, seed: int) -> Iterator[Path]:
             yield granted
             if process.poll() is not None:
                 raise ExpectationFailed(
-                    f"the lying actor must lie to the end; its log is {folder}/liar.log"
+                    f"the lying actor must run on, got its exit; its log is {folder}/liar.log"
                 )
         finally:
             process.kill()

@@ -157,7 +157,7 @@ def kill_learner_while_saving(case: FaultCase) -> None:
             return
         os.kill(pid, signal.SIGCONT)
     raise ExpectationFailed(
-        f"the learner must be met while it saves, got {COMMIT_TRIES} saves without that"
+        f"the learner must be stopped during a save, got {COMMIT_TRIES} tries without that"
     )
 
 

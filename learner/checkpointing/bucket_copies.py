@@ -107,7 +107,7 @@ class BucketCopies:
             if step_of(Path(name)) <= newest:
                 return
             if not is_committed:
-                log.warning("the copy of a checkpoint is not finished: passed over", name=name)
+                log.warning("the copy of a checkpoint is unfinished and is skipped", name=name)
                 continue
             log.info("reading a checkpoint from its copy", name=name)
             try:
@@ -144,11 +144,15 @@ class BucketCopies:
             self._fetch_file(name, MANIFEST, unfinished)
             committed = _retried(lambda: self._files.cat_file(self._mark(name)))
             if _digest(unfinished) != bytes(committed):
-                raise CheckpointError(f"{name}/{MANIFEST} must be the one that was committed")
+                raise CheckpointError(
+                    f"{name}/{MANIFEST} must be the one that was committed, got another digest"
+                )
             for file in read_manifest(unfinished).digests:
                 self._fetch_file(name, file, unfinished)
         except FileNotFoundError as error:
-            raise CheckpointError(f"{name} must be whole in {self._root}, got: {error}") from error
+            raise CheckpointError(
+                f"{name} must be complete in {self._root}, got: {error}"
+            ) from error
 
     def _found(self) -> dict[str, bool]:
         """Return whether each checkpoint that has an object counts, oldest first."""

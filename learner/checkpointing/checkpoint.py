@@ -201,8 +201,8 @@ class BackgroundSave:
         worker.join(DEADLINE_S)
         if worker.is_alive:
             raise DeadlineError(
-                f"a checkpoint must be written within {DEADLINE_S:.0f} s, and was not; look at the "
-                "disk of the run's folder and at the other ranks' logs"
+                f"a checkpoint must be written within {DEADLINE_S:.0f} s, got an unfinished one; "
+                "look at the disk of the run's folder and at the other ranks' logs"
             )
 
     def close(self) -> None:
@@ -361,8 +361,8 @@ class Checkpoints:
         if needed_s > left_s:
             raise DeadlineError(
                 f"a checkpoint of {num_bytes / 1e9:.1f} GB must be written within {left_s:.1f} s, "
-                f"and the last one took {needed_s:.1f} s; raise console.stop_timeout_s, or take a "
-                "faster disk"
+                f"got {needed_s:.1f} s at the speed of the last one; raise console.stop_timeout_s, "
+                "or use a faster disk"
             )
         state = replace(state, adapter=kept.adapter)
         files = self._encode(self._copies.on_host(kept.tensors), kept.random)

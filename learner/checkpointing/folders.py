@@ -147,7 +147,7 @@ def read_lineages(folder: Path) -> dict[int, int]:
     try:
         text, _, checksum = file.read_bytes().partition(b"\n")
         if checksum not in (b"", _checksum(text)):  # an earlier release wrote none
-            raise msgspec.DecodeError("another checksum than that of its content")
+            raise msgspec.DecodeError("a checksum that does not match its content")
         return msgspec.json.decode(text, type=dict[int, int])
     except FileNotFoundError:
         return {}

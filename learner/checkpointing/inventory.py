@@ -28,7 +28,9 @@ def intact(run_folder: Path, name: str | None) -> Path:
     """
     paths = chosen(run_folder, [name]) if name else checkpoints_of(run_folder)[-1:]
     if not paths:
-        raise CheckpointError(f"{run_folder / FOLDER} must hold a checkpoint, got none")
+        raise CheckpointError(
+            f"{run_folder / FOLDER} must hold a checkpoint, got none; let the run save one first"
+        )
     refuse_foreign(paths[0], read_manifest(paths[0]), run_key(run_folder))
     verify(paths[0])
     return paths[0]

@@ -48,8 +48,12 @@ class LearnerState:
             CheckpointError: The text is no such state.
         """
         try:
-            if msgspec.json.decode(text, type=_Schema).schema != SCHEMA:
-                raise CheckpointError(f"the checkpoint's schema must be {SCHEMA}")
+            schema = msgspec.json.decode(text, type=_Schema).schema
+            if schema != SCHEMA:
+                raise CheckpointError(
+                    f"the checkpoint's schema must be {SCHEMA}, got {schema}; use the release of "
+                    "Nyala that wrote it, or begin again with --fresh"
+                )
             return msgspec.json.decode(text, type=cls)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{STATE} must be a learner's state, got: {error}") from error

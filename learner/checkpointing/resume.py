@@ -126,7 +126,9 @@ def take_over(
     _warn_of_gaps(stats, state)
     start = replace(_begin_lineage(run, store, stats, state, path), vocabulary=vocabulary)
     recover(store, run_id, run=run, buffer=buffer, facts=start.ledger().facts)
-    log.info("life begins", lineage=start.lineage, step=state.step, checkpoint=str(path or "none"))
+    log.info(
+        "lineage begins", lineage=start.lineage, step=state.step, checkpoint=str(path or "none")
+    )
     return start
 
 
@@ -134,8 +136,8 @@ def _warn_of_gaps(stats: Stats, state: LearnerState) -> None:
     """Warn of gaps between the store and the checkpoint."""
     if stats.lineage < state.lineage:
         log.error(
-            "THE STORE IS OLDER THAN THE CHECKPOINT: Redis was wiped, rewound, or is another one; "
-            "what it has not got is made again",
+            "THE STORE IS OLDER THAN THE CHECKPOINT: Redis was wiped, rolled back or replaced; "
+            "what it lacks is created again",
             store_lineage=stats.lineage,
             lineage=state.lineage,
             step=state.step,

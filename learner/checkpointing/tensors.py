@@ -221,7 +221,7 @@ def make_moments(
         if keys[prefix] and set(keys[prefix]) != expected:
             raise CheckpointError(
                 f"the checkpoint must have the moments {sorted(expected)} of {prefix}, got "
-                f"{sorted(keys[prefix])}; set learner.optimizer as it was when it was written"
+                f"{sorted(keys[prefix])}; restore the learner.optimizer that wrote it"
             )
         moments = part.optimizer.moments_of(parameter)
         for key in keys[prefix]:

@@ -46,7 +46,7 @@ def verify(path: Path, hash_files: HashFiles | None = None) -> LearnerState:
                 f"{digests[name][:12]}...; it was changed or cut short"
             )
     if STATE not in digests:
-        raise CheckpointError(f"{path / MANIFEST} must list {STATE}")
+        raise CheckpointError(f"{path / MANIFEST} must list {STATE}, got no such file")
     return LearnerState.decode((path / STATE).read_text(encoding="utf-8"))
 
 

@@ -70,7 +70,7 @@ class SamplingAlarm:
             log.warning("ALARM: nobody samples", why=reason, waited_s=round(waited_s))
         elif reason is None and self._began_at is not None:
             lasted_s = round(now - self._began_at)
-            log.info("the alarm has ended: episodes are made again", lasted_s=lasted_s)
+            log.info("the alarm has ended: there are new episodes", lasted_s=lasted_s)
             self._began_at = None
         self._cause = cause
 
@@ -119,7 +119,7 @@ class CommitPressure:
         if uncommitted < self._limit_bytes and not (is_full and is_worth_it):
             return False
         log.info(
-            "checkpoint before its time: Redis is crowded",
+            "early checkpoint: Redis is nearly full",
             uncommitted_bytes=uncommitted,
             memory=round(memory.share, 3),
         )

@@ -229,7 +229,7 @@ class Claims:
 
     def _abandon(self, step: int, claim: Claim, reason: str) -> None:
         groups = [unit.group_id for unit in claim.units]
-        log.error("giving a batch up", step=step, why=reason, starts=claim.starts, groups=groups)
+        log.error("giving up a batch", step=step, why=reason, starts=claim.starts, groups=groups)
         self._episodes.clear()
         self._store.run(
             operations.abandon(self._lineage, step, reason, to_dead_letters=reason == "poison")
@@ -343,6 +343,6 @@ def refuse_losses(stats: Stats, run: RunSettings, step: int) -> None:
     if counts:
         raise DeterminismError(
             f"every task must be in its own batch with run.deterministic, got {counts} at batch "
-            f"{step}; mend what `nyala buffer dead list {run.folder}` and the logs show, then "
+            f"{step}; fix what `nyala buffer dead list {run.folder}` and the logs show, then "
             f"begin again with --fresh"
         )

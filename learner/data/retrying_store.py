@@ -53,7 +53,8 @@ class SuppressUnreachableStore:
         if not isinstance(error, StoreUnreachable) or not self._stopping.is_set():
             return False
         log.warning(
-            "the store went before the learner: the next start writes the rest", reason=str(error)
+            "the store stopped before the learner: the next start writes the rest",
+            reason=str(error),
         )
         return True
 
@@ -121,7 +122,9 @@ class RetryingStore:
                 jittered_s = random.uniform(0.5, 1.0) * pause_s
                 if time.monotonic() + jittered_s > deadline:
                     raise
-                log.warning("the store is away", reason=str(error), retry_in_s=round(jittered_s, 2))
+                log.warning(
+                    "the store is unreachable", reason=str(error), retry_in_s=round(jittered_s, 2)
+                )
                 self._stopping.wait(jittered_s)
 
     def _attempt(self, operation: Operation[T]) -> T:
@@ -139,7 +142,7 @@ class RetryingStore:
         with self.lock:
             if self.recoveries != recoveries:
                 return
-            log.warning("THE STORE MAY HAVE LOST WRITES: putting it right", reason=str(error))
+            log.warning("THE STORE MAY HAVE LOST WRITES: repairing it", reason=str(error))
             began = time.monotonic()
             run_id = self._store.server_run_id()
             # A client of its own: that of the other threads stays closed until recovery has ended.
@@ -147,4 +150,4 @@ class RetryingStore:
                 recover(fresh, run_id)
             self._store.trust(run_id)
             self.recoveries += 1
-            log.info("the store is right again", took_s=round(time.monotonic() - began, 3))
+            log.info("the store is repaired", took_s=round(time.monotonic() - began, 3))

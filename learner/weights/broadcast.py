@@ -239,5 +239,5 @@ def bucket_bytes_of(slot: WeightSlot) -> int:
 
 
 def _give_up() -> None:
-    log.error("a broadcast outlived its deadline; the publisher ends and is started again")
+    log.error("a broadcast exceeded its deadline; the publisher is restarted")
     os._exit(STUCK_EXIT_CODE)  # a stuck collective cannot be unwound

@@ -212,7 +212,9 @@ class WeightPublisher:
             try:
                 self._put_pointer(structs.replace(pointed, endpoint=str(line["endpoint"])))
             except StoreError as error:
-                log.warning("new publisher not pointed to", reason=str(error))  # publish() will
+                log.warning(
+                    "address of the new publisher not stored", reason=str(error)
+                )  # publish() will
 
     def _reclaim(self) -> None:
         with self._lock:

@@ -154,7 +154,7 @@ def _read_stdin(server: WeightServer, brokers: BrokerList, ended: asyncio.Event)
         try:
             server.introduce(brokers.read())
         except OSError as error:  # no file may be opened just now; the next version comes soon
-            log.warning("no file can be opened just now", reason=str(error))
+            log.warning("no more files can be opened at the moment", reason=str(error))
     else:
         ended.set()
 

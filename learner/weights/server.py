@@ -216,7 +216,7 @@ class WeightServer:
             try:
                 slot = self._versions.advance()
             except OSError as error:  # connections have taken all files that may be open
-                log.warning("no file can be opened just now", reason=str(error))
+                log.warning("no more files can be opened at the moment", reason=str(error))
                 await asyncio.sleep(TAKEN_AGAIN_S)
                 self._woken.set()
                 continue

@@ -503,13 +503,13 @@ def test_a_dead_engine_costs_no_token_that_it_handed_over_and_no_attempt(redis_u
 
         async def once():
             if len(given) >= 2 * GROUP:
-                raise EngineDied("the process of vLLM's core must run, got its end")
+                raise EngineDied("the process of vLLM's core must keep running, got its exit")
             given.extend(deltas := await made())
             return deltas
 
         engine.deltas = once  # type: ignore[method-assign]
         actor = Actor(ring, "a", engine=engine, snapshot_s=60.0, heartbeat_s=5.0)
-        with pytest.raises(EngineDied, match="got its end"):
+        with pytest.raises(EngineDied, match="got its exit"):
             await actor.end()
         left = (await ring.store.run(operations.inspect(list(range(2 * GROUP))))).values()
 

@@ -264,7 +264,8 @@ def test_a_function_that_cannot_be_used_is_refused_with_the_fix(tmp_path, source
 def test_a_column_that_is_not_there_is_named(write, form):
     results, _ = score(write(f"def f({form}): return 1"), ["a"])
 
-    assert "no 'reference' among what is given: answer, " in str(results[0])
+    assert "must be one of answer, " in str(results[0])
+    assert "got 'reference'" in str(results[0])
     assert "solution" in str(results[0])
 
 

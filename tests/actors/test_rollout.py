@@ -255,7 +255,7 @@ def test_observation_without_room_for_an_answer_ends_the_episode():
 @pytest.mark.parametrize(
     ("talk", "words"),
     [
-        (Talk("7+8*3=", "25;"), "in other words"),
+        (Talk("7+8*3=", "25;"), "answers a finished turn differently"),
         (Talk("7+8*3="), "before its tokens end"),
     ],
 )

@@ -273,7 +273,7 @@ def test_a_group_of_two_actors_is_judged_in_parts_after_a_while(
     in_ring(redis_url, tmp_path, story, groups=1)
 
     assert [json.loads(line) for line in path.read_text().splitlines()][2:] == [[0], [0]]
-    assert "a group is judged in parts" in capsys.readouterr().out
+    assert "a group is scored in parts" in capsys.readouterr().out
 
 
 def test_a_drain_gives_back_those_that_wait_with_their_tokens(

@@ -234,7 +234,7 @@ def test_what_msgpack_cannot_hold_does_not_leave() -> None:
     for message, complaint in [
         (LeaseRequest(n=2**70, version=PolicyVersion(1, 0)), "can't serialize ints"),
         (LeaseReply("\ud800", (), None), "surrogates not allowed"),
-        (Verdict.OK, "one of the wire's, got Verdict"),
+        (Verdict.OK, "must be a WireMessage, got Verdict"),
     ]:
         with pytest.raises(RecordError, match=complaint):
             encode(message, run="r", incarnation="a", seq=1)

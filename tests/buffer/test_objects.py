@@ -47,7 +47,7 @@ def test_what_is_no_reference_is_refused(store: ObjectStore, junk: bytes) -> Non
 def test_another_task_cannot_borrow_a_reference(store: ObjectStore) -> None:
     reference = store.put_record(7, RECORD)
 
-    with pytest.raises(RecordError, match="must be there, got nothing"):
+    with pytest.raises(RecordError, match="must exist, got none"):
         store.get(8, reference)
 
 

@@ -67,7 +67,7 @@ def test_a_port_in_use_is_refused():
             check_addresses(settings("broker", endpoint=endpoint))
     check_addresses(settings("broker", endpoint=endpoint))
     check_addresses(settings("broker", endpoint="tcp://127.0.0.1:0"))
-    with pytest.raises(SettingsError, match="is in use or not ours"):
+    with pytest.raises(SettingsError, match="is in use or not of this machine"):
         check_addresses(settings("broker", endpoint="tcp://192.0.2.1:5757"))
 
 
@@ -98,7 +98,9 @@ def test_a_redis_that_sentinels_watch_is_taken(tmp_path):
         assert not [text for text in doubts if "known holes" in text]
         assert [text for text in doubts if "appendonly of the Redis server must be yes" in text]
         assert forget_run(url, "run") == 0
-        with pytest.raises(SettingsError, match="must be a Redis server that lets us in"):
+        with pytest.raises(
+            SettingsError, match="must be a Redis server that accepts this connection"
+        ):
             check_redis(settings().run, url.replace("/nyala/", "/another/"))
 
 

@@ -350,7 +350,7 @@ def test_an_alarm_is_printed_once_when_it_begins_and_once_when_it_ends():
 
     assert out.getvalue().splitlines() == [
         "demo: ALARM no actor",
-        "demo: ALARM has ended: episodes are made again",
+        "demo: ALARM has ended: there are new episodes",
     ]
 
 

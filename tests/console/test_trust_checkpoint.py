@@ -51,5 +51,5 @@ def test_it_is_done_before_the_session_and_is_no_part_of_what_the_session_is_giv
 
 
 def test_a_fresh_run_has_no_checkpoint_to_trust(launch: up.Launch) -> None:
-    with pytest.raises(SettingsError, match="must be without --fresh"):
+    with pytest.raises(SettingsError, match="must be given without --fresh"):
         up.start(replace(launch, fresh=True), Console())

@@ -370,7 +370,7 @@ IN_CODE = [
     ),
     Mistake(
         "a column that is not there",
-        "there is no 'solution' among what is given",
+        "got 'solution'; columns of a dataset are passed under their own names",
         reward("def in_place(completions, solution, **kwargs):\n    return [0.0] * 2\n"),
         remedy={
             "data.jsonl": ROWS.replace('"answer"', '"solution"'),

@@ -188,6 +188,6 @@ def test_the_learners_log_says_once_that_a_tracker_was_away_and_came_back(
     log = (run.folder / "logs" / "learner.log").read_text()
     lines = [line for line in log.splitlines() if '"tracker": "mlflow"' in line]
 
-    assert sum("a tracker is away" in line for line in lines) == 1
-    assert sum("a tracker is back" in line for line in lines) == 1
+    assert sum("a tracker is unreachable" in line for line in lines) == 1
+    assert sum("a tracker is reachable again" in line for line in lines) == 1
     assert [line for line in run.lines("metrics") if "trackers_ended" in line["alerts"]] == []

@@ -144,7 +144,7 @@ def test_a_machine_is_lost_and_the_run_goes_on_without_it(machines: TwoMachines)
 
     kill(one)
     machines.wait_for(5)
-    assert "going on without the nodes that are gone" in machines.logs()
+    assert "continuing without the lost nodes" in machines.logs()
 
     assert zero.wait(PATIENCE_S) == 0, machines.logs()
     folder = machines.settings.run.folder
@@ -162,5 +162,5 @@ def test_a_machine_that_comes_back_resumes_with_both(machines: TwoMachines) -> N
     again = machines.start(1)
     machines.wait_for(5)
 
-    assert "going on without" not in machines.logs()
+    assert "continuing without" not in machines.logs()
     assert [zero.wait(PATIENCE_S), again.wait(PATIENCE_S)] == [0, 0], machines.logs()

@@ -42,7 +42,9 @@ class MemberThread:
             WeightsError: It is not a new group, and is unknown here.
         """
         if not epoch.fresh and (self._epoch is None or self._epoch.number != epoch.number):
-            raise WeightsError(f"weight group {epoch.number} must be one of ours, got no such")
+            raise WeightsError(
+                f"weight group {epoch.number} must be new or entered already, got neither"
+            )
         if epoch.fresh:
             self.leave_group()
             self._group = GroupThread(lambda: self._join(epoch), name=f"weights-{epoch.number}")
@@ -58,7 +60,7 @@ class MemberThread:
         """
         group, epoch = self._group, self._epoch
         if group is None or epoch is None:
-            raise WeightsError("SEND must follow EPOCH, got it alone")
+            raise WeightsError("SEND must follow EPOCH, got SEND without one")
 
         def receive(joined: ReceivingGroup) -> str:
             # While one bucket is digested, the next are on their way.

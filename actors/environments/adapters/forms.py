@@ -47,8 +47,8 @@ def adapt(first: Any, make: Callable[[], Any], *, name: str, needs_reward: bool)
         return _of_games(first, make, name)
     if hasattr(first, "init") and hasattr(first, "step"):
         raise SettingsError(
-            f"run.environment must be dataset for a class that is asked by `init`, got "
-            f"{name}; name it as factory in run.environment_settings, beside path"
+            f"run.environment must be dataset for a class with `init` and step, got "
+            f"{name}; name the class as factory in run.environment_settings, beside path"
         )
     if hasattr(first, "reset"):
         return ToolEnvironment(NoRows(), make, setting="run.environment", needs_reward=needs_reward)

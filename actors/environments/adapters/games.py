@@ -226,7 +226,10 @@ class RowGame:
             )
         done = bool(step["done"])
         if not done and not step["observations"]:
-            raise SettingsError("step must return an observation before the episode is done")
+            raise SettingsError(
+                "step must return an observation until the episode is done, got none; return one, "
+                "or end the episode with done"
+            )
         observations = "" if done else step["observations"]
         return GameStep(observations, float(step["reward"]), done, step.get("metadata") or {})
 
@@ -281,8 +284,8 @@ class GameConversation:
             self.prompt, info = game.start(seed)
         if not self.prompt:
             raise SettingsError(
-                "the first observation must be what the policy is asked, got an empty text; "
-                "let reset return it"
+                "the first observation must be the question to the policy, got an empty text; "
+                "return the question from reset"
             )
         self.columns = {key: value for key, value in info.items() if _is_plain(value)}
         self._reward = 0.0

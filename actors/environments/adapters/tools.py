@@ -160,8 +160,8 @@ def _schema(method: Callable[..., Any], setting: str) -> dict[str, Any]:
         from transformers.utils.chat_template_utils import get_json_schema  # noqa: PLC0415 - heavy
     except ImportError as error:  # in an environment host
         raise SettingsError(
-            f"{setting} has tools, whose schemas transformers writes, got none in "
-            f"{sys.executable}; add transformers to run.environment_requirements, or install it"
+            f"{setting} must have the package transformers for the schemas of its tools, got none "
+            f"in {sys.executable}; add it to run.environment_requirements, or install it"
         ) from error
     try:
         schema: dict[str, Any] = get_json_schema(method)

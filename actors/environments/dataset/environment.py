@@ -291,8 +291,8 @@ class Dataset:
             name = min(told)
             raise SettingsError(
                 f"run.environment_settings.prompt must not have the column of the answer, got "
-                f"{{{name}}}; double the braces, {{{{{name}}}}}, where the model reads them, or "
-                f"give the column a second name where it is to be asked"
+                f"{{{name}}}; double the braces, {{{{{name}}}}}, to show them to the model, or "
+                f"copy the column under another name if it belongs to the question"
             )
 
     def _check_reference(self, reference: Any, number: int, path: str) -> None:
@@ -303,10 +303,10 @@ class Dataset:
         if not isinstance(reference, plain):
             raise SettingsError(
                 f"{column} of row {number} of {path} must be a text or a number, got "
-                f"{quoted(reference, 60)}; an answer is compared with one text: name what lies "
-                f"inside of it, such as "
+                f"{quoted(reference, 60)}; an answer is compared as one text: name a field "
+                f"inside it, such as "
                 f"{column}.{'0' if isinstance(reference, list) else 'ground_truth'}, "
-                f"or write it into a column"
+                f"or write the answer into a column of its own"
             )
         try:
             self._scorer("", reference)
@@ -374,7 +374,7 @@ def _check_text(value: Any, column: str, number: int, path: str) -> None:
     inside = "0" if isinstance(value, list) else next(iter(value or ()), "key")
     raise SettingsError(
         f"{{{column}}} of row {number} of {path} must be a text or a number, got "
-        f"{quoted(value, 60)}; write a text there, or name what lies inside of it, such "
+        f"{quoted(value, 60)}; write a text there, or name a field inside it, such "
         f"as {{{column}.{inside}}}"
     )
 

@@ -175,7 +175,7 @@ def _code(source: str) -> Called:
         )
     missing = sorted(_imports(tree) - sys.stdlib_module_names - {"solution"})
     if missing:
-        raise ValueError(f"must import the standard library alone, got {', '.join(missing)}")
+        raise ValueError(f"must import only the standard library, got {', '.join(missing)}")
     return Called("tests", source)
 
 

@@ -123,7 +123,7 @@ class JsonLinesRows:
             except UnicodeDecodeError as error:
                 raise _not_utf8(self._where(number), self._path, error) from None
             except ValueError as error:
-                raise SettingsError(f"{self._where(number)} must be JSON: {error}") from None
+                raise SettingsError(f"{self._where(number)} must be JSON, got: {error}") from None
             _check_characters(row, self._where(number))
         return row if type(row) is dict else _object(row, self._where(number))
 
@@ -156,7 +156,7 @@ def _json(path: Path) -> Sequence[Row]:
     if not isinstance(rows, list):
         raise SettingsError(
             f"a dataset in JSON must be a list of objects, got {type(rows).__name__} in {path}; "
-            f"one object a line is `.jsonl`"
+            f"a file with one object a line must end in `.jsonl`"
         )
     places = [f"item {number} of {path}" for number in range(1, len(rows) + 1)]
     for row, where in zip(rows, places, strict=True):
@@ -172,7 +172,8 @@ def _csv(path: Path) -> Sequence[Row]:
     for number, row in enumerate(rows, 2):
         if None in row or None in row.values():
             raise SettingsError(
-                f"row {number} of {path} must have as many fields as the first line names"
+                f"row {number} of {path} must have as many fields as the first line names, got "
+                f"{'more' if None in row else 'fewer'}; quote fields that contain {delimiter!r}"
             )
     return rows
 

@@ -163,7 +163,7 @@ def _check(requirement: Requirement, version: str | None, python: Path) -> None:
         raise SettingsError(
             f"run.environment_requirements must be met by {python}, got "
             f"{requirement.name} {version or 'not installed'} for {str(requirement)!r}; install "
-            f"that version there, or make room for it: what stands beside it may hold it back"
+            f"that version there, and remove packages that conflict with it"
         )
 
 

@@ -98,7 +98,7 @@ def _uv() -> str:
     uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
     if uv is None:
         raise SettingsError(
-            f"{SETTING} must be installed by uv, which is not there; install it with `pip install "
+            f"{SETTING} must be installed by uv, got none on this machine; run `pip install "
             f"uv`, or make a virtual environment and name its Python as run.environment_python"
         )
     return uv
@@ -127,6 +127,9 @@ def _locked(path: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > ends_at:
-                    raise SettingsError(f"{path} must be free, got held by another") from None
+                    raise SettingsError(
+                        f"{path} must be unlocked, got a lock that another process has held for "
+                        f"{INSTALL_S:g} s; end that process"
+                    ) from None
                 time.sleep(POLL_S)
         yield

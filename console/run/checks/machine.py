@@ -50,8 +50,8 @@ def check_address(setting: str, endpoint: str) -> int:
     if host != "*" and port != 0 and not is_free(host, port):
         raise SettingsError(
             f"{setting} must be an address that is free on this machine, got {endpoint}, "
-            f"which is in use or not ours; stop the program that listens there, or choose another "
-            f"port ({parts.scheme}://127.0.0.1:0 takes any free one)"
+            f"which is in use or not of this machine; stop the program that listens there, or "
+            f"choose another port ({parts.scheme}://127.0.0.1:0 takes any free one)"
         )
     return port
 

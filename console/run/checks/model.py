@@ -344,8 +344,8 @@ def sizes_of(settings: Settings) -> Sizes:
         shape = ModelShape.from_config(config)
     except KeyError as error:
         raise SettingsError(
-            f"run.model must have its sizes in config.json, got none of {error}; the room that it "
-            f"takes is not known"
+            f"run.model must have its sizes in config.json, got one without {error}; add it, so "
+            f"that the memory of the run can be computed"
         ) from None
     itemsize = 2 if settings.run.dtype == "bfloat16" else 4
     return Sizes(itemsize * shape.parameters, saved_bytes(settings, shape))

@@ -31,7 +31,9 @@ def check_redis(run: RunSettings, url: str | None) -> str:
     except SettingsError:
         raise
     except NyalaError as error:
-        raise SettingsError(f"buffer.url must be a Redis server that lets us in: {error}") from None
+        raise SettingsError(
+            f"buffer.url must be a Redis server that accepts this connection, got: {error}"
+        ) from None
     return without_password(url)
 
 

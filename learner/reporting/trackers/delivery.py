@@ -160,10 +160,10 @@ class Delivery:
         except OSError as error:
             self._failures += 1
             if self._failures == 1:
-                log.warning("a tracker is away", tracker=self.name, reason=first_line(error))
+                log.warning("a tracker is unreachable", tracker=self.name, reason=first_line(error))
             return False
         if self._failures:
-            log.info("a tracker is back", tracker=self.name, tries=self._failures)
+            log.info("a tracker is reachable again", tracker=self.name, tries=self._failures)
         self._failures = 0
         return True
 

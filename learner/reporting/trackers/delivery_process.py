@@ -112,9 +112,9 @@ def _wait(deliveries: Sequence[Delivery], *, keeps_models: bool) -> None:
             "refused": delivery.refused,
         }
         if delivery.has_got_all:
-            log.info("a tracker has got all", **figures)
+            log.info("a tracker has received everything", **figures)
         else:
-            log.warning("a tracker has not got all", **figures)
+            log.warning("a tracker has not received everything", **figures)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class HttpApi:
                 raise OSError(text) from None
             raise RefusedCall(error.code, str(told.get("error_code", "")), text) from None
         except http.client.HTTPException as error:
-            raise OSError(f"{url} does not speak HTTP: {error!r}") from None
+            raise OSError(f"{url} must speak HTTP, got {error!r}") from None
 
 
 class _Parts:

@@ -51,7 +51,7 @@ class MlflowRun:
         with naming_server("mlflow", self._settings.url):
             answer = self._api.get(f"{API}/experiments/get?experiment_id=0")
             if "experiment" not in answer:
-                raise OSError("it answers, but not as MLflow does")
+                raise OSError("its answer is not one of MLflow")
 
     def start_run(self, run_id: str | None, parameters: Parameters) -> str:
         """Continue a run, or make one with its parameters."""
@@ -146,7 +146,7 @@ class MlflowRun:
             raise RefusedCall(
                 0,
                 "",
-                f"MLflow's server must take files itself for tables and models, got a run whose "
+                f"MLflow's server must store tables and models itself, got a run whose "
                 f"artifacts are at {self._artifacts}; start it with --serve-artifacts",
             )
         whole = f"{parts.path.strip('/')}/{path}"

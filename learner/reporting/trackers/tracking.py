@@ -99,7 +99,7 @@ class Tracking:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LOOK_S)
                 return
-        log.warning("trackers have not got all in time", limit_s=limit_s)
+        log.warning("trackers have not received everything in time", limit_s=limit_s)
         process.kill()
         process.wait()
 

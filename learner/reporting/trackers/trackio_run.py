@@ -41,8 +41,8 @@ class TrackioRun:
             status = self._api.post("api/get_run_mutation_status", {"args": [], "kwargs": {}})
         if not status.get("data", {}).get("allowed"):
             raise SettingsError(
-                f"TRACKIO_WRITE_TOKEN must be the write token of {self._settings.url}, which does "
-                f"not take it; `trackio show` prints it where the server starts"
+                f"TRACKIO_WRITE_TOKEN must be the write token of {self._settings.url}, got one "
+                f"that it refuses; `trackio show` prints the token where the server starts"
             )
 
     def start_run(self, run_id: str | None, parameters: Parameters) -> str:

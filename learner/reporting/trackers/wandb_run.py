@@ -55,7 +55,9 @@ class WandbRun:
         except self._wandb.errors.CommError as error:
             raise OSError(str(error)) from None
         except self._wandb.errors.Error as error:
-            raise SettingsError(f"trackers.wandb must be a run that W&B takes: {error}") from None
+            raise SettingsError(
+                f"trackers.wandb must be a run that W&B accepts, got: {error}"
+            ) from None
         # Figures of an evaluation come behind those of later batches, which W&B's own steps forbid.
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")

@@ -124,7 +124,7 @@ def test_outputs_are_compared_word_by_word(got: str, wanted: str, same: bool) ->
         ({"inputs": ["1"], "outputs": []}, "must be a list of"),
         (7, "must be a list of"),
         ("def check(f):\n    assert f(1) == 2", r"is called behind it, as in answer: .\{test\}"),
-        ("import pytest\nassert f(1) == 2", "must import the standard library alone, got pytest"),
+        ("import pytest\nassert f(1) == 2", "must import only the standard library, got pytest"),
         ({"inputs": ["[1"], "outputs": ["1"], "fn_name": "f"}, "must have JSON in texts of calls"),
     ],
 )

@@ -28,7 +28,7 @@ from tests.waiting import until
 from tests.weights.support.scripted_publisher import manifest
 
 NOTICED_S = 5.0
-LOST = r"vLLM's core must run, got its end"
+LOST = r"vLLM's core must keep running, got its exit"
 
 Story = Callable[[ThreadedEngine, CoreStepper], Awaitable[None]]
 
@@ -98,7 +98,9 @@ def test_every_token_of_a_core_that_dies_comes_before_the_error(number: signal.S
         assert time.monotonic() - died_at < NOTICED_S
         assert tokens_of(deltas, "a") == tuple(range(20))
         assert tokens_of(deltas, "b") == (*range(20), 9)
-        assert error.args[0].startswith("the process of vLLM's core must run, got its end")
+        assert error.args[0].startswith(
+            "the process of vLLM's core must keep running, got its exit"
+        )
         with pytest.raises(EngineDied, match=LOST):
             engine.submit([request("c")])
 
@@ -228,7 +230,7 @@ def test_a_start_that_would_fail_again_is_told_from_others(fault: Exception) -> 
     [
         RuntimeError("Engine core initialization failed. See root cause above."),
         json.JSONDecodeError("Expecting value", "{", 1),
-        EngineDied("the process of vLLM's core must run, got its end"),
+        EngineDied("the process of vLLM's core must keep running, got its exit"),
     ],
 )
 def test_a_start_that_may_succeed_the_next_time_is_tried_once_more(fault: Exception) -> None:

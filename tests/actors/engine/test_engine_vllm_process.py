@@ -146,7 +146,7 @@ async def loses_its_core(bench: Bench) -> None:
 
     os.kill(core.pid, signal.SIGKILL)
     killed_at = time.monotonic()
-    with pytest.raises(EngineDied, match="core must run, got its end with code -9"):
+    with pytest.raises(EngineDied, match="core must keep running, got its exit with code -9"):
         await bench.read(lambda: False)
 
     assert time.monotonic() - killed_at < NOTICED_S

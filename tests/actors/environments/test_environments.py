@@ -254,7 +254,7 @@ def test_an_item_is_its_index_in_every_process(elsewhere):
 
 @pytest.mark.slow
 def test_settings_that_never_end_are_noticed_and_do_not_keep_the_process(elsewhere):
-    assert elsewhere[1].startswith("run.environment must end within 1 s, got no end")
+    assert elsewhere[1].startswith("run.environment must end within 1 s, got no result")
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ def test_what_fails_costs_its_own_episode(run: Callable[..., RunSettings], tmp_p
         with pytest.raises(HostError, match=r"must be at most 16,777,216 bytes, got 20,000"):
             await step(bad, "large")
         with pytest.raises(
-            HostError, match=r"= 0\.2 s, got no end, at .*env\.py:22: `threading\.Event"
+            HostError, match=r"= 0\.2 s, got no answer, at .*env\.py:22: `threading\.Event"
         ):
             await step(bad, "hang", 0.2)
         assert not (await step(good, "7")).done
@@ -271,7 +271,7 @@ def test_a_host_whose_calls_never_end_is_given_up(run: Callable[..., RunSettings
     async def story() -> None:
         episode = await begin(environment)
         for _ in range(3):
-            with pytest.raises(HostError, match="got no end"):
+            with pytest.raises(HostError, match="got no answer"):
                 await step(episode, "hang", 0.2)
         with pytest.raises(HostError, match="too many of its calls never end"):
             await step(episode, "hang", 0.2)
@@ -321,10 +321,10 @@ def _runs(pid: int) -> bool:
         ("Guess", {"environment_python": "/none/python"}, "there is no /none/python; make"),
         ("Guess", {"environment_python": "/etc/hostname"}, "it cannot be started"),
         ("Guess", {"environment_settings": {"lowest": 1}}, "unexpected keyword argument 'lowest'"),
-        ("Guess", {"environment": "calculator"}, "must be for a class of yours, got calculator"),
+        ("Guess", {"environment": "calculator"}, "is a class of yours, got calculator"),
         ("Guess", {"environment": "no_such:Env"}, "must be in an importable module, got 'no_such"),
         ("Unready", {}, "RuntimeError: no table"),
-        ("Tools", {"reward": "rewards.py:f"}, "add transformers to run.environment_requirements"),
+        ("Tools", {"reward": "rewards.py:f"}, "add it to run.environment_requirements"),
     ],
 )
 def test_what_cannot_be_made_is_refused(
@@ -372,7 +372,7 @@ def test_what_is_required_is_installed_by_uv_once(
     assert made.describe() == again.describe()
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(sys, "executable", "/none/python")
-    with pytest.raises(SettingsError, match=r"must be installed by uv, which is not there"):
+    with pytest.raises(SettingsError, match=r"must be installed by uv, got none on this machine"):
         make_environment(run("Guess", **given | {"environment_requirements": ["other"]}))
 
 

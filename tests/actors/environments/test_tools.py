@@ -248,7 +248,7 @@ def test_a_skyrl_class_needs_a_dataset(make, tmp_path):
     )
     run = RunSettings(model="init", environment=f"{tmp_path}/sky.py:Sky")
 
-    with pytest.raises(SettingsError, match="must be dataset for a class that is asked by `init`"):
+    with pytest.raises(SettingsError, match="must be dataset for a class with `init` and step"):
         make_environment(run)
 
 

@@ -99,7 +99,9 @@ def test_where_no_process_can_be_had_nothing_is_scored(monkeypatch: pytest.Monke
     sandbox = Sandbox.find()
     monkeypatch.setattr(module, "INTERPRETER", "/nowhere/python")
 
-    with pytest.raises(RewardError, match=r"a sandbox must have a process, got .*No such file"):
+    with pytest.raises(
+        RewardError, match=r"the process of a sandbox must start, got .*No such file"
+    ):
         sandbox.run("print(1)", b"", Limits())
 
 
@@ -108,7 +110,9 @@ def test_a_process_that_is_not_locked_in_runs_nothing(monkeypatch: pytest.Monkey
     broken += "import actors.sandbox.entry as e; e.filter_for = lambda pid: b'12345678'; e.main()"
     monkeypatch.setattr(module, "ENTER", broken)
 
-    with pytest.raises(RewardError, match="must be ready at once, got none; nothing was run"):
+    with pytest.raises(
+        RewardError, match="must start in time, got one that did not; nothing was scored"
+    ):
         Sandbox(VIEWS[1]).run("print(1)", b"", Limits())
 
 

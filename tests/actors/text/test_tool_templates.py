@@ -64,7 +64,7 @@ def test_tools_stand_in_the_prompt_and_their_results_in_the_next_turn(tmp_path, 
 def test_a_template_whose_calls_cannot_be_read_is_refused(tmp_path, template, written):
     tokenizer = tokenizer_of(tmp_path, template)
 
-    with pytest.raises(SettingsError, match=f"(?s)writes calls of tools as .*{written}"):
+    with pytest.raises(SettingsError, match=f"(?s)writes tool calls as .*{written}"):
         tokenizer.encode_prompt("1+2", TOOLS)
 
 
@@ -98,5 +98,5 @@ def test_templates_of_real_models_are_told_apart(tmp_path, name):
         assert '"add"' in loaded.decode(loaded.encode_prompt("1+2", TOOLS))
         assert "3" in loaded.decode(loaded.encode_observation((ChatMessage("tool", "3"),)))
     else:
-        with pytest.raises(SettingsError, match="writes calls of tools as"):
+        with pytest.raises(SettingsError, match="writes tool calls as"):
             loaded.encode_prompt("1+2", TOOLS)

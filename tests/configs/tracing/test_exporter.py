@@ -127,9 +127,9 @@ def test_a_collector_that_refuses_costs_spans_and_is_named_once(collector, quick
         trace_expired([9])
         wait_until(lambda: len(collector.received) == 1)
 
-    (away,) = lines(logged, "the collector takes no spans")
+    (away,) = lines(logged, "the collector does not accept spans")
     assert "400" in away["reason"]
-    (back,) = lines(logged, "the collector takes spans again")
+    (back,) = lines(logged, "the collector accepts spans again")
     assert back["not_taken"] == 3
     (line,) = lines(logged, "traces")
     assert (line["exported"], line["not_taken"]) == (1, 3)
@@ -145,7 +145,7 @@ def test_a_collector_that_is_away_is_named_and_holds_up_no_end(quick):
         trace_expired(range(2000))
 
     assert time.monotonic() - began < CLOSE_S + 8
-    (line,) = lines(logged, "spans are left behind")
+    (line,) = lines(logged, "spans were not sent")
     assert line["exported"] == 0
     assert line["left"] + line["not_taken"] + 512 * line["is_sending"] >= 2000
 
@@ -166,7 +166,7 @@ def test_a_collector_that_hangs_holds_up_neither_work_nor_end(collector, quick):
 
     assert worked_s < 5
     assert closed_s < CLOSE_S + 4  # a request alone has ten seconds
-    (line,) = lines(logged, "spans are left behind")
+    (line,) = lines(logged, "spans were not sent")
     assert line == line | {"left": MAX_WAITING, "dropped": 10, "is_sending": True}
 
 
@@ -205,7 +205,7 @@ def test_the_end_waits_for_the_collector_no_longer_than_its_deadline():
 
     assert 1.0 <= took_s < 10
     assert held.goes_on.is_set(), "a request under way is given up"
-    assert lines(logged, "spans are left behind")
+    assert lines(logged, "spans were not sent")
 
 
 def test_a_full_queue_is_named_once_until_it_has_had_room(quick):
@@ -233,7 +233,7 @@ def test_the_death_of_the_thread_is_heard_and_ends_nothing_else(quick):
         exporter.close()
 
     assert lines(logged, "a thread died of an unexpected error")[0]["thread"] == "traces"
-    assert lines(logged, "spans are left behind")[0]["left"] == 3
+    assert lines(logged, "spans were not sent")[0]["left"] == 3
 
 
 def fill(traces, count):

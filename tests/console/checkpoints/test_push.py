@@ -196,7 +196,7 @@ def test_what_cannot_be_pushed_is_refused_before_the_hub_is_asked(
     run = trained_run(tmp_path, ranks)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
 
-    assert "that may write must be there, got none; set HF_TOKEN" in _refused(run, "me/speller")
+    assert "with write access must be set, got none; set HF_TOKEN" in _refused(run, "me/speller")
     assert "must be OWNER/NAME, got 'speller'" in _refused(run, "speller")
     assert "got a path that does not exist" in _refused(tmp_path / "no", "me/speller")
     assert "must hold step-000009, got" in _refused(run, "me/speller", "--checkpoint", "9")

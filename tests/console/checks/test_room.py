@@ -335,5 +335,5 @@ def test_a_model_of_unknown_size_is_one_failure(settings):
     assert model.check_size(settings) == "1.1 GiB as it is published"
     (settings.run.folder.parent / "model" / "config.json").write_text("{}")
 
-    with pytest.raises(SettingsError, match=r"its sizes in config\.json, got none of"):
+    with pytest.raises(SettingsError, match=r"its sizes in config\.json, got one without"):
         model.check_size(settings)

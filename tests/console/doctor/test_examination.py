@@ -54,7 +54,7 @@ def test_a_check_that_hangs_fails_at_its_deadline_and_the_next_is_done():
 
     never.set()
     assert found["hangs"].grade is CheckStatus.FAILED
-    assert "within 0.05 s, got no end" in found["hangs"].text
+    assert "within 0.05 s, got no result" in found["hangs"].text
     assert found["next"].grade is CheckStatus.OK
 
 

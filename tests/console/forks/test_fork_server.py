@@ -288,7 +288,9 @@ def test_checks_that_stand_still_end_at_their_limit(
     flags = (f"run.model={made_model(tmp_path)}", f"run.reward={reward}:f")
     monkeypatch.setattr(preflight, "_limit_s", lambda *_: 4.0)
 
-    with pytest.raises(SettingsError, match=r"checks of a start must end within 4 s.*nyala doctor"):
+    with pytest.raises(
+        SettingsError, match=r"checks before a start must end within 4 s.*nyala doctor"
+    ):
         check_start(load(config, flags), redis_url=None, forks=server)
 
     assert not is_alive(int(pids.read_text().split()[0]))

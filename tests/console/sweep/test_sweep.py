@@ -122,7 +122,7 @@ def test_an_interrupted_sweep_stops_its_runs_in_order(config, tmp_path):
         out, _ = program.communicate(timeout=60)
 
     assert program.returncode == 130
-    assert "stopped; the same command goes on" in out
+    assert "stopped; run the same command again to continue" in out
     assert not RunFolder(folder).is_held
     assert "stopping: actors drain" in (folder.parent / ".r-seed_1.up.log").read_text()
     assert not (folder.parent / "r-seed_2").exists()

@@ -71,7 +71,7 @@ def test_a_unit_without_one_of_its_objects_is_unreadable(bench: Bench) -> None:
     ((_, episodes),) = bench.records.units([ClaimedUnit(0, [0, 1, 2, 3])])
 
     assert episodes is None
-    with pytest.raises(RecordError, match="must be there"):
+    with pytest.raises(RecordError, match="must exist"):
         bench.records.episodes([2])
 
 

@@ -196,5 +196,7 @@ def test_moments_of_another_optimizer_are_refused(ranks: Ranks, tmp_path: Path, 
     path = Checkpoints(tmp_path, keep=1, ranks=ranks).save(STATE, policy, optimizer)
     adam = ScheduledOptimizer(policy, constant_rate(1e-2), LearnerSettings())
 
-    with pytest.raises(CheckpointError, match=r"must have the moments .*set learner\.optimizer"):
+    with pytest.raises(
+        CheckpointError, match=r"must have the moments .*restore the learner\.optimizer"
+    ):
         Checkpoints(tmp_path, keep=1, ranks=ranks).load(path, policy, adam)

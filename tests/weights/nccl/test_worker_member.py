@@ -167,7 +167,7 @@ def test_without_its_worker_an_actor_joins_no_group(tmp_path: Path) -> None:
         async with connected() as (line, worker):
             with pytest.raises(WeightsError, match="SEND must follow EPOCH"):
                 await line.receive(path, memory)
-            with pytest.raises(WeightsError, match="weight group 1 must be one of ours"):
+            with pytest.raises(WeightsError, match="weight group 1 must be new or entered already"):
                 await line.enter(structs.replace(Sender().epoch, fresh=False))
             assert worker.is_alive
         assert not line.is_open

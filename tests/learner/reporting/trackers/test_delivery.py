@@ -56,8 +56,8 @@ def test_a_tracker_that_was_away_gets_everything_later_and_once(tmp_path: Path) 
 
     assert tracker.steps == list(range(1, 21))
     assert [(line["event"], line.get("reason")) for line in logs] == [
-        ("a tracker is away", "no route"),
-        ("a tracker is back", None),
+        ("a tracker is unreachable", "no route"),
+        ("a tracker is reachable again", None),
     ]
 
 
