@@ -87,8 +87,6 @@ def run_learner(settings: Settings, stopping: threading.Event, leave: Leave | No
     with served, Store(url, settings.run.name, admits=admits) as raw_store:
         store = RetryingStore(raw_store, stopping=stopping)
         log.info("starting", stage="loading the model")
-        if settings.learner.compile or has_kernels(ranks.mesh.device_type):
-            log.info("compiled code is kept", **compiled_folders())
         policy = load_policy(settings, ranks, is_trained=True)
         reference = load_reference(settings, ranks, policy)
         optimizer = ScheduledOptimizer(policy, Schedule.from_settings(settings), settings.learner)
@@ -261,6 +259,8 @@ def load_policy(
     learner = settings.learner
     dtype = compute_dtype(settings, ranks)
     if is_trained:
+        if learner.compile or has_kernels(ranks.mesh.device_type):
+            log.info("compiled code is kept", **compiled_folders())
         base = base_dtype(learner.base_dtype, is_narrow=dtype == torch.bfloat16)
         adapt(causal_lm, learner, base)
     head_dtype = torch.float32 if settings.run.head_dtype else None

@@ -10,18 +10,24 @@ import shutil
 import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import AttentionInterface
 
 from configs.errors import SettingsError
+from configs.machine import COMPILED
+from learner.assembly import load_policy
 from learner.model.activations import Kept
 from learner.model.attention import PACKED, attend_over_ranks
 from learner.model.policy import compile_layers, probe_logprobs, rounded_logprobs
 from learner.model.ranks import Ranks
 from tests.learner.support.compiled_layers import gradients, policies
+from tests.learner.support.tiny_policy import save_tiny_model
+from tests.learner.support.tiny_run import tiny_settings
 
 PROBE = (3, 9, 4, 4, 17)
 
@@ -55,6 +61,19 @@ def test_compiled_layers_have_the_gradients_of_eager_ones_and_are_compiled_once(
 
     assert compilations[0] > 0 and compilations[-1] == compilations[0], compilations
     assert [name for name, _ in compiled.named_parameters()] == names
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_learner_that_compiles_names_the_folders(
+    tmp_path: Path, ranks: Ranks, counter: CompileCounterWithBackend, compiled: bool
+) -> None:
+    settings = tiny_settings(tmp_path, learner={"compile": compiled})
+    save_tiny_model(Path(settings.run.model_path))
+
+    with capture_logs() as lines:
+        load_policy(settings, ranks, is_trained=True)
+
+    assert [line.keys() >= COMPILED.keys() for line in lines] == [True] * compiled
 
 
 @pytest.mark.parametrize("was_compiled", [False, True], ids=["at first", "once compiled"])
