@@ -273,7 +273,7 @@ class HeldLeases:
             held = self._by_task.get(beat.task_id)
             if held is None or held.lease.fence != beat.fence:
                 continue
-            if verdict.verdict in (Verdict.STALE, Verdict.GONE):
+            if verdict.verdict in (Verdict.OUTDATED, Verdict.GONE):
                 lost.append(held)
             elif verdict.verdict in (Verdict.OK, Verdict.GAP):
                 held.note_stored(beat, verdict.length)

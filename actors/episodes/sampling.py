@@ -110,7 +110,7 @@ class Sampling:
         while True:
             for parcel, verdict in await self._outbox.deliver():
                 self._leases.end_lease(parcel.task_id, parcel.fence, verdict.verdict.value)
-                if verdict.verdict in (Verdict.STALE, Verdict.GONE):
+                if verdict.verdict in (Verdict.OUTDATED, Verdict.GONE):
                     self._num_lost += 1
 
     def lose(self, held: HeldLease) -> None:

@@ -34,7 +34,7 @@ class Verdict(StrEnum):
     OK = "OK"
     DUP = "DUP"
     """Already done under this fence: as good as OK."""
-    STALE = "STALE"
+    OUTDATED = "STALE"
     """Another fence owns the task; the actor aborts the request at once."""
     GONE = "GONE"
     """The store has no such task."""

@@ -140,7 +140,7 @@ class Batch(Generic[Row, Answer]):
 # --------------------------------------------------------------------------------------------------
 # Answers to actors: each message is checked, costs at most one call of the store, and is answered.
 
-_VERDICTS = {verdict.value: verdict for verdict in Verdict} | {"TAKEN": Verdict.STALE}
+_VERDICTS = {verdict.value: verdict for verdict in Verdict} | {"TAKEN": Verdict.OUTDATED}
 REPORTED_AT_ONCE = 64  # actors: the store is busy for a millisecond, not for a whole fleet
 TAKEN = "its leases brought too much, too little, or tokens of older weights than it had"
 OBJECT_DEADLINE_S = 60.0  # for a record of at most 16 MiB; the actor sends it again

@@ -153,7 +153,7 @@ def test_a_lost_answer_leads_to_a_duplicate_that_the_store_ignores():
 
 
 def test_stale_and_gone_leases_are_lost():
-    for verdict in (Verdict.STALE, Verdict.GONE):
+    for verdict in (Verdict.OUTDATED, Verdict.GONE):
         clock, leases, rollout = held()
         clock.now = 2.0
 
@@ -166,7 +166,7 @@ def test_stale_and_gone_leases_are_lost():
 def test_a_verdict_on_an_older_fence_does_not_touch_the_newer_lease():
     _, leases, rollout = held(fence=6)
 
-    assert leases.settle([Beat(1, 5)], [TaskVerdict(1, Verdict.STALE)]) == []
+    assert leases.settle([Beat(1, 5)], [TaskVerdict(1, Verdict.OUTDATED)]) == []
     leases.end_lease(1, 5, "OK")
 
     assert [held.lease.fence for held in leases] == [6]

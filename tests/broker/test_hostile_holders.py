@@ -151,7 +151,7 @@ def test_a_lease_that_brings_too_much_is_over(redis_url: str, keys: Path) -> Non
             chunk = long_chunk(500, lease.fence, fences=names)
             beat = Beat(lease.task_id, lease.fence, 0, 500, chunk)
             reply = await evil.beat(BeatRequest((beat,), FIRST), deadline_s=5)
-            assert reply.verdicts[0].verdict is Verdict.STALE
+            assert reply.verdicts[0].verdict is Verdict.OUTDATED
 
     asyncio.run(story())
 
@@ -184,11 +184,11 @@ def test_a_fence_read_in_anothers_chunks_does_nothing_to_its_other_tasks(
                 await evil.submit(submission(other)),
             ]
 
-            assert [reply.verdicts[0].verdict for reply in replies] == [Verdict.STALE] * 4
+            assert [reply.verdicts[0].verdict for reply in replies] == [Verdict.OUTDATED] * 4
             (verdict,) = (await honest.submit(submission(other))).verdicts
             assert verdict.verdict is Verdict.OK
             (verdict,) = (await evil.submit(submission(other))).verdicts
-            assert verdict.verdict is Verdict.STALE, "nor does it hear what became of them"
+            assert verdict.verdict is Verdict.OUTDATED, "nor does it hear what became of them"
 
     try:
         asyncio.run(story())
@@ -234,7 +234,7 @@ def test_a_flood_of_failures_suspends_its_key_and_kills_no_task(redis_url: str, 
             assert load_pair(keys, "hostile").public.decode().startswith(tag)
             assert "evil on here" in key.why
             late = await evil.fail(failures_of(held))
-            assert {v.verdict for v in late.verdicts} == {Verdict.STALE}
+            assert {v.verdict for v in late.verdicts} == {Verdict.OUTDATED}
             assert (await honest.lease(LeaseRequest(2, FIRST))).status == "OK"
             assert await here.store.run(operations.resume())
             assert await until_granted(evil, 2)

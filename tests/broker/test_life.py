@@ -82,8 +82,8 @@ def test_released_and_failed_leases_are_granted_again(redis_url: str, keys: Path
             assert failed.verdicts[0].verdict is Verdict.OK
             assert {c.task_id, d.task_id} == {a.task_id, b.task_id}
             assert min(c.fence, d.fence) > max(a.fence, b.fence)
-            stale = await actor.submit(submission(a))
-            assert stale.verdicts[0].verdict is Verdict.STALE
+            outdated = await actor.submit(submission(a))
+            assert outdated.verdicts[0].verdict is Verdict.OUTDATED
 
     asyncio.run(story())
 
@@ -108,7 +108,7 @@ def test_an_expired_lease_goes_to_another_actor_with_its_chunks(redis_url: str, 
             assert (resumed.length, resumed.chunks) == (3, (chunk,))
             assert resumed.fence > lease.fence
             verdicts = (await dead.submit(submission(lease))).verdicts
-            assert verdicts[0].verdict is Verdict.STALE
+            assert verdicts[0].verdict is Verdict.OUTDATED
 
     asyncio.run(story())
 

@@ -87,8 +87,8 @@ def test_after_a_rewind_actors_send_again_from_what_the_store_has(
             assert (late[0].verdict, late[0].length) == (Verdict.GAP, 3)
             again = await actor.beat(tokens(kept.task_id, kept.fence, offset=3, count=3))
             assert (again.verdicts[0].verdict, again.verdicts[0].length) == (Verdict.OK, 6)
-            stale = await actor.beat(tokens(lost.task_id, lost.fence, offset=0, count=3))
-            assert stale.verdicts[0].verdict is Verdict.STALE
+            outdated = await actor.beat(tokens(lost.task_id, lost.fence, offset=0, count=3))
+            assert outdated.verdicts[0].verdict is Verdict.OUTDATED
             recovered(server)
             assert lost.task_id in {
                 lease.task_id for lease in (await actor.lease(LeaseRequest(2, FIRST))).leases

@@ -134,7 +134,7 @@ def test_a_name_under_another_key_is_another_actor(redis_url: str, keys: Path) -
                 rows = ((lease.task_id, lease.fence),)
                 verdicts = await say(ReleaseRequest(rows), 2)
                 assert isinstance(verdicts, Verdicts)
-                assert verdicts.verdicts[0].verdict is Verdict.STALE
+                assert verdicts.verdicts[0].verdict is Verdict.OUTDATED
                 assert isinstance(await say(Bye(), 3), Bye)
 
             beat = BeatRequest((Beat(lease.task_id, lease.fence),), FIRST)

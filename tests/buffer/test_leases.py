@@ -93,13 +93,13 @@ def test_only_the_latest_fence_counts(run: RunInStore) -> None:
     old = run.lease()[0]
     run.expire([old])
     new = run.lease(1)[0]
-    stale = (old.task_id, old.fence)
+    outdated = (old.task_id, old.fence)
 
     assert new.task_id == old.task_id
     assert run.beat(old, 0, 1) == ("STALE", 0)
     assert run.submit([old]) == ["STALE"]
-    assert run.store.run(operations.release([stale])) == ["STALE"]
-    failure = (*stale, "data", "")
+    assert run.store.run(operations.release([outdated])) == ["STALE"]
+    failure = (*outdated, "data", "")
     assert run.store.run(operations.fail(max_attempts=1, failures=[failure])) == ["STALE"]
     assert run.submit([new, new]) == ["OK", "DUP"]
 

@@ -90,7 +90,7 @@ def test_a_chunk_of_old_weights_is_not_continued_by_others(redis_url: str, keys:
             verdicts = [(await evil.beat(chunk_of(t, FIRST))).verdicts[0].verdict for t in leases]
             await evil.release(ReleaseRequest(tuple((t.task_id, t.fence) for t in leases)))
 
-            assert verdicts == [Verdict.STALE] * GROUP
+            assert verdicts == [Verdict.OUTDATED] * GROUP
             assert await largest_lag(here) == 0
 
     play(story())
@@ -107,7 +107,7 @@ def test_an_episode_of_old_weights_is_made_again_by_others(redis_url: str, keys:
                 for lease in await leased(evil)
             ]
 
-            assert verdicts == [Verdict.STALE] * GROUP
+            assert verdicts == [Verdict.OUTDATED] * GROUP
             assert await largest_lag(here) == 0
 
     play(story())
