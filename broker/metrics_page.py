@@ -194,12 +194,12 @@ class _SnapshotBatches(msgspec.Struct):
     batches: list[_Batch]
 
 
-def _wanted_in(bulletin: bytes | None) -> int | None:
+def _wanted_in(run_snapshot: bytes | None) -> int | None:
     """Read from the learner's newest batch how many actors it wants."""
-    if bulletin is None:
+    if run_snapshot is None:
         return None
     try:
-        batches = msgspec.json.decode(bulletin, type=_SnapshotBatches).batches
+        batches = msgspec.json.decode(run_snapshot, type=_SnapshotBatches).batches
     except msgspec.DecodeError:  # of a learner of another version
         return None
     return batches[-1].actors_wanted if batches else None

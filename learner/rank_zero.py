@@ -271,10 +271,10 @@ class RankZero:
         self._batch_log.close()
 
     def _show(self) -> None:
-        """Show observers how the run goes; a bulletin that is too large is left out."""
-        bulletin = self._journal.bulletin.encode()
-        if bulletin is not None:
-            self._store.run(operations.write_run_snapshot(self._ledger.lineage, bulletin))
+        """Show observers how the run goes; a snapshot that is too large is left out."""
+        run_snapshot = self._journal.run_snapshot.encode()
+        if run_snapshot is not None:
+            self._store.run(operations.write_run_snapshot(self._ledger.lineage, run_snapshot))
 
     def _log(self, settings: Settings) -> BatchLog:
         return BatchLog(

@@ -1,8 +1,8 @@
 """CPU time that the training thread spends on handing one batch over to those who watch.
 
 The calls of rank 0, made again with the lines that a run has written and with episodes of its
-size: groups into the queue of texts, the line into the page, the bulletin as JSON to a server. The
-advice gets the batch itself through a queue, which costs no more than that.
+size: groups into the queue of texts, the line into the page, the run snapshot as JSON to a server.
+The advice gets the batch itself through a queue, which costs no more than that.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 from benchmarks.delivery.arms import running_redis
 from buffer.record.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
 from configs.settings import Settings
-from learner.reporting.bulletin import RunSnapshot
 from learner.reporting.metrics_page import LearnerPage
+from learner.reporting.run_snapshot import RunSnapshot
 from learner.reporting.sample_writer import SampleWriter
 
 TURNS = 50
@@ -35,7 +35,7 @@ def handed_over_us(settings: Settings, scratch: Path) -> dict[str, float]:
     """
     file = settings.run.folder / "metrics.jsonl"
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    page, bulletin = LearnerPage(limit_s=60.0), RunSnapshot()
+    page, run_snapshot = LearnerPage(limit_s=60.0), RunSnapshot()
     run = settings.run.model_copy(update={"directory": scratch / "runs"})
     run.folder.mkdir(parents=True)
     texts = SampleWriter(
@@ -46,13 +46,13 @@ def handed_over_us(settings: Settings, scratch: Path) -> dict[str, float]:
     with running_redis(scratch) as (server, _):
 
         def tell(line: dict[str, object]) -> None:
-            bulletin.add_batch(line)
-            server.set("bulletin", bulletin.encode() or b"")
+            run_snapshot.add_batch(line)
+            server.set("run_snapshot", run_snapshot.encode() or b"")
 
         found = {
             "texts": _us(lambda _: texts.keep_batch(1, batch), lines) / run.samples.every,
             "page": _us(page.trained, lines),
-            "bulletin": _us(tell, lines),
+            "run_snapshot": _us(tell, lines),
         }
     texts.close()
     return {name: round(us, 1) for name, us in found.items()}

@@ -266,8 +266,10 @@ class StatusReply(WireMessage, frozen=True, tag="state"):
     """Keys that get no leases, with reasons."""
     idle: Text = ""
     """Reason why no actor samples although the learner waits; empty while one does."""
-    bulletin: Annotated[bytes, Meta(max_length=MAX_RUN_SNAPSHOT)] = b""
-    """The learner's newest figures (`learner/reporting/bulletin.py`); empty before the first."""
+    run_snapshot: Annotated[bytes, Meta(max_length=MAX_RUN_SNAPSHOT)] = field(
+        default=b"", name="bulletin"
+    )
+    """The newest of the learner (`learner/reporting/run_snapshot.py`); empty before the first."""
 
 
 class RevokeRequest(WireMessage, frozen=True, tag="revoke"):

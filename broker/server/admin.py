@@ -132,7 +132,7 @@ class AdminService:
             num_processes=sum(not self._peers.is_suspect(peer) for peer in self._peers),
         )
         seen.sort(key=lambda actor: actor.silent_s)
-        bulletin = await ask(operations.read_run_snapshot()) or b""
+        run_snapshot = await ask(operations.read_run_snapshot()) or b""
         return StatusReply(
             state=stats.state,
             version=stats.version,
@@ -146,7 +146,7 @@ class AdminService:
             memory=memory.share,
             closed=tuple(closed_lines(closed, settings.run.folder)[:MAX_CLOSED]),
             idle=idle if idle and not all(claim.sealed for claim in stats.claims) else "",
-            bulletin=bulletin if len(bulletin) <= MAX_RUN_SNAPSHOT else b"",
+            run_snapshot=run_snapshot if len(run_snapshot) <= MAX_RUN_SNAPSHOT else b"",
         )
 
     def _revoke(self, name: str, member: AllowListEntry) -> Receipt:

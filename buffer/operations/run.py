@@ -149,13 +149,13 @@ def brokers() -> Operation[dict[str, dict[str, float]]]:
 
 
 def write_run_snapshot(lineage: int, text: bytes) -> Operation[None]:
-    """Write the learner's bulletin for brokers, in place of the one before."""
-    return single("show", (lineage, text), nothing)
+    """Write the learner's run snapshot for brokers, in place of the one before."""
+    return single("write_run_snapshot", (lineage, text), nothing)
 
 
 def read_run_snapshot() -> Operation[bytes | None]:
-    """Read the learner's newest bulletin; None before the first."""
-    return single("shown", (), lambda reply: reply)
+    """Read the learner's newest run snapshot; None before the first."""
+    return single("read_run_snapshot", (), lambda reply: reply)
 
 
 def _text(value: bytes) -> str:

@@ -15,7 +15,7 @@ from rich.text import Text
 from buffer.operations.values import ActorSeen
 from configs.errors import printable
 from learner.data.grades import ACCURACY, HeldOut
-from learner.reporting.bulletin import sparkline
+from learner.reporting.run_snapshot import sparkline
 
 from .snapshot import (
     GONE_SHOWN_S,

@@ -24,7 +24,7 @@ from configs.settings import Settings
 from console.run.run_folder import RunFolder
 from learner.data.grades import HeldOut, held_out
 from learner.phase_names import PHASES
-from learner.reporting.bulletin import RECENT, RunSnapshot
+from learner.reporting.run_snapshot import RECENT, RunSnapshot
 from learner.reporting.samples import SampleLine
 
 # --------------------------------------------------------------------------------------------------
@@ -208,23 +208,23 @@ class RunProgress:
         self._metrics = JsonLinesFollower(folder.metrics)
         self._evaluations = JsonLinesFollower(folder.evaluations)
         self._steps = steps
-        self._bulletin = RunSnapshot()
+        self._run_snapshot = RunSnapshot()
 
     def read_progress(self) -> Progress:
         """Read all that is new, and sum it up."""
-        bulletin = self._bulletin
-        while rows := self._read(self._metrics, bulletin.forget_batches):
+        run_snapshot = self._run_snapshot
+        while rows := self._read(self._metrics, run_snapshot.forget_batches):
             for row in rows:
-                bulletin.add_batch(row)
-        while rows := self._read(self._evaluations, bulletin.forget_evaluations):
+                run_snapshot.add_batch(row)
+        while rows := self._read(self._evaluations, run_snapshot.forget_evaluations):
             for row in rows:
-                bulletin.add_evaluation(row)
-        return progress_of(bulletin, steps=self._steps)
+                run_snapshot.add_evaluation(row)
+        return progress_of(run_snapshot, steps=self._steps)
 
     @property
     def newest_at(self) -> float:
         """Return when the newest batch was trained, Unix time; 0 before the first."""
-        return newest_at(self._bulletin)
+        return newest_at(self._run_snapshot)
 
     @staticmethod
     def _read(lines: JsonLinesFollower, forget: Callable[[], None]) -> list[Row]:
@@ -265,21 +265,21 @@ def naming_a_stop(folder: RunFolder, settings: Settings) -> Iterator[None]:
         ) from error
 
 
-def progress_of(bulletin: RunSnapshot, *, steps: int) -> Progress:
+def progress_of(run_snapshot: RunSnapshot, *, steps: int) -> Progress:
     """Sum up the figures of a run that trains so many batches."""
-    ends = bulletin.evaluations
+    ends = run_snapshot.evaluations
     results = {int(number(row, "step")): result for row in ends if (result := held_out(row))}
     return replace(
-        summarise(bulletin.batches, results, steps=steps),
+        summarise(run_snapshot.batches, results, steps=steps),
         scores=scores_in(ends[-1]) if ends else {},
-        rewards=bulletin.rewards.points,
-        score_curve=bulletin.scores.points,
+        rewards=run_snapshot.rewards.points,
+        score_curve=run_snapshot.scores.points,
     )
 
 
-def newest_at(bulletin: RunSnapshot) -> float:
+def newest_at(run_snapshot: RunSnapshot) -> float:
     """Return when the newest batch was trained, Unix time; 0 before the first."""
-    batches = bulletin.batches
+    batches = run_snapshot.batches
     return number(batches[-1], "time") if batches else 0.0
 
 

@@ -38,7 +38,7 @@ from console.display.result import print_result
 from console.display.snapshot import GroupsInFlight, View
 from console.run.actor_watch import ActorWatch, StoreLook
 from console.run.run_folder import RunFolder, RunState, run_folder_of
-from learner.reporting.bulletin import RunSnapshot
+from learner.reporting.run_snapshot import RunSnapshot
 
 # --------------------------------------------------------------------------------------------------
 # The parts of a snapshot that the store has: actors, the fill of the buffer, what is closed.
@@ -250,8 +250,10 @@ class RemoteRun:
             stages = {self._address.endpoint: self._away}
             return View(progress_of(RunSnapshot(), steps=0), stages, None, is_training=False)
         reply, at = self._newest
-        bulletin = RunSnapshot.decode(reply.bulletin) if reply.bulletin else RunSnapshot()
-        progress = progress_of(bulletin, steps=reply.steps)
+        run_snapshot = (
+            RunSnapshot.decode(reply.run_snapshot) if reply.run_snapshot else RunSnapshot()
+        )
+        progress = progress_of(run_snapshot, steps=reply.steps)
         seen = tuple(ActorSeen(a.incarnation, a.silent_s, a.fields) for a in reply.seen)
         silent_s = time.monotonic() - at
         alarm = self._idle.alarm(reply.idle or None, reply.version)

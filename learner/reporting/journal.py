@@ -20,7 +20,7 @@ from configs.settings import RunSettings
 from learner.data.grades import ACCURACY, HeldOut, held_out
 from learner.weights.log import paused_fraction
 
-from .bulletin import RunSnapshot
+from .run_snapshot import RunSnapshot
 
 if TYPE_CHECKING:  # they import torch, and a list of checkpoints needs none
     from learner.training.guards import GuardState
@@ -116,7 +116,7 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.bulletin = RunSnapshot()
+        self.run_snapshot = RunSnapshot()
         """Snapshot of the appended lines, and of those that `rewind` has kept."""
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -159,7 +159,7 @@ class Journal:
 
     def rewind(self, step: int) -> None:
         """Remove the lines of later steps: the learner resumes after `step`."""
-        self.bulletin = RunSnapshot()
+        self.run_snapshot = RunSnapshot()
         for name in ("metrics", "batches", "eval"):
             kept = [line for line in self.lines(name) if float(str(line["step"])) <= step]
             text = "".join(json.dumps(line) + "\n" for line in kept)
@@ -174,9 +174,9 @@ class Journal:
 
     def _tell(self, name: str, line: Mapping[str, object]) -> None:
         if name == "metrics":
-            self.bulletin.add_batch(line)
+            self.run_snapshot.add_batch(line)
         elif name == "eval":
-            self.bulletin.add_evaluation(line)
+            self.run_snapshot.add_evaluation(line)
 
     def _replace(self, name: str, text: str) -> None:
         durable.replace_file(self._folder / name, text)

@@ -29,6 +29,7 @@ from broker.protocol.messages import (
     Bye,
     LeaseReply,
     LeaseRequest,
+    StatusReply,
     TaskSpec,
     Verdict,
 )
@@ -98,6 +99,15 @@ def pack(op: str = "bye", fields: dict[str, object] | None = None, **changes: ob
 
 def test_every_message_is_on_the_wire() -> None:
     assert set(KINDS) == set(WireMessage.__subclasses__())
+
+
+def test_names_that_changed_in_python_are_on_the_wire_as_before() -> None:
+    reply = StatusReply("RUNNING", 0, tasks={}, actors=(), refusals={}, run_snapshot=b"{}")
+    frame = encode(reply, run="demo", incarnation="", seq=1)
+
+    assert msgpack.unpackb(frame)["message"]["bulletin"] == b"{}"
+    assert decode(frame, max_bytes=MAX).message == reply
+    assert Verdict("STALE") is Verdict.OUTDATED
 
 
 @pytest.mark.slow

@@ -22,8 +22,8 @@ from console.sweep.grid import SweepPoint, outcome_of
 from console.verbs.compare import compare
 from console.verbs.status import _actor_line, _actor_lines
 from learner.checkpointing.folders import best_of
-from learner.reporting.bulletin import RunSnapshot
 from learner.reporting.journal import Journal, _held_out
+from learner.reporting.run_snapshot import RunSnapshot
 from learner.reporting.trackers.names import evaluation_figures
 from tests.console.support.made_run import answers, made_run, write_lines
 
@@ -56,14 +56,14 @@ def test_the_live_view_lines_and_status_show_the_reward(run: Path) -> None:
     assert "held-out reward 0.812" in done.output or "not running" in done.output
 
 
-def test_an_observer_elsewhere_gets_the_same_from_the_bulletin(run: Path) -> None:
+def test_an_observer_elsewhere_gets_the_same_from_the_run_snapshot(run: Path) -> None:
     journal = Journal(run)
-    bulletin = RunSnapshot()
+    run_snapshot = RunSnapshot()
     for line in journal.lines("eval"):
-        bulletin.add_evaluation(line)
-    told = RunSnapshot.decode(bulletin.encode() or b"")
+        run_snapshot.add_evaluation(line)
+    told = RunSnapshot.decode(run_snapshot.encode() or b"")
 
-    assert told.evaluations == bulletin.evaluations
+    assert told.evaluations == run_snapshot.evaluations
     assert told.scores.points == (BEFORE, 0.9, AFTER)
 
 

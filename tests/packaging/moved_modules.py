@@ -202,7 +202,7 @@ learner.model.tensor_parallel
  learner.model.parallel.tensor_group learner.model.parallel.tensor_parallel
 learner.reporting.batch_log
  learner.reporting.batch_digest learner.reporting.batch_log
-learner.reporting.bulletin
+learner.reporting.run_snapshot
  learner.reporting.curve learner.reporting.bulletin
 learner.reporting.journal
  learner.reporting.summary learner.reporting.journal

@@ -60,7 +60,7 @@ def test_a_page_has_the_stores_counts(redis_url: str, tmp_path: Path) -> None:
         (b'{"batches": [{"actors_wanted": 9}, {"actors_wanted": 7, "step": 2}]}', 7),
         (b'{"batches": [{"step": 2}]}', 1),
         (b'{"batches": []}', 1),
-        (b"no bulletin", 1),
+        (b"no run snapshot", 1),
     ],
 )
 def test_the_page_has_the_number_of_actors_that_the_learner_wants(

@@ -89,8 +89,8 @@ MUTANTS = {
     "no learner fence": Mutant(
         "keys", "if tonumber(lineage) < tonumber(current) then", "if false then", "I6"
     ),
-    "an old learner's bulletin is shown": Mutant(
-        "show", "if refused then return refused end", "", "I6"
+    "an old learner's run snapshot is shown": Mutant(
+        "write_run_snapshot", "if refused then return refused end", "", "I6"
     ),
     "admission forgets batches in training": Mutant(
         "lease", "units = units + call('ZCARD', claim_key(k))", "", "I14"

@@ -17,7 +17,7 @@ from configs.errors import RefusedError, SettingsError
 from console.display.live_view import live_view
 from console.live.top import Address, RemoteRun
 from console.main import app
-from learner.reporting.bulletin import RunSnapshot
+from learner.reporting.run_snapshot import RunSnapshot
 from tests.broker.support.keys import keys_with_actor
 from tests.broker.support.ring import FIRST, RUN, Ring, begin, ring, settings_with
 from tests.console.support.recorded_run import rows
@@ -68,16 +68,16 @@ def refusal_of(run: RemoteRun) -> str:
 def test_an_observer_sees_figures_actors_and_buffer_without_a_folder(
     redis_url: str, key: Path
 ) -> None:
-    bulletin = RunSnapshot()
+    run_snapshot = RunSnapshot()
     for row in rows():
-        bulletin.add_batch(row)
+        run_snapshot.add_batch(row)
 
     async def story(here: Ring, run: RemoteRun) -> None:
         await until_answered(lambda: run.read_view().fill is not None)
         assert not run.read_view().is_training
         actor = await here.actor()
         await actor.beat(BeatRequest((), FIRST, Figures(tokens_per_s=250.0, in_flight=16.0)))
-        text = bulletin.encode()
+        text = run_snapshot.encode()
         assert text is not None
         await here.store.run(operations.write_run_snapshot(1, text))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from learner.reporting.bulletin import MAX_POINTS, DownsampledSeries, sparkline
+from learner.reporting.run_snapshot import MAX_POINTS, DownsampledSeries, sparkline
 
 
 def curve_of(values):

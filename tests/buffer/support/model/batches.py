@@ -180,10 +180,10 @@ def publish(model: Model, lineage: int, step: int, fields: Mapping[str, str]) ->
     model.publication = {"lineage": str(lineage), "step": str(step), **fields}
 
 
-def show(model: Model, lineage: int, text: bytes) -> None:
-    """The newest bulletin takes the place of the one before."""
+def write_run_snapshot(model: Model, lineage: int, text: bytes) -> None:
+    """The newest run snapshot takes the place of the one before."""
     model.check_learner(lineage)
-    model.bulletin = text
+    model.run_snapshot = text
 
 
 def reuse(

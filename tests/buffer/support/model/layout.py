@@ -86,7 +86,7 @@ def _run(model: Model) -> dict[str, Any]:
         "reasons": sorted(reason.encode() for reason in model.reasons),
         "again": _hash({k: "" if v is None else v for k, v in model.recreated.items()}),
         "publication": _hash(model.publication),
-        "bulletin": {b"text": model.bulletin} if model.bulletin is not None else {},
+        "bulletin": {b"text": model.run_snapshot} if model.run_snapshot is not None else {},
         "deaths": _scored(model.deaths),
         "holders": _scored(model.holders),
         "suspended": _hash({k: f"{at} {n} {why}" for k, (at, n, why) in model.suspended.items()}),

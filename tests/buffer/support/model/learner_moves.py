@@ -121,11 +121,12 @@ def publish(h: Modelled) -> None:
     )
 
 
-def show(h: Modelled) -> None:
-    """A bulletin; there may be nothing in it."""
+def write_run_snapshot(h: Modelled) -> None:
+    """A run snapshot; there may be nothing in it."""
     lineage, text = a_lineage(h), h.rng.choice([b"", b"batch %d" % h.model.version])
     h.same(
-        operations.write_run_snapshot(lineage, text), lambda: batches.show(h.model, lineage, text)
+        operations.write_run_snapshot(lineage, text),
+        lambda: batches.write_run_snapshot(h.model, lineage, text),
     )
 
 

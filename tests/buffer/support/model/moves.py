@@ -36,7 +36,7 @@ MOVES: dict[Callable[[Modelled], object], float] = {
     learner_moves.abandon: 2,
     learner_moves.drop: 2,
     learner_moves.publish: 2,
-    learner_moves.show: 1,
+    learner_moves.write_run_snapshot: 1,
     learner_moves.reuse: 2,
     learner_moves.trim: 1,
     learner_moves.check_replay: 1,

@@ -164,7 +164,7 @@ class Model:
     rounds: dict[tuple[int, int], Round] = field(default_factory=dict)
     recreated: dict[int, int | None] = field(default_factory=dict)
     publication: dict[str, str] = field(default_factory=dict)
-    bulletin: bytes | None = None
+    run_snapshot: bytes | None = None
     """The learner's newest."""
     actors: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
     data_failures: int = 0

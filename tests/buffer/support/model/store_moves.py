@@ -141,7 +141,7 @@ def look(h: Modelled) -> None:
     h.same(operations.records(trained), lambda: views.records(model, trained))
     h.same(operations.recreations(), lambda: model.recreated)
     h.same(operations.lineages(), lambda: model.forks)
-    h.same(operations.read_run_snapshot(), lambda: model.bulletin)
+    h.same(operations.read_run_snapshot(), lambda: model.run_snapshot)
     key = rng.choice(list(model.rounds) or [(0, 0)])
     asked = [i for i in model.tasks if i >= EVAL_BASE]
     asked = [*rng.sample(asked, min(len(asked), 3)), EVAL_BASE + 2**40]

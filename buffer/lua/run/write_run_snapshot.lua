@@ -1,5 +1,5 @@
 --- @include keys
--- ARGV: lineage, text  -> 1   The learner's newest bulletin, in place of the one before.
+-- ARGV: lineage, text  -> 1   The learner's newest run snapshot, in place of the one before.
 local refused = refuse_learner(ARGV[1])
 if refused then return refused end
 draw_on_reserve()

@@ -1,3 +1,3 @@
 --- @include keys
--- -> the learner's newest bulletin, or false
+-- -> the learner's newest run snapshot, or false
 return call('HGET', run .. ':bulletin', 'text')

@@ -1,4 +1,4 @@
-"""A bulletin: what the live view shows of a run's batches and evaluations, in bounded size.
+"""Run snapshot: what the live view shows of a run's batches and evaluations, in bounded size.
 
 The learner puts it into the store with each batch, from where brokers hand it to observers; on the
 learner's machine `nyala up` and `nyala top` make the same from the run's files. Loads without
@@ -100,7 +100,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 # --------------------------------------------------------------------------------------------------
-# A bulletin: what the live view shows of a run's batches and evaluations, in bounded size.
+# Run snapshot: what the live view shows of a run's batches and evaluations, in bounded size.
 
 RECENT = 20  # batches: enough to smooth single ones, few enough to follow the run
 MAX_BYTES = 64 * 1024  # ten times what a run with two environments has
@@ -161,7 +161,7 @@ class RunSnapshot:
         self.scores = DownsampledSeries()
 
     def encode(self) -> bytes | None:
-        """Write the bulletin as JSON; None where it would be too large."""
+        """Write the run snapshot as JSON; None where it would be too large."""
         text = json.dumps(
             {
                 "batches": self.batches,
@@ -175,25 +175,25 @@ class RunSnapshot:
 
     @classmethod
     def decode(cls, text: bytes) -> RunSnapshot:
-        """Read a bulletin from JSON.
+        """Read a run snapshot from JSON.
 
         Raises:
-            RecordError: The bytes are no bulletin.
+            RecordError: The bytes are no run snapshot.
         """
         try:
             told = msgspec.json.decode(text, type=_SnapshotFields)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RecordError(
-                f"a bulletin must be one that this version's learner writes, got: {error}"
+                f"a run snapshot must be one that this version's learner writes, got: {error}"
             ) from None
-        bulletin = cls()
+        run_snapshot = cls()
         for batch in told.batches[-RECENT:]:
-            bulletin.add_batch(batch)
+            run_snapshot.add_batch(batch)
         for evaluation in told.evaluations[-2:]:
-            bulletin.add_evaluation(evaluation)
-        bulletin.rewards = DownsampledSeries(told.rewards)
-        bulletin.scores = DownsampledSeries(told.scores)
-        return bulletin
+            run_snapshot.add_evaluation(evaluation)
+        run_snapshot.rewards = DownsampledSeries(told.rewards)
+        run_snapshot.scores = DownsampledSeries(told.scores)
+        return run_snapshot
 
 
 class _SnapshotFields(msgspec.Struct):
