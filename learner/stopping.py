@@ -98,7 +98,7 @@ class BatchHold:
             LeftBatch: A stop has saved it.
             Exception: The error that ended the save.
         """
-        self._let_go(unless=self._is_copied)
+        self._let_go(is_copied=self._is_copied)
 
     def release_state(self) -> None:
         """Release the state: the batch is trained.
@@ -106,7 +106,7 @@ class BatchHold:
         Raises:
             Exception: The error that ended the save.
         """
-        self._let_go(unless=False)
+        self._let_go(is_copied=False)
 
     @property
     def has_left(self) -> bool:
@@ -121,12 +121,12 @@ class BatchHold:
             self._save = None
             self._changed.notify_all()
 
-    def _let_go(self, *, unless: bool) -> None:
+    def _let_go(self, *, is_copied: bool) -> None:
         with self._changed:  # waits for a save under way
             self._worker.raise_if_failed()
             if self._has_left:
                 raise LeftBatch
-            if not unless:
+            if not is_copied:
                 self._save = None
 
     def _watch(self) -> None:
