@@ -275,10 +275,10 @@ class NodeZero:
                 processes.signal(signal.SIGTERM)  # rank 0 checkpoints, and all end
                 is_told = True
             self._listen()
-            own_code = processes.code()
-            codes = [own_code, *(1 if m not in self.members else m.code for m in ready)]
+            local_exit_code = processes.code()
+            codes = [local_exit_code, *(1 if m not in self.members else m.code for m in ready)]
             failed = [code for code in codes if code]
-            if own_code == 0 and not failed:
+            if local_exit_code == 0 and not failed:
                 return 0
             if helpless := [code for code in failed if code in HELPLESS]:
                 return helpless[0]
