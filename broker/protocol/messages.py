@@ -269,7 +269,7 @@ class StatusReply(WireMessage, frozen=True, tag="state"):
     run_snapshot: Annotated[bytes, Meta(max_length=MAX_RUN_SNAPSHOT)] = field(
         default=b"", name="bulletin"
     )
-    """The newest of the learner (`learner/reporting/run_snapshot.py`); empty before the first."""
+    """What `learner/reporting/run_snapshot.py` wrote last; empty before the first."""
 
 
 class RevokeRequest(WireMessage, frozen=True, tag="revoke"):
