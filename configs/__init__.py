@@ -23,8 +23,6 @@ metrics_server   The HTTP server of one process: `/metrics`, `/livez`, `/readyz`
                  own
 metrics_serving  Serving of a role's metrics where its settings ask for it; else nothing is imported
 otlp             A collector of OpenTelemetry over HTTP. The only module that imports its packages
-own_code         Code of the user, named as `path/to/file.py:name` or `module:name`: found, loaded,
-                 explained
 secrets          The URL of Redis, with its password: never in `config.yaml` or on a command line
 settings         Settings of a run: one frozen table per role or concern, plus `run` for what roles
                  share
@@ -33,6 +31,8 @@ traces           Traces of episodes: spans, the episodes that have one, and what
                  of them
 tracing          Tracing in one process where the settings ask for it: the exporting thread; else
                  nothing
+user_code        Code of the user, named as `path/to/file.py:name` or `module:name`: found, loaded,
+                 explained
 validation/      Checks between settings of different tables
 weight_path      Path that weights take from the learner to actors elsewhere: process groups, or
                  pulls over CURVE

@@ -16,7 +16,7 @@ from configs.tables.run import RunSettings
 
 from .errors import SettingsError
 from .machine import arithmetic_hash
-from .own_code import missing, source_of
+from .user_code import missing, source_of
 
 LOCAL_KEYS = {
     "directory",

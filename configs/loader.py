@@ -23,8 +23,8 @@ from pydantic import ValidationError
 from . import durable
 from .error_text import describe_all
 from .errors import SettingsError, quoted
-from .own_code import beside, looked_in
 from .settings import Settings
+from .user_code import beside, looked_in
 
 Tree = dict[str, Any]
 """Settings before they are checked: tables of keys."""

@@ -16,9 +16,9 @@ from typing import Any
 from configs.errors import DeadlineError, NyalaError, SettingsError
 from configs.json_lines import LineFollower, read_rows
 from console.live.stop import stop_limit_s, stop_run
-from console.run.own_files import resolve
 from console.run.process_guard import ProcessGuard
 from console.run.run_folder import VERSIONS_FILE, RunFolder, RunState, run_folder_of, settings_of
+from console.run.user_files import resolve
 from learner.reporting.samples import SampleLine, read_samples
 
 # --------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from types import coroutine
 from typing import Any, TypeVar
 
 from configs.errors import DeadlineError
-from configs.own_code import explain, user_code_place
+from configs.user_code import explain, user_code_place
 
 from .base import Conversation, Environment
 

@@ -20,8 +20,8 @@ from pydantic import ValidationError
 
 from actors.chat import Prompt, read_prompt, text_of
 from configs.errors import DeadlineError, NyalaError, SettingsError, quoted
-from configs.own_code import explain, load_user_code
 from configs.settings import RunSettings
+from configs.user_code import explain, load_user_code
 from configs.worker import Worker
 
 from .adapters.forms import FACTORY, adapt, over_rows

@@ -22,8 +22,8 @@ from actors.engine.engine import Delta, Engine
 from broker.protocol.messages import Beat, Figures, Lease, Verdict
 from configs.machine import UsageMeter
 from configs.metrics import BusyTime
-from configs.own_code import explain
 from configs.traces import EpisodePhase
+from configs.user_code import explain
 
 from .environment_workers import EnvironmentWorkers
 from .held_leases import HeldLease, HeldLeases, LeaseStage

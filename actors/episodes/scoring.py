@@ -23,8 +23,8 @@ from actors.rewards.pool import RewardPool
 from broker.protocol.messages import MAX_REASON, Failure, FailureKind, Submission
 from buffer.record.codec import encode_episode
 from configs.errors import RecordError, RewardError
-from configs.own_code import explain
 from configs.traces import EpisodePhase
+from configs.user_code import explain
 
 from .environment_workers import EnvironmentWorkers
 from .held_leases import HeldLease, HeldLeases

@@ -34,7 +34,7 @@ from typing import Any
 from actors.chat import ChatMessage, Prompt, as_given, read_prompt, text_of
 from actors.environments.base import Conversation, columns_of
 from configs.errors import RewardError, SettingsError, quoted
-from configs.own_code import load_user_code
+from configs.user_code import load_user_code
 
 FORMS = (
     "f(prompts, completions, **kwargs) -> list[float], f(output, prompt) -> float "

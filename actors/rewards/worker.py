@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from configs.child import die_with_parent, read_frame
 from configs.errors import RewardError, SettingsError, quoted
-from configs.own_code import explain
+from configs.user_code import explain
 
 from .frames import (
     Loaded,

@@ -24,12 +24,12 @@ from buffer.store import Store
 from configs.hashes import run_hashes, settings_hash
 from configs.loader import load
 from configs.settings import Settings
-from console.run.own_files import resolve
 from console.run.plan import commands, prepare, redis_command
 from console.run.process import Process
 from console.run.process_guard import ProcessGuard
 from console.run.redis_server import wait_until_ready
 from console.run.run_folder import RunFolder
+from console.run.user_files import resolve
 
 GROUPS_PER_BATCH = 32  # 256 episodes of 16 KiB
 AHEAD = 16  # batches of tasks that are created before they are needed

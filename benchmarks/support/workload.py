@@ -11,7 +11,7 @@ from benchmarks.support.machine import REPOSITORY
 from configs.loader import load
 from configs.settings import Settings
 from console.run.init_model import make_if_needed, stamp
-from console.run.own_files import resolve
+from console.run.user_files import resolve
 
 LONG_WORDS = (
     "{dataset: spell_backward, prompt_style: compact, "

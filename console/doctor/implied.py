@@ -19,7 +19,6 @@ from configs.settings import RunSettings, Settings
 from console.run.checks.check import Check
 from console.run.checks.machine import check_key_files
 from console.run.checks.reward import REWARD_TIMEOUT_S, check_answers
-from console.run.own_files import resolve
 from console.run.plan import given_redis
 from console.run.preflight import (
     checks_of_doubt,
@@ -28,6 +27,7 @@ from console.run.preflight import (
     limit_of_environments,
 )
 from console.run.run_folder import RunFolder, RunState, settings_of
+from console.run.user_files import resolve
 from console.verbs.join_pack import open_pack
 
 from .live_run import run_checks

@@ -23,8 +23,8 @@ from actors.engine.choice import lack_of_vllm
 from broker.weights.shared_memory import SHARED_MEMORY
 from configs.errors import SettingsError
 from configs.machine import folder_of_sockets, query_gpus, visible_gpus
-from configs.own_code import ROOT
 from configs.settings import BrokerSettings, LearnerSettings
+from configs.user_code import ROOT
 from console.run.checks.check import GIB, Check, CheckWarning, sized
 from console.run.checks.machine import check_address, check_devices
 from console.run.redis_server import find_binary

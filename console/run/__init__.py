@@ -11,8 +11,6 @@ fork_process   Fork server of `nyala up`: imports the libraries of learner and a
 fork_server    The fork server as `nyala up` sees it: which process can be a fork, and how to ask
                for one
 init_model     The model that a run begins with when `run.model` is `init`: made once, then kept
-own_files      Files of the user in the settings of a run: made absolute when it is created, then
-               kept
 plan           Plan of a run from checked settings: paths, the cards of each process, and its
                commands
 preflight      Checks of `nyala up` before it starts anything: each raises one sentence, or passes
@@ -22,4 +20,6 @@ redis_server   The Redis server of a run: binary, configuration, address, passwo
 run_folder     The folder of a run: its files, its progress, and a lock for one `nyala up` at a time
 supervisor     Supervisor of the processes of a run: started at once, restarted on failure, stopped
                in order
+user_files     Files of the user in the settings of a run: made absolute when it is created, then
+               kept
 """

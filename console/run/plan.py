@@ -14,14 +14,14 @@ from configs.errors import SettingsError
 from configs.loader import load, save
 from configs.machine import compiled_folders, visible_gpus
 from configs.metrics import endpoint_of
-from configs.own_code import ROOT
 from configs.secrets import FILE_VARIABLE, VARIABLE, redis_url_of, write_secret
 from configs.settings import BufferSettings, Settings
+from configs.user_code import ROOT
 
-from .own_files import resolve, with_value
 from .process import PYTHON, Command
 from .redis_server import RedisServer, configure, free_port, is_free
 from .run_folder import RunFolder
+from .user_files import resolve, with_value
 
 # --------------------------------------------------------------------------------------------------
 # Placement of processes on this machine: GPUs, threads, environment variables.

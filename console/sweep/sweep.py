@@ -19,8 +19,8 @@ from console.api import UpProcess
 from console.command_line import Overrides
 from console.display.display import print_line
 from console.live.stop import stop_limit_s
-from console.run.own_files import resolve
 from console.run.run_folder import RunFolder, RunState, changes_of_result, settings_of
+from console.run.user_files import resolve
 from console.verbs.compare import judge_of
 from console.verbs.tables import ResultTable, print_facts
 

@@ -24,8 +24,8 @@ from configs.settings import Settings
 from console.command_line import AsJson, Overrides
 from console.display.display import print_line
 from console.run.checks.model import check_model
-from console.run.own_files import resolve, with_value
 from console.run.run_folder import settings_of
+from console.run.user_files import resolve, with_value
 from console.samples.try_command import Checkpoint, ModelOfRun, model_of
 from learner.data.curriculum import eval_task
 from learner.data.grades import REWARD, common_title, metrics_of

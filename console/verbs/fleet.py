@@ -23,8 +23,8 @@ from configs.secrets import FILE_NAME, redis_url_of, write_secret
 from configs.settings import Settings
 from configs.weight_path import is_loopback, uses_groups
 from console.display.progress import RunProgress
-from console.run.own_files import with_value
 from console.run.run_folder import RunFolder, RunState, run_folder_of
+from console.run.user_files import with_value
 from learner.checkpointing.manifest import run_key
 
 # --------------------------------------------------------------------------------------------------

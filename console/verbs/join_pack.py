@@ -29,8 +29,8 @@ from configs.loader import save
 from configs.machine import user_cache
 from configs.settings import Settings
 from console.command_line import Run
-from console.run.own_files import with_value
 from console.run.run_folder import run_folder_of, settings_of
+from console.run.user_files import with_value
 
 # --------------------------------------------------------------------------------------------------
 # Join-packs: one archive with all that a machine needs to join a run with its actors.

@@ -31,8 +31,8 @@ from console.display.display import print_line
 from console.run.card_memory import ModelShape
 from console.run.checks.model import check_memory, check_model, model_config, usual_rate
 from console.run.init_model import make_if_needed
-from console.run.own_files import resolve
 from console.run.run_folder import settings_of
+from console.run.user_files import resolve
 from learner.data.curriculum import training_task
 
 from .data import token_counter

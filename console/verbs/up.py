@@ -31,10 +31,10 @@ from console.run.card_memory import GIB, smallest_card, table_of_sizes
 from console.run.checks.model import learner_memory, machine_memory
 from console.run.fork_server import ForkServer, fork_server_of
 from console.run.init_model import reuse
-from console.run.own_files import resolve, resolve_as_begun, with_value
 from console.run.plan import commands, given_redis
 from console.run.preflight import check_room, check_start
 from console.run.run_folder import RunFolder, RunState, refuse_changes, settings_of
+from console.run.user_files import resolve, resolve_as_begun, with_value
 from learner.algorithm.methods import overrides_of
 
 from .session import Session

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from actors.environments.dataset.rows import open_rows
-from configs import own_code
+from configs import user_code
 from configs.errors import SettingsError
 from configs.hashes import reward_hash
 from configs.loader import load, save
@@ -287,10 +287,10 @@ def elsewhere(tmp_path, monkeypatch):
     folder = tmp_path / "typed here"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    before = [*own_code.looked_in]
-    own_code.looked_in.clear()
+    before = [*user_code.looked_in]
+    user_code.looked_in.clear()
     yield folder
-    own_code.looked_in[:] = before
+    user_code.looked_in[:] = before
 
 
 def make(folder, name):
@@ -420,14 +420,14 @@ def test_a_file_that_is_nowhere_is_refused_with_both_folders(write, tmp_path, el
     both = rf"there is no {tmp_path}/rewards\.py and no {elsewhere}/rewards\.py"
 
     with pytest.raises(SettingsError, match=f"run.reward must be an existing file.*{both}"):
-        own_code.load_user_code(named, setting="run.reward", kind="function")
+        user_code.load_user_code(named, setting="run.reward", kind="function")
     with pytest.raises(SettingsError, match=f"run.reward must be a readable file.*{both}"):
         reward_hash(named)
     with pytest.raises(SettingsError, match=both.replace(r"rewards\.py", r"rows\.jsonl")):
         open_rows("rows.jsonl")
     make(tmp_path, "rewards.py")  # of the settings; that of --set is not there
     with pytest.raises(SettingsError, match=rf"there is no {elsewhere}/rewards\.py$"):
-        own_code.load_user_code("rewards.py:right", setting="run.reward", kind="function")
+        user_code.load_user_code("rewards.py:right", setting="run.reward", kind="function")
 
 
 def test_a_command_typed_in_another_folder_reads_the_rows_beside_the_settings(

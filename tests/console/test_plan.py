@@ -17,11 +17,11 @@ from broker.transport.keys import load_pair, make_keys
 from configs.errors import SettingsError
 from configs.loader import load
 from configs.machine import COMPILED
-from configs.own_code import PACKAGES
 from configs.settings import Settings
-from console.run.own_files import resolve
+from configs.user_code import PACKAGES
 from console.run.plan import commands, environment_of, prepare
 from console.run.run_folder import RunFolder
+from console.run.user_files import resolve
 from console.verbs.up import say_weight_path
 
 REDIS = "redis://127.0.0.1:1/0"  # given, so that none is configured; nobody connects

@@ -12,9 +12,9 @@ from configs.errors import SettingsError
 from configs.loader import load, save
 from configs.settings import RunSettings, Settings
 from configs.tables.run import SampleSettings, TracingSettings
-from console.run.own_files import resolve, resolve_as_begun
 from console.run.plan import given_redis, prepare, role_command
 from console.run.run_folder import RunFolder, RunState, refuse_changes, run_folder_of, settings_of
+from console.run.user_files import resolve, resolve_as_begun
 
 
 def settings_in(folder, **run):

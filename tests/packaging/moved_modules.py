@@ -52,6 +52,8 @@ configs.tables.learner
  configs.tables.learner configs.tables.parallel configs.tables.guards
 configs.tables.run
  configs.tables.run configs.tables.console
+configs.user_code
+ configs.own_code
 configs.validation.algorithm
  configs.validation.algorithm configs.validation.critic configs.validation.reference
 configs.validation.learner
@@ -299,6 +301,8 @@ console.run.process
  console.run.process_log console.run.process
 console.run.supervisor
  console.run.restart_policy console.run.supervisor
+console.run.user_files
+ console.run.own_files
 console.run.checks.machine
  console.run.checks.addresses console.run.checks.devices console.run.checks.key_files
  console.run.checks.trackers

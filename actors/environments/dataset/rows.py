@@ -22,7 +22,7 @@ import msgspec
 
 from configs.errors import SettingsError, quoted
 from configs.machine import install_command
-from configs.own_code import missing
+from configs.user_code import missing
 
 Row = Mapping[str, Any]
 

@@ -21,8 +21,8 @@ import structlog
 from packaging.requirements import InvalidRequirement, Requirement
 
 from configs.errors import SettingsError
-from configs.own_code import missing
 from configs.settings import RunSettings
+from configs.user_code import missing
 
 log = structlog.get_logger()
 

@@ -35,7 +35,7 @@ from actors.environments.calls import (
 )
 from configs.child import MalformedFrame, as_frame, read_frame
 from configs.errors import DeadlineError, NyalaError
-from configs.own_code import explain, load_user_code
+from configs.user_code import explain, load_user_code
 
 # --------------------------------------------------------------------------------------------------
 # Messages between an actor and an environment host: frames of JSON.

@@ -19,7 +19,7 @@ from configs.machine import memory_of_machine, visible_gpus
 from configs.settings import RunSettings, Settings
 from configs.validation.learner import check_heads, layout_of
 from console.run.card_memory import CardMemory, ModelShape, card_memory, saved_bytes, smallest_card
-from console.run.own_files import with_value
+from console.run.user_files import with_value
 from learner.weights.memory import NUM_SLOTS
 
 from .check import GIB, CheckWarning, sized

@@ -16,7 +16,7 @@ import pytest
 
 from actors.environments.dataset.rows import open_rows
 from configs.errors import SettingsError
-from configs.own_code import ROOT
+from configs.user_code import ROOT
 from tests.actors.support.hub_server import HubServer
 
 NAME = "someone/sums-1.5"

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from actors.environments.dataset.rows import open_rows
 from configs.errors import SettingsError
 from configs.machine import install_command
-from configs.own_code import ROOT
+from configs.user_code import ROOT
 
 ROWS = [{"question": "Wie viel?", "answer": "2"}, {"question": "a, b\n", "answer": "x"}]
 

@@ -24,8 +24,8 @@ from actors.environments.hosted.process import HostError, HostProcess
 from actors.environments.registry import make_environment, try_environment
 from configs.errors import SettingsError
 from configs.hashes import run_hashes
-from configs.own_code import ROOT
 from configs.settings import RunSettings
+from configs.user_code import ROOT
 from tests.waiting import wait_until
 
 SOURCE = '''

@@ -19,8 +19,8 @@ from actors.episodes.rollout import Rollout
 from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError
-from configs.own_code import explain
 from configs.settings import ActorSettings, RunSettings
+from configs.user_code import explain
 from tests.actors.support.fake_engine import STOP, CharacterTokenizer, sample
 
 SPEC = TaskSpec(group_id=0, index=0, seed=0, purpose="train", temperature=1.0)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import pytest
 from typer.testing import CliRunner
 
-from configs.own_code import ROOT
+from configs.user_code import ROOT
 from console.main import app
 from learner.model.ranks import Ranks
 from tests.console.support.model_hub import TOKEN, ModelHub, Repository

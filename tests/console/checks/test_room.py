@@ -19,7 +19,7 @@ from console.run import preflight
 from console.run.card_memory import CardMemory, ModelShape, card_memory
 from console.run.checks import model
 from console.run.checks.check import GIB, CheckWarning
-from console.run.own_files import with_value
+from console.run.user_files import with_value
 from console.verbs import up
 
 QWEN3 = {  # of Qwen3-0.6B: 596,049,920 parameters

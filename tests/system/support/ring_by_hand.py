@@ -18,7 +18,7 @@ from buffer.operations.values import ActorSeen
 from buffer.store import Store
 from configs.errors import StoreError
 from configs.loader import load, save
-from console.run.own_files import with_value
+from console.run.user_files import with_value
 from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[3]

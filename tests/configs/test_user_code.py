@@ -8,8 +8,8 @@ import pytest
 
 from configs.errors import SettingsError
 from configs.hashes import run_hashes, settings_hash
-from configs.own_code import explain, load_user_code
 from configs.settings import RunSettings
+from configs.user_code import explain, load_user_code
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def test_a_folder_of_our_name_is_blamed_for_imports_alone(tmp_path):
     assert "rename" not in str(refusal.value)
 
 
-def test_an_error_outside_of_own_code_is_explained_without_a_line():
+def test_an_error_outside_of_user_code_is_explained_without_a_line():
     with pytest.raises(SettingsError) as refused:
         load("json.no_such_module:Env")
 

@@ -14,7 +14,7 @@ from configs.hashes import data_files
 from configs.settings import RunSettings, Settings
 from configs.tables.environments import OneEnvironment
 
-OWN = (
+USER_FILE_KEYS = (
     "model",
     "environment",
     "environment_settings",
@@ -32,10 +32,10 @@ def resolve(settings: Settings) -> Settings:
     model = Path(run.model).expanduser()
     if run.model != "init" and model.exists():
         changes["model"] = str(model.resolve())
-    changes |= _own_files(run)
+    changes |= _user_files(run)
     changes["environments"] = tuple(
         environment.model_copy(
-            update=_own_files(alone) | {"reward": _absolutes(environment.reward)}
+            update=_user_files(alone) | {"reward": _absolutes(environment.reward)}
         )
         for environment, alone in zip(run.environments, run.by_environment.values(), strict=False)
     )
@@ -53,7 +53,9 @@ def resolve_as_begun(settings: Settings, begun: Settings) -> Settings:
         settings: Settings as typed.
         begun: Settings of the unfinished run, whose paths are absolute.
     """
-    kept = {key: _kept(getattr(settings.run, key), getattr(begun.run, key)) for key in OWN}
+    kept = {
+        key: _kept(getattr(settings.run, key), getattr(begun.run, key)) for key in USER_FILE_KEYS
+    }
     return resolve(settings.model_copy(update={"run": settings.run.model_copy(update=kept)}))
 
 
@@ -98,7 +100,7 @@ def _place(name: str) -> str:
     return place if place.endswith(".py") else name
 
 
-def _own_files(run: RunSettings) -> dict[str, object]:
+def _user_files(run: RunSettings) -> dict[str, object]:
     """Make the files of a run that has one environment absolute."""
     python = run.environment_python  # a link, which is kept: its target is another Python
     return {
