@@ -158,7 +158,9 @@ def _read(path: Path) -> Tree:
     except IsADirectoryError:
         raise SettingsError(f"{path} must be a YAML file, got a directory") from None
     except UnicodeDecodeError:
-        raise SettingsError(f"{path} must be a YAML file, got bytes that are not UTF-8") from None
+        raise SettingsError(
+            f"{path} must be a YAML file, got bytes that are not UTF-8; save it as UTF-8"
+        ) from None
     except OSError as error:
         raise SettingsError(f"{path} must be a readable YAML file, got: {error.strerror}") from None
     try:

@@ -78,7 +78,9 @@ class PairProgress:
             ExpectationFailed: The other fault has failed.
         """
         if self.failure is not None:
-            raise ExpectationFailed(f"the other fault of the pair must pass, got: {self.failure}")
+            raise ExpectationFailed(
+                f"both faults of a pair must pass, got a failure of the other: {self.failure}"
+            )
 
 
 class PairCase(FaultCase):

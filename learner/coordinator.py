@@ -68,6 +68,11 @@ class Coordinator(Protocol):
         """Whether to checkpoint after batch `step` although no checkpoint is due. Collective.
 
         May wait for a checkpoint under way.
+
+        Args:
+            step: Batches that have been trained.
+            is_shaken: Whether an optimizer step of the last batch was skipped; a checkpoint that is
+                due by time then waits for a batch without one.
         """
         ...
 

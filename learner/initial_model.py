@@ -145,8 +145,8 @@ def read_pairs(path: Path) -> list[Pair]:
             pairs.append(Pair(prompt=str(fields["prompt"]), segments=segments))
         except (ValueError, KeyError, TypeError) as error:
             raise SettingsError(
-                f'line {number} of {path} must be {{"prompt": ..., "segments": '
-                f"[[text, trained], ...]}}, got {quoted(line)}; {error}"
+                f'--pairs must have {{"prompt": ..., "segments": [[text, trained], ...]}} on each '
+                f"line, got {quoted(line)} on line {number} of {path} ({error}); mend that line"
             ) from error
     if not pairs:
         raise SettingsError(f"--pairs must hold at least one pair, got an empty file {path}")

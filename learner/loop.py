@@ -104,8 +104,8 @@ class MemoryBudget:
             ) from error
         durable.replace_file(self._file, msgspec.json.encode([*self._halved, step]))
         raise OutOfMemory(
-            f"batch {step} must fit into memory, got none left at microbatches of {used} tokens; "
-            f"the next start trains it with {used // 2}: {reason}"
+            f"batch {step} must fit into memory, got out of memory with microbatches of {used} "
+            f"tokens; the next start trains it with microbatches of {used // 2}: {reason}"
         ) from error
 
 

@@ -55,9 +55,9 @@ class TurnFrame(NamedTuple):
         text = self.closing.strip()
         if text and not self.has_stop and not any(stop in self.closing for stop in strings):
             raise SettingsError(
-                f"a stop token of run.model must end its turns, got {quoted(text, 60)} from its "
-                f"chat template, which has no stop token; set run.stop: [{text.split()[0]!r}], or "
-                f"make it a special token of the tokenizer"
+                f"run.model must have a chat template that ends turns with a stop token, got one "
+                f"that ends them with {quoted(text, 60)}, at which the policy would not stop; set "
+                f"run.stop: [{text.split()[0]!r}], or make it a special token of the tokenizer"
             )
         return f"ends it with {text!r}" if text else "ends it with the end-of-sequence token"
 

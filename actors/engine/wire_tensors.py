@@ -92,10 +92,12 @@ def _map(path: Path, num_bytes: int) -> mmap.mmap:
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:
         raise WeightsError(
-            f"staged weights must be a readable file, got {path}: {error}; pull the version again"
+            f"staged weights must be a readable file, got {path}: {error}; start the actor again: "
+            "it then pulls them again"
         ) from error
     if len(mapping) != num_bytes:
         raise WeightsError(
-            f"{path} must hold {num_bytes} bytes, got {len(mapping)}; pull the version again"
+            f"{path} must hold {num_bytes} bytes, got {len(mapping)}; start the actor again: "
+            "it then pulls the version again"
         )
     return mapping

@@ -321,10 +321,10 @@ def _check_repeated(sample: Conversation, again: Conversation, run: RunSettings)
     prompt, other = read_prompt(sample.prompt), read_prompt(again.prompt)
     if prompt != other:
         raise SettingsError(
-            f"run.environment must begin the same item with the same prompt, got from "
-            f"{run.environment} {quoted(text_of(prompt), 60)} and then "
-            f"{quoted(text_of(other), 60)}; an item "
-            f"may depend on its index, or on the seed that reset gets, and on nothing else"
+            f"run.environment must begin the same item with the same prompt, got "
+            f"{quoted(text_of(prompt), 60)} and then {quoted(text_of(other), 60)} from "
+            f"{run.environment}; make an item depend on nothing but its index, or the seed that "
+            f"reset gets"
         )
 
 

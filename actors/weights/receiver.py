@@ -347,7 +347,7 @@ class WeightReceiver:
         manifest = staged.manifest
         logprobs = await self._engine.probe(manifest.probe.token_ids)
         difference = LogprobDifference.from_logprobs(logprobs, manifest.probe.logprobs)
-        bound = self._bound(manifest)
+        bound = self._probe_bound(manifest)
         if difference.is_within(bound):
             self._counters.note_probe(difference.mean, difference.largest)
             return ""
@@ -374,7 +374,7 @@ class WeightReceiver:
         else:
             ours = await self._engine.probe(manifest.probe.token_ids)
             sides = Float32Differences.from_probe(
-                ours, manifest.probe, exact, self._bound(manifest)
+                ours, manifest.probe, exact, self._probe_bound(manifest)
             )
             self._verdict = f"{refusal}; {sides}"
             if sides.engine_is_right and sides.learner_is_right and not self._judge.is_fixed:
@@ -395,7 +395,8 @@ class WeightReceiver:
         self._counters.overwritten += 1
         self._transfer.fetch_again(may_borrow=self._num_overwritten < 2)
 
-    def _bound(self, manifest: WeightManifest) -> LogprobDifference:
+    def _probe_bound(self, manifest: WeightManifest) -> LogprobDifference:
+        """Return the largest difference from the learner's log-probs that is accepted."""
         return self._judge.bound(manifest.probe, manifest.tensors[0].dtype)
 
     async def _serve(self, version: PolicyVersion) -> None:

@@ -131,7 +131,7 @@ def check_completion(fields: CompletionFields) -> None:
 
 
 def check_fences(fences: Sequence[int]) -> None:
-    """Refuse the tokens of a lost lease; raises as above."""
+    """Refuse fences that decrease: a lost lease made some of the tokens; raises as above."""
     for before, after in pairwise(fences):
         if after < before:
             raise RecordError(

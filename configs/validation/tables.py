@@ -28,13 +28,13 @@ def disagreements(settings: AllTables) -> list[str]:
         _filters_what_teaches,
         _names_two_rewards_alike,
         _names_environments_twice,
-        _trains_nothing,
+        _trains_no_environment,
         _pulls_from_nobody,
         _has_a_site_and_no_neighbours,
         _broadcasts_to_anybody,
         _keeps_no_best,
-        _ends_like_an_error,
-        _finds_no_number,
+        _exits_with_an_error_code,
+        _misuses_concurrency,
         _has_workers_in_one_process,
     )
     between_tables = [text for check in checks if (text := check(settings)) is not None]
@@ -84,7 +84,7 @@ def _beats_too_rarely(settings: AllTables) -> str | None:
     return None
 
 
-def _ends_like_an_error(settings: AllTables) -> str | None:
+def _exits_with_an_error_code(settings: AllTables) -> str | None:
     for role, table in (("actors", settings.actors), ("learner", settings.learner)):
         if 0 < (code := table.exit_when_told) < FIRST_FREE_CODE:
             return (
@@ -94,7 +94,7 @@ def _ends_like_an_error(settings: AllTables) -> str | None:
     return None
 
 
-def _finds_no_number(settings: AllTables) -> str | None:
+def _misuses_concurrency(settings: AllTables) -> str | None:
     actors = settings.actors
     if actors.least_concurrent_episodes > actors.most_concurrent_episodes:
         return (
@@ -194,7 +194,7 @@ def _names_environments_twice(settings: AllTables) -> str | None:
     )
 
 
-def _trains_nothing(settings: AllTables) -> str | None:
+def _trains_no_environment(settings: AllTables) -> str | None:
     run = settings.run
     total = sum(environment.share for environment in run.environments)
     if not run.is_trained:

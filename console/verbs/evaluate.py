@@ -77,7 +77,7 @@ def evaluate(
             "run.eval_episodes must be above 0 to ask held-out questions, got 0; add --set "
             "run.eval_episodes=64"
         )
-    chosen = model_of(settings, checkpoint) if config is None else _at(run)
+    chosen = model_of(settings, checkpoint) if config is None else _model_in(run)
     with own_stdout(), chosen as model:
         answers = asyncio.run(_answers(with_value(settings, "run", "model", model.path)))
     result: dict[str, Any] = {"model": model.name, **_figures(answers)}
@@ -97,7 +97,8 @@ def evaluate(
 
 
 @contextmanager
-def _at(folder: Path) -> Iterator[ModelOfRun]:
+def _model_in(folder: Path) -> Iterator[ModelOfRun]:
+    """Yield the model in a folder, as `model_of` yields that of a run."""
     place = folder.expanduser()
     yield ModelOfRun(str(folder), str(place.resolve() if place.exists() else folder), 0)
 

@@ -75,7 +75,10 @@ def read_manifest(path: Path) -> Manifest:
         digests = {str(name): str(digest) for name, digest in tree[DIGESTS].items()}
         return Manifest(digests, str(tree["mac"]) if "mac" in tree else None)
     except (OSError, *MALFORMED) as error:
-        raise CheckpointError(f"{path / MANIFEST} must be a manifest, got: {error}") from error
+        raise CheckpointError(
+            f"{path / MANIFEST} must be a manifest, got: {error}; restore it from a copy, or use "
+            "another checkpoint"
+        ) from error
 
 
 def encode_manifest(digests: Mapping[str, str], key: bytes) -> bytes:

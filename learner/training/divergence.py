@@ -96,7 +96,7 @@ PERCENTS = (1, 5, 25, 50, 75, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """pi against mu over the trained tokens of one batch; no token counts as pi = mu.
+    """pi against mu over the trained tokens of one batch; without any, as if pi were mu.
 
     docs/metrics.md has the meaning of each figure.
     """

@@ -70,11 +70,13 @@ class PinnedFiles:
                 self._mapped[key] = self._map(path, num_bytes)
         except OSError as error:
             raise WeightsError(
-                f"staged weights must be a readable file, got {path}: {error}; pull them again"
+                f"staged weights must be a readable file, got {path}: {error}; start the "
+                "actor again: it then pulls them again"
             ) from error
         if status.st_size != num_bytes:
             raise WeightsError(
-                f"{path} must hold {num_bytes} bytes, got {status.st_size}; pull the version again"
+                f"{path} must hold {num_bytes} bytes, got {status.st_size}; start the actor again: "
+                "it then pulls the version again"
             )
         return self._mapped[key].view
 

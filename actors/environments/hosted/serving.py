@@ -59,7 +59,7 @@ def pack_message(message: Mapping[str, Any]) -> bytes:
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(
             f"what an environment gives must be at most {MAX_FRAME_BYTES:,} bytes, "
-            f"got {len(body):,}"
+            f"got {len(body):,}; return less text, or fewer columns"
         )
     return as_frame(body)
 

@@ -32,7 +32,7 @@ def check_addresses(settings: Settings) -> str:
         port = check_address(setting, endpoint)
         if port and port in wanted:
             raise SettingsError(
-                f"{setting} must have a port of its own, got {endpoint}, whose port is that of "
+                f"{setting} must have a port of its own, got {endpoint}, the port of "
                 f"{wanted[port]}; choose another"
             )
         wanted[port] = setting
