@@ -232,7 +232,10 @@ class EnvironmentLanes:
         self._hung = [hung for hung in [*self._hung, thread] if hung.thread.is_alive()]
         error = overdue(call.limit_s, place)
         if len(self._hung) >= MAX_HUNG + self._num_threads:
-            raise DeadlineError(f"{error}; {len(self._hung)} of its threads never end")
+            raise DeadlineError(
+                f"{error}; {len(self._hung)} of its threads never end: bound the time of that call "
+                "in the environment"
+            )
         call.done(error)
 
 

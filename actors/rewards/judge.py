@@ -98,13 +98,13 @@ class Judge:
             openai.OpenAIError: The server does not answer, after some tries.
         """
         fillings = {**columns, "prompt": prompts, "completion": completions, "answer": answer}
-        letters = [
+        requests = [
             self._fill({name: values[i] for name, values in fillings.items()})
             for i in range(len(completions))
         ]
         limit = asyncio.Semaphore(self._concurrency)
         async with _client(self._url, self._key) as client:
-            asked = (self._score(client, letter, limit) for letter in letters)
+            asked = (self._score(client, request, limit) for request in requests)
             scores = await asyncio.gather(*asked, return_exceptions=True)
         rewards = []
         for score in scores:  # scores that arrived are in the cache when the batch comes again
@@ -125,8 +125,8 @@ class Judge:
 
         return fill_in(self._rubric, value)
 
-    async def _score(self, client: AsyncOpenAI, letter: str, limit: asyncio.Semaphore) -> float:
-        key = hashlib.sha256(json.dumps([self._model, self._most, letter]).encode()).hexdigest()
+    async def _score(self, client: AsyncOpenAI, request: str, limit: asyncio.Semaphore) -> float:
+        key = hashlib.sha256(json.dumps([self._model, self._most, request]).encode()).hexdigest()
         cached = self._scores.get(key)
         if cached is not None:
             self.num_cached += 1
@@ -134,7 +134,7 @@ class Judge:
         async with limit:
             reply = await client.chat.completions.create(
                 model=self._model,
-                messages=[{"role": "user", "content": letter}],
+                messages=[{"role": "user", "content": request}],
                 temperature=0.0,
                 max_tokens=self._max_tokens,
             )

@@ -98,8 +98,8 @@ class RewardProcess:
         if not isinstance(reply, Loaded):
             await self._kill()
             raise RewardError(
-                f"run.reward must be loadable within {LOAD_TIMEOUT_S:g} s, got a crash or a "
-                f"timeout from {self._reward!r}; import the file with python to see why"
+                f"run.reward must load within {LOAD_TIMEOUT_S:g} s, got a crash or a timeout from "
+                f"{self._reward!r}; import its file with python to see why"
             )
         self._convention = reply.convention
         self._has_started = True

@@ -216,7 +216,4 @@ def _check_version(frame: Frame) -> None:
         return
     if not is_served(version):
         served = " or ".join(map(str, range(OLDEST_VERSION, WIRE_VERSION + 1)))
-        raise RecordError(
-            f"wire version must be {served}, got {version}; both ends must run versions of Nyala "
-            "that speak it"
-        )
+        raise RecordError(f"wire version must be {served}, got {version}; update the older peer")

@@ -112,8 +112,9 @@ def _apply_segment(segment_S: Elements, count: int, part: memoryview) -> None:
     ranks_C = np.cumsum(gaps_C.astype(np.int64) + 1) - 1
     if left or ranks_C[-1] >= len(segment_S):
         raise WeightsError(
-            f"changes must lie within {len(segment_S)} elements, got one at {ranks_C[-1]} and "
-            f"{len(left)} more bytes; the update is of another model"
+            f"changes must lie within {len(segment_S)} elements, got one at {ranks_C[-1]}, and "
+            f"{len(left)} bytes too many; fetch the whole version: this update is damaged or of "
+            "another model"
         )
     places_C = _by_exponent(segment_S)[ranks_C]
     segment_S[places_C] += _distances(moves_C).astype(segment_S.dtype)

@@ -211,8 +211,8 @@ def settings_of(path: Path, overrides: Sequence[str] = ()) -> Settings:
     settings = load(path / "config.yaml", [here, *overrides])
     if settings.run.name != place.name:
         raise SettingsError(
-            f"{path} must have the name of its run, {settings.run.name}, got another; "
-            f"rename it back to go on with it"
+            f"{path} must have the name of its run, {settings.run.name}, got {place.name}; "
+            f"rename the folder back"
         )
     return settings
 

@@ -187,7 +187,7 @@ def _check_kind(file: Path, archive: tarfile.TarFile, ours: Mapping[str, str]) -
         raise ValueError(f"no {KIND} at its beginning")
     theirs = json.loads(content.read(2**16))
     if theirs["format"] != FORMAT:
-        raise ValueError(f"format {theirs['format']}, and this is for format {FORMAT}")
+        raise ValueError(f"archive format {theirs['format']} instead of {FORMAT}")
     if texts := differences(theirs["kind"], ours):
         raise SettingsError(
             f"FILE must be compiled on a machine of this kind, got {file} for {'; '.join(texts)}; "

@@ -208,7 +208,8 @@ def check(
     if not examined:
         names = ", ".join(run.environment for _, run in environments)
         raise SettingsError(
-            f"run.environment must be dataset, got {names}; only rows of a file can be counted"
+            f"run.environment must be dataset, got {names}; only rows of a file can be counted: "
+            "use `nyala env test` for other environments"
         )
     if as_json:
         print_facts(

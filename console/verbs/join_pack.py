@@ -264,7 +264,7 @@ def _unpack(pack: Path, place: Path) -> None:
             extract(archive, archive, beside)
         contents = json.loads((beside / CONTENTS).read_bytes())
         if contents["format"] != FORMAT:
-            raise ValueError(f"format {contents['format']}, and this is for format {FORMAT}")
+            raise ValueError(f"pack format {contents['format']} instead of {FORMAT}")
         beside.rename(place)
     except (tarfile.TarError, ValueError, KeyError, TypeError, FileNotFoundError) as error:
         raise SettingsError(

@@ -75,7 +75,8 @@ def chosen(run_folder: Path, names: Sequence[str]) -> list[Path]:
     for name in names:
         if name not in by_name:
             raise CheckpointError(
-                f"{run_folder / FOLDER} must hold {name}, got {', '.join(by_name) or 'none'}"
+                f"{run_folder / FOLDER} must hold {name}, got {', '.join(by_name) or 'none'}; "
+                "name one that it holds"
             )
     return [by_name[name] for name in names]
 

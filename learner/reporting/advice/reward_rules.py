@@ -1,4 +1,7 @@
-"""Rules about rewards: constant, without variance, unread, failing, or different by actor."""
+"""Rules about rewards: constant, without variance, unread, failing, or different by actor.
+
+Their arguments and results are those of a `Conclusion` (`evidence.py`).
+"""
 
 from __future__ import annotations
 
