@@ -144,7 +144,7 @@ def test_a_frame_of_an_older_version_is_refused_with_both_that_are_read(
             refusal: Any = decode(await asyncio.wait_for(old.recv(), 10), max_bytes=2**20).message
 
         assert refusal.code == "malformed"
-        assert f"must be {BEFORE} or {WIRE_VERSION}, got 3; both ends" in refusal.text
+        assert f"must be {BEFORE} or {WIRE_VERSION}, got 3; update the older peer" in refusal.text
 
     asyncio.run(served(story, redis_url, keys))
 
