@@ -121,7 +121,7 @@ def test_a_template_that_refuses_or_writes_the_day_is_refused_by_setting(tmp_pat
     )
     folder = save_tokenizer(tmp_path, template=no_system + CHATML)
     with pytest.raises(
-        SettingsError, match=r"run.system_prompt and .* got from it: no system role"
+        SettingsError, match=r"run.system_prompt and .* got its error: no system role"
     ):
         ModelTokenizer(folder, system_prompt="be brief").encode_prompt("7=")
 
