@@ -180,7 +180,7 @@ BEAT = {"beats": [], "version": [1, 0], "stats": {}}
 REFUSED: list[tuple[bytes, str]] = [
     (pack(v=1), f"wire version must be {WIRE_VERSION}, got 1"),
     (pack(v=True), "Expected `int`, got `bool`"),
-    (msgpack.packb({"v": 1, "run": "r", "inc": "a", "seq": 1, "op": "bye"}), "got 1; update the older peer"),
+    (msgpack.packb({"v": 1, "run": "r", "inc": "a", "seq": 1, "op": "bye"}), "got 1; update"),
     (pack("eval"), "Invalid value 'eval'"),
     (pack(message={"op": ["bye"]}), "Expected `str`, got `array`"),
     (pack(message={}), "missing required field `op`"),
