@@ -6,7 +6,9 @@ import io
 import json
 import shutil
 import tarfile
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -142,11 +144,11 @@ def test_groups_of_triton_name_the_files_where_they_are_now(
 
 @needs("Triton")
 def test_triton_finds_a_group_that_was_carried(old: Machine, new: Machine, tmp_path: Path) -> None:
-    from triton.runtime.cache import FileCacheManager
+    triton = import_module("triton.runtime.cache")
 
-    def cache_of(machine: Machine) -> FileCacheManager:
+    def cache_of(machine: Machine) -> Any:
         machine._monkeypatch.setenv("TRITON_CACHE_DIR", str(machine.enter() / "triton"))
-        return FileCacheManager("KEY")
+        return triton.FileCacheManager("KEY")
 
     made = cache_of(old)
     made.put_group("kernel.json", {"kernel.cubin": made.put(b"code", "kernel.cubin")})
@@ -296,6 +298,18 @@ def test_what_cannot_be_packed_is_refused(old: Machine, tmp_path: Path) -> None:
     assert (tmp_path / "mine").read_text() == "mine"
     with pytest.raises(SettingsError, match="must be a file of `nyala cache pack`, got"):
         unpack(tmp_path / "missing", KIND)
+
+
+def test_no_part_of_an_archive_is_left(
+    old: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = old.write("triton/KEY/kernel.cubin")
+    old.enter()
+    monkeypatch.setattr(Path, "read_bytes", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        pack(tmp_path / "code.tar.gz", KIND)
+    assert [*tmp_path.glob("*.gz")] == []
+    assert path.exists()
 
 
 def test_the_verb_carries_code_and_names_kind_and_folders(
