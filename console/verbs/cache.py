@@ -170,29 +170,33 @@ def unpack(file: Path, kind: Mapping[str, str]) -> int:
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=place) as beside:
         try:
             with tarfile.open(file) as archive:
-                _check_kind(file, archive, kind)
-                extract(archive, _bounded(archive, folders), Path(beside))
+                differing = differences(_kind_of(archive), kind)
+                if not differing:
+                    extract(archive, _bounded(archive, folders), Path(beside))
+            for name, folder in folders.items():
+                _name_files_in(folder, Path(beside, name))
         except DAMAGED as error:
             raise SettingsError(
                 f"FILE must be written by `nyala cache pack` of this version, got {file} with "
                 f"{error or type(error).__name__}; pack it again"
             ) from None
+        if differing:
+            raise SettingsError(
+                f"FILE must be compiled on a machine of this kind, got {file} for "
+                f"{'; '.join(differing)}; pack one on such a machine, or compile here"
+            )
         return sum(_add(Path(beside, name), folder) for name, folder in folders.items())
 
 
-def _check_kind(file: Path, archive: tarfile.TarFile, ours: Mapping[str, str]) -> None:
+def _kind_of(archive: tarfile.TarFile) -> dict[str, str]:
     head = archive.next()
     content = None if head is None or head.name != KIND else archive.extractfile(head)
     if content is None:
         raise ValueError(f"no {KIND} at its beginning")
-    theirs = json.loads(content.read(2**16))
-    if theirs["format"] != FORMAT:
-        raise ValueError(f"archive format {theirs['format']} instead of {FORMAT}")
-    if texts := differences(theirs["kind"], ours):
-        raise SettingsError(
-            f"FILE must be compiled on a machine of this kind, got {file} for {'; '.join(texts)}; "
-            f"pack one on such a machine, or compile here"
-        )
+    contents = json.loads(content.read(2**16))
+    if contents["format"] != FORMAT:
+        raise ValueError(f"archive format {contents['format']} instead of {FORMAT}")
+    return dict(contents["kind"])
 
 
 def _bounded(archive: tarfile.TarFile, folders: Mapping[str, Path]) -> Iterator[tarfile.TarInfo]:
@@ -202,18 +206,22 @@ def _bounded(archive: tarfile.TarFile, folders: Mapping[str, Path]) -> Iterator[
         num_bytes += member.size
         if num_bytes > MOST_BYTES or number > MOST_FILES:
             raise ValueError(f"more than {MOST_BYTES // 2**30} GiB or {MOST_FILES:,} files")
-        if number and PurePosixPath(member.name).parts[0] not in folders:
+        if number and "".join(PurePosixPath(member.name).parts[:1]) not in folders:
             raise ValueError(f"{member.name}, which no such file has")
         yield member
 
 
+def _name_files_in(folder: Path, source: Path) -> None:
+    """Have the files of Triton that list others name them in the folder that they come to."""
+    for group in source.rglob(GROUP):
+        place = folder / group.parent.relative_to(source)
+        names = json.loads(group.read_bytes())["child_paths"]
+        paths = {name: str(place / PurePosixPath(name).name) for name in names}
+        group.write_text(json.dumps({"child_paths": paths}), encoding="utf-8")
+
+
 def _add(source: Path, folder: Path) -> int:
     """Move files to a library's folder, each whole at once; those that are there already stay."""
-    for group in source.rglob(GROUP):
-        target = folder / group.parent.relative_to(source)
-        names = json.loads(group.read_bytes())["child_paths"]
-        paths = {name: str(target / PurePosixPath(name).name) for name in names}
-        group.write_text(json.dumps({"child_paths": paths}), encoding="utf-8")
     num_new = 0
     for path in [path for path in source.rglob("*") if path.is_file()]:
         target = folder / path.relative_to(source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import tarfile
 from importlib import import_module
@@ -170,8 +171,8 @@ def test_code_for_another_kind_of_machine_is_refused_with_both_values(
     file = packed(old, tmp_path / "code.tar.gz", KIND | {fact: "theirs"})
     new.enter()
 
-    expected = f"{fact} theirs where this machine has {KIND[fact]}; pack one on such a machine"
-    with pytest.raises(SettingsError, match=expected):
+    got = f"{file} for {fact} theirs where this machine has {KIND[fact]}; pack one on such"
+    with pytest.raises(SettingsError, match=f"^FILE must be compiled on .* got {re.escape(got)}"):
         unpack(file, KIND)
     assert new.files == {}
 
@@ -222,6 +223,7 @@ def linked(name: str, kind: bytes) -> tarfile.TarInfo:
         tarfile.TarInfo("/outside"),
         tarfile.TarInfo("triton/../../outside"),
         tarfile.TarInfo("elsewhere/file"),
+        tarfile.TarInfo("."),
         linked("triton/link", tarfile.SYMTYPE),
         linked("triton/link", tarfile.LNKTYPE),
         linked("triton/device", tarfile.CHRTYPE),
@@ -234,7 +236,9 @@ def test_nothing_is_unpacked_beside_the_folders(
     file = changed(tmp_path / "code.tar.gz", tarfile.TarInfo("triton/first"), member)
     new.enter()
 
-    with pytest.raises(SettingsError, match=f"with {member.name}, which no such file has"):
+    with pytest.raises(
+        SettingsError, match=f"with {re.escape(member.name)}, which no such file has"
+    ):
         unpack(file, KIND)
     assert new.files == {}
     assert [*new.compiled.iterdir()] == []
@@ -282,6 +286,20 @@ def test_a_damaged_archive_is_refused_and_adds_nothing(
         file.write_bytes(content)
         with pytest.raises(SettingsError, match="must be written by `nyala cache pack`"):
             unpack(file, KIND)
+    assert new.files == {}
+
+
+@pytest.mark.parametrize("group", ["{", "[]", '{"child_paths": 7}'])
+def test_a_group_of_another_form_is_refused(
+    old: Machine, new: Machine, tmp_path: Path, group: str
+) -> None:
+    old.write("inductor/ab/cab.so")
+    old.write("triton/KEY/__grp__kernel.json", group)
+    file = packed(old, tmp_path / "code.tar.gz")
+    new.enter()
+
+    with pytest.raises(SettingsError, match="must be written by `nyala cache pack`"):
+        unpack(file, KIND)
     assert new.files == {}
 
 
