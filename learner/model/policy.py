@@ -10,7 +10,7 @@ Shapes: T tokens of all sequences of a microbatch, N of these that are scored, D
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
 
@@ -176,7 +176,7 @@ class Policy(nn.Module):
         entropy_gradient: bool = False,
         temperature: float | None = None,
         loss_of: LossOfPlaces | None = None,
-        numbers_N: Tensor | None = None,
+        numbers: Sequence[float] | None = None,
     ) -> TokenScores:
         """Score the tokens at `indices_N`, each of which has one before it.
 
@@ -186,7 +186,8 @@ class Policy(nn.Module):
             entropy_gradient: Let gradients flow through the entropies too.
             temperature: Temperature of the softmax; None = that of training episodes.
             loss_of: A loss that is a sum over tokens, to be differentiated on the way.
-            numbers_N: Draw a token in place of each scored one, by a number between 0 and 1.
+            numbers: Draw a token in place of each scored one, by a number between 0 and 1. FSDP2
+                would round a tensor to the dtype that it computes in.
 
         Returns:
             Log-probs, entropies and states of the scored tokens.
@@ -208,8 +209,8 @@ class Policy(nn.Module):
                 entropy_gradient=entropy_gradient,
                 loss_of=loss_of and (lambda rows, *scores: loss_of(cut.places(rows), *scores)),
             )
-            if numbers_N is not None:
-                own_M = cut.own_scores(numbers_N)
+            if numbers is not None:
+                own_M = cut.own_scores(torch.tensor(numbers, device=states_MD.device))
                 drawn_M = draw_tokens(layer, states_MD, own_M, softmax, part=self.vocabulary_part)
                 drawn_N = cut.gather(drawn_M)
         scores = cut.gather(scored.logprobs_N), cut.gather(scored.entropies_N)
@@ -358,7 +359,7 @@ def probe_scores(
         Sequences.from_token_ids([token_ids]).to(policy.device),
         torch.arange(1, len(token_ids), device=policy.device),
         temperature=1.0,
-        numbers_N=torch.tensor(numbers, device=policy.device),
+        numbers=numbers,
     )
     assert scores.drawn_N is not None
     answer = scores.logprobs_N.tolist(), scores.drawn_N.tolist()

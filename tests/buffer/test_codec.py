@@ -170,7 +170,7 @@ def _floats(*values: float) -> bytes:
         (b"\x91" * 5000, "complete msgpack"),
         (_damage(lambda f: f.pop("parts")), r"must be a map of .* without \['reward_parts'\]"),
         (_damage(lambda f: f.pop("reward")), "must be a map of"),
-        (_damage(lambda f: f.update(extra=1)), r"must be a map of .* got \['extra'\] besides"),
+        (_damage(lambda f: f.update(extra=1)), r"must be a map of .* got also \['extra'\]"),
         (_damage(lambda f: f.update(schema=2)), "schema must be 1, got 2"),
         (_damage(lambda f: f.update(schema=True)), "schema must be 1"),
         (_damage(lambda f: f.update(task_id=-1)), "task_id must be an integer"),

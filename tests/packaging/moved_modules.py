@@ -483,8 +483,8 @@ configs.fleet: Measured -> FleetMeasurements
 configs.fleet: Wanted -> WantedActors
 configs.json_lines: Follower -> LineFollower
 configs.json_lines: JsonLines -> JsonLinesFollower
-configs.own_code: load_own -> load_user_code
-configs.own_code: own_place -> user_code_place
+configs.user_code: load_own -> load_user_code
+configs.user_code: own_place -> user_code_place
 configs.tables.base: Table -> SettingsTable
 configs.tables.environments: Place -> MixtureItem
 configs.traces: Life -> LeaseTrace
@@ -576,8 +576,8 @@ learner.model.policy: Scores -> TokenScores
 learner.model.sequence_parallel: Cut -> SequenceSplit
 learner.profiling: Measured -> PhaseMeasurements
 learner.reporting.advice.advisor_thread: Seen -> MeasuredBatch
-learner.reporting.bulletin: Bulletin -> RunSnapshot
-learner.reporting.bulletin: Curve -> DownsampledSeries
+learner.reporting.run_snapshot: Bulletin -> RunSnapshot
+learner.reporting.run_snapshot: Curve -> DownsampledSeries
 learner.reporting.figures: Line -> ChartLine
 learner.reporting.samples: Turn -> SampleTurn
 learner.reporting.trackers.tracker: Point -> TrackedFigures

@@ -37,7 +37,7 @@ def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
     path.write_text('{"question": "1"}\n\n{"question": \n')
     rows = open_rows(str(path))
 
-    with pytest.raises(SettingsError, match=r"line 3 of .*rows.jsonl must be JSON: Expecting"):
+    with pytest.raises(SettingsError, match=r"line 3 of .*rows.jsonl must be JSON, got: Expecting"):
         rows[1]
 
 

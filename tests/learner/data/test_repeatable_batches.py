@@ -42,7 +42,7 @@ def test_a_repeatable_run_ends_where_a_group_lacks_a_member(bench: Bench) -> Non
     bench.answer(3)
 
     with pytest.raises(
-        DeterminismError, match=r"must be in its own batch with .*, got 1 dead at batch 1; mend"
+        DeterminismError, match=r"must be in its own batch with .*, got 1 dead at batch 1; fix"
     ):
         claims.poll(1)
 
@@ -58,7 +58,7 @@ def test_a_repeatable_run_ends_while_it_waits_for_groups_that_are_lost(
     bench.store.run(operations.abandon(bench.lineage, 1, "forgotten"))
     looks = count()
 
-    with pytest.raises(DeterminismError, match="got 4 forgotten at batch 1; mend"):
+    with pytest.raises(DeterminismError, match="got 4 forgotten at batch 1; fix"):
         claims.wait(1, until=lambda: next(looks) > 20)
 
 
@@ -77,7 +77,7 @@ def test_a_repeatable_run_does_not_go_on_from_before_its_last_commit(
     claims = bench.restart(1)
     looks = count()
 
-    with pytest.raises(DeterminismError, match="got 8 trained already at batch 2; mend"):
+    with pytest.raises(DeterminismError, match="got 8 trained already at batch 2; fix"):
         claims.wait(2, until=lambda: next(looks) > 20)
 
 
@@ -87,5 +87,5 @@ def test_a_repeatable_run_ends_where_a_group_cannot_be_trained(bench: Bench) -> 
     bench.fill(1)
     bench.spoil(3)
 
-    with pytest.raises(DeterminismError, match="got 4 unreadable at batch 1; mend"):
+    with pytest.raises(DeterminismError, match="got 4 unreadable at batch 1; fix"):
         claims.poll(1)
