@@ -165,9 +165,10 @@ def read_key(path: Path) -> bytes:
             raise
         raise _missing(path, error) from None
     if not is_key(key):
+        shown = f"{len(key)} bytes" if len(key) != 40 else "40 bytes that are no z85"
         raise SettingsError(
-            f"{path} must hold a z85 key of 40 characters, got {len(key)} bytes; "
-            f"make keys with `nyala keys {path.parent}`"
+            f"{path} must hold a z85 key of 40 characters, got {shown}; copy it again, or remove "
+            f"it and make a new one with `nyala keys {path.parent}`"
         )
     return key
 

@@ -108,12 +108,14 @@ def _check_map(name: str, value: object, checks: dict[str, tuple[str, Check]]) -
     fields = asdict(value) if isinstance(value, Struct) else value
     names = ", ".join(label for label, _ in checks.values())
     if not isinstance(fields, dict):
-        raise RecordError(f"{name} must be a map of {names}, got {quoted(fields)}")
+        raise RecordError(
+            f"{name} must be a map with {names}, got {quoted(fields)}, which is no map"
+        )
     _check_schema("schema", fields.get("schema", SCHEMA))
     if missing := [label for key, (label, _) in checks.items() if key not in fields]:
-        raise RecordError(f"{name} must be a map of {names}, got one without {quoted(missing)}")
+        raise RecordError(f"{name} must be a map with {names}, got one without {quoted(missing)}")
     if extra := [key for key in fields if key not in checks]:
-        raise RecordError(f"{name} must be a map of {names}, got also {quoted(extra)}")
+        raise RecordError(f"{name} must be a map with {names}, got also {quoted(extra)}")
     for key, (label, check) in checks.items():
         check(label, fields[key])
 
@@ -150,7 +152,7 @@ def _text_of(max_chars: int) -> Check:
     def check(name: str, value: object) -> None:
         name = f"{name:.{MAX_QUOTED_CHARS}}"
         if type(value) is not str or len(value) > max_chars:
-            shown = f"{len(value)} characters" if type(value) is str else quoted(value)
+            shown = f"{len(value)}; shorten it" if type(value) is str else quoted(value)
             raise RecordError(f"{name} must be text of at most {max_chars} characters, got {shown}")
         try:
             value.encode()

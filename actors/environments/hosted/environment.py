@@ -99,8 +99,10 @@ class Host:
             self._deaths = [death for death in self._deaths if now - death < DEATHS_S]
             if len(self._deaths) >= MOST_DEATHS:
                 raise HostError(
-                    f"environment host has died {MOST_DEATHS + 1} times in {DEATHS_S:g} s, the "
-                    f"last time because {self._process.end_reason}"
+                    f"{self._settings.setting} must be a class whose host process lives, got "
+                    f"{self._settings.name}, whose host has died {MOST_DEATHS + 1} times in "
+                    f"{DEATHS_S:g} s, the last time because {self._process.end_reason}; mend the "
+                    f"class: what its process printed is in the actor's log"
                 )
             self._deaths.append(now)
             time.sleep(PAUSE_S * len(self._deaths) * random.uniform(0.5, 1.5))

@@ -243,7 +243,7 @@ def test_a_host_that_dies_fails_its_episodes_and_is_started_again_some_times(
         os.kill(third.process.pid, signal.SIGKILL)
         with pytest.raises(HostError, match="ended with status -9"):
             await step(third, "7")
-        with pytest.raises(HostError, match="died 3 times in 600 s, the last time because it end"):
+        with pytest.raises(HostError, match=r"Guess, .* died 3 times .* because it end.*; mend"):
             await begin(environment, 1)
 
     asyncio.run(story())
