@@ -1,7 +1,8 @@
 """Live brokers of a run, from the figures that each leaves in the store.
 
 Clocks of other machines are not used: a broker is live as long as its figures change. A broker that
-stopped in order leaves its figures with `at: 0`.
+stopped in order leaves its figures with `at: 0`. Brokers and the learner look for them, and tell
+actors their addresses.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Large records outside of Redis, in a folder or a bucket, named after task and content.
 
-    broker: put -> submit(reference) -> learner: get, trained, committed -> sweep
+    broker: put_record -> submit(reference)
+    learner: get -> train -> commit a checkpoint -> sweep
 
 The object is written before the store gets its reference, so a reference always points to a whole
 object. The object's name has the task and the SHA-256 of the record; the reference repeats digest

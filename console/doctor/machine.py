@@ -1,4 +1,7 @@
-"""Checks of the machine alone: Python, cards, shared memory, disk, open files, default ports."""
+"""Checks of a machine: packages, Python, cards, shared memory, disk, open files, default port.
+
+`nyala doctor` makes them, with settings or without.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts of one run each: the spread of its ratios and lags, and where the learner's time goes."""
+"""Charts of one run each: lives of its actors, spread of ratios and lags, the learner's time."""
 
 from __future__ import annotations
 

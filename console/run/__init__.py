@@ -15,7 +15,7 @@ plan           Plan of a run from checked settings: paths, the cards of each pro
                commands
 preflight      Checks of `nyala up` before it starts anything: each raises one sentence, or passes
 process        One process that `nyala up` starts: command, log, process group, end
-process_guard  A guard process that ends what a killed `nyala up` had started, then ends itself
+process_guard  A guard process that ends what a killed command had started, then ends itself
 redis_server   The Redis server of a run: binary, configuration, address, password and data folder
 run_folder     The folder of a run: its files, its progress, and a lock for one `nyala up` at a time
 supervisor     Supervisor of the processes of a run: started at once, restarted on failure, stopped

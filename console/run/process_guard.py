@@ -1,10 +1,12 @@
-"""A guard process that ends what a killed `nyala up` had started, then ends itself.
+"""A guard process that ends what a killed command had started, then ends itself.
+
+`nyala up`, `nyala actor` with several actors, the fork server and the Python API each start one.
 
 Run as `python -m console.run.process_guard SECONDS`, it reads `+group` and `-group` lines on stdin.
-The end of stdin means that `nyala up` is gone: every remaining group gets SIGTERM, and SIGKILL
+The end of stdin means that the command is gone: every remaining group gets SIGTERM, and SIGKILL
 after SECONDS. Nothing else ends the guard, not even a SIGTERM to all processes of the machine. What
 killed processes leave in shared memory is removed. A pipe serves better than a parent-death signal:
-it ends however `nyala up` dies, and a guard also ends processes that ignore SIGTERM and their
+it ends however the command dies, and a guard also ends processes that ignore SIGTERM and their
 descendants.
 """
 
@@ -26,7 +28,7 @@ KILLED_S = 5.0  # time for the kernel to release what a killed process held
 
 
 class ProcessGuard:
-    """The side of `nyala up`: starts the guard and sends it process groups."""
+    """The side of the command: starts the guard and sends it process groups."""
 
     def __init__(self, *, grace_s: float) -> None:
         self._process = subprocess.Popen(
@@ -95,7 +97,7 @@ def _lives(group: int) -> bool:
 def _runs(pid: int) -> bool:
     """True until a process has ended, even if no parent has waited for it.
 
-    Its parent was `nyala up`. The process that adopts it may wait for it late, and the first
+    Its parent was the command. The process that adopts it may wait for it late, and the first
     process of a container may never do so.
     """
     try:
