@@ -1,8 +1,9 @@
 """The `nyala` command: verbs, supervision of runs, displays.
 
 api           Runs from Python: what `import nyala` offers
-command_line  The command line: its verbs, arguments that several share, and what was typed
-display/      Views of a run: progress, tables
+command_line  The command line: verbs, arguments that they share, and commands as a person types
+              them
+display/      Displays of a run on a terminal: its progress, a live view or lines, its summary
 doctor/       `nyala doctor`: all checks of a machine, of settings and of a run, one after the other
 live/         A run as it happens: its logs, and its end on request
 main          `nyala`: its verbs on the command line, and how their errors reach a person

@@ -1,4 +1,7 @@
-"""Runs from Python: what `import nyala` offers."""
+"""Runs from Python: what `import nyala` offers.
+
+Each run is a `nyala up` in a process of its own; `nyala sweep` starts its runs so too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: its verbs, arguments that several share, and what was typed."""
+"""The command line: verbs, arguments that they share, and commands as a person types them."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def program() -> str:
 
 
 def as_typed(text: str) -> str:
-    """Replace `nyala` in the commands of a text."""
+    """Replace `nyala` in the commands of a text by the first word that was typed."""
     return HINT.sub(lambda _: program(), text)
 
 
@@ -145,14 +145,15 @@ def refuse_bare_settings(arguments: Sequence[str], flags: Mapping[str, bool]) ->
         name, equals, value = word.partition("=")
         is_flag = name.startswith("--") and name not in flags
         is_hydra = bool(equals) and "." in name and not flags.get(before)
-        if (is_flag or is_hydra) and (meant := _meant(name)):
+        if (is_flag or is_hydra) and (meant := _setting_meant(name)):
             raise SettingsError(
                 f"a setting must be given with {SET}, got {word}; write {SET} "
                 f"{meant}={value or after}"
             )
 
 
-def _meant(name: str) -> str | None:
+def _setting_meant(name: str) -> str | None:
+    """Return the setting that a name of another program may stand for."""
     from configs.error_text import suggest  # noqa: PLC0415 - loads all settings
 
     return suggest(name.lstrip("-+").split("."))

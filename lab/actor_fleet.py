@@ -1,4 +1,7 @@
-"""Actors of a run under fault injection: identified by their heartbeats in the store."""
+"""Actors under fault injection: started, replaced, identified by heartbeats, their CPU time.
+
+A live run has its `Fleet` beside `nyala up`.
+"""
 
 from __future__ import annotations
 
@@ -192,10 +195,10 @@ class Fleet:
     def all_serve(self) -> bool:
         """Return whether every actor has, or has had, a lease."""
         self.refill()
-        self._name()
+        self._identify()
         return all(actor.serving_at is not None for actor in self.actors)
 
-    def _name(self) -> None:
+    def _identify(self) -> None:
         """Match processes with incarnations; do nothing while the store is away."""
         if all(actor.serving_at is not None for actor in self.actors):
             return

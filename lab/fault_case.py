@@ -2,7 +2,8 @@
 
     settle -> choose a victim by its state -> follow its tasks -> inject -> (lift) -> recover
 
-Owns the clock of a row. Every wait has a limit, and during each the tasks are watched.
+`matrix.py` makes the case and settles it; a function of `faults/` then calls the other steps. The
+case owns the clock of its row. Every wait has a limit, and during each the tasks are watched.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """The cost of dying actors: whole runs side by side, undisturbed or with killed actors.
 
+`nyala chaos --kill-run` and `--long` make them.
+
     none    the run as it is
     start   every `every_s` one more actor starts, and leaves as soon as it serves
     kill    every `every_s` one of several actors is killed, for the whole length

@@ -1,5 +1,7 @@
 """The fault matrix: fault after fault on one live run, a check after each, a table at the end.
 
+`nyala chaos` runs it; an endurance run measures its faults with `measure` too.
+
 If the run does not come back from a fault, or an invariant does not hold after it, only that row is
 lost: the next fault gets a new run.
 """

@@ -1,4 +1,6 @@
-"""Two faults at once, each written for itself, which begin together.
+"""Two faults at once, each written for itself, which begin together; pairs drawn from a seed.
+
+`nyala chaos --pairs` draws pairs and runs them as faults of a matrix.
 
     prepare one, then the other -> begin both -> each lasts and ends -> recover from both
 
@@ -86,39 +88,39 @@ class PairProgress:
 class PairCase(FaultCase):
     """One fault of a pair: begins and recovers together with the other."""
 
-    def __init__(self, run: LiveRun, meeting: PairProgress, *, delay_s: float) -> None:
+    def __init__(self, run: LiveRun, progress: PairProgress, *, delay_s: float) -> None:
         """Prepare.
 
         Args:
             run: The run to hurt.
-            meeting: Progress of both faults.
+            progress: Progress of both faults.
             delay_s: Time after the common beginning at which this fault is injected.
         """
         super().__init__(run)
-        self._meeting = meeting
+        self._progress = progress
         self._delay_s = delay_s
 
     def inject(self, act: Callable[[], None], sign: Callable[[], bool] | None = None) -> None:
         """Begin the fault when the other is prepared too."""
         self._step = max(self._step, self.run.step)
-        self._meeting.prepared += 1
-        self._meet(lambda: self._meeting.prepared == 2, "the other fault is prepared")
+        self._progress.prepared += 1
+        self._wait_for_other(lambda: self._progress.prepared == 2, "the other fault is prepared")
         if self._delay_s:
             self.run.sleep(self._delay_s)
         super().inject(act, sign)
 
     def recover(self) -> None:
         """Wait until the other fault has ended too, then for the recovery from both."""
-        self._meeting.ended += 1
-        self._meet(lambda: self._meeting.ended == 2, "the other fault has ended")
+        self._progress.ended += 1
+        self._wait_for_other(lambda: self._progress.ended == 2, "the other fault has ended")
         super().recover()
 
     def wait_for_first(self) -> None:
         """Wait until the other fault is prepared."""
-        self._meet(lambda: self._meeting.prepared == 1, "the first fault is prepared")
+        self._wait_for_other(lambda: self._progress.prepared == 1, "the first fault is prepared")
 
-    def _meet(self, condition: Callable[[], bool], what: str) -> None:
-        self.run.until(condition, what, look=self._meeting.check_other_fault)
+    def _wait_for_other(self, condition: Callable[[], bool], what: str) -> None:
+        self.run.until(condition, what, look=self._progress.check_other_fault)
 
 
 def inject_both(case: FaultCase, first: Fault, second: Fault, *, delay_s: float) -> None:
@@ -133,10 +135,10 @@ def inject_both(case: FaultCase, first: Fault, second: Fault, *, delay_s: float)
     Raises:
         ExpectationFailed: The run did not come back.
     """
-    run, turns, meeting = case.run, TurnLock(), PairProgress()
+    run, turns, progress = case.run, TurnLock(), PairProgress()
     cases = (
-        PairCase(run, meeting, delay_s=max(0.0, -delay_s)),
-        PairCase(run, meeting, delay_s=max(0.0, delay_s)),
+        PairCase(run, progress, delay_s=max(0.0, -delay_s)),
+        PairCase(run, progress, delay_s=max(0.0, delay_s)),
     )
 
     def act(fault: Fault, mine: PairCase, *, is_second: bool) -> None:
@@ -146,7 +148,7 @@ def inject_both(case: FaultCase, first: Fault, second: Fault, *, delay_s: float)
                     mine.wait_for_first()
                 fault.act(mine)
             except BaseException as error:
-                meeting.failure = meeting.failure or str(error)
+                progress.failure = progress.failure or str(error)
                 raise
 
     workers = [

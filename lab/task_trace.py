@@ -3,7 +3,7 @@
     followed -> lost by its holder (kept tokens are known) -> leased again or finished: settled
     followed -> longer, or finished, under the same holder: settled
 
-Pure: the caller passes in snapshots of the store.
+Pure: `fault_case.py` and `kill_run.py` pass in snapshots of the store.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The display of a run: the live view on a terminal, plain lines elsewhere.
+"""The display of a run (live view or plain lines), and lines that are safe on a terminal.
 
-Both show the same `View`, whatever its figures come from.
+Both displays show the same `View`, whatever its figures come from. `nyala up` and `nyala top` use
+them; verbs print foreign text with `print_line`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Progress of a run, from the files that the learner writes: pure arithmetic on their lines.
+"""Progress of a run, read from the files that it writes: figures, stages, errors, newest sample.
+
+`nyala up`, `top`, `status` and other verbs show it.
 
 A learner that resumes from a checkpoint replaces the files by shorter ones, which are then read
 from their beginning.

@@ -1,4 +1,4 @@
-"""The summary of a run as a table."""
+"""The summary of a finished run as a table, as `nyala up`, `top` and `status` print it."""
 
 from __future__ import annotations
 

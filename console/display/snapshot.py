@@ -1,4 +1,7 @@
-"""A run at one moment, as the displays of `nyala up` and `nyala top` get it."""
+"""A run at one moment, as displays get it, and its figures as texts.
+
+`nyala up` fills a `View` from its own processes, `nyala top` from files, store or broker.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of all that settings imply: those of `nyala up`, and what it finds out later.
+"""Checks of settings or a pack: those of `nyala up`, and what a run would find out later.
 
 A run that is up holds its addresses itself; the figures of its roles in the store are checked too.
 """

@@ -1,4 +1,4 @@
-"""Checks of a run that has begun: code and versions here against its own, roles, refusals, keys."""
+"""Checks of a run that has begun: store, roles, refusals, keys; code, versions and clocks here."""
 
 from __future__ import annotations
 

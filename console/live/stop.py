@@ -1,4 +1,7 @@
-"""`nyala stop`: a run on this machine ended as Ctrl-C ends it, from another terminal."""
+"""`nyala stop`: a run on this machine ended as Ctrl-C ends it, from another terminal.
+
+The Python API ends its runs with `stop_run` too.
+"""
 
 from __future__ import annotations
 

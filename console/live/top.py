@@ -1,4 +1,4 @@
-"""`nyala top`: the live view of a run that was started elsewhere."""
+"""`nyala top`: the live view of a run, read from its folder and store or asked of its broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Figures of a run by batch, read from `metrics.jsonl` line by line.
+"""Figures of a run by batch, and its evaluations, from `metrics.jsonl` and `eval.jsonl`.
+
+Reports, model cards, `nyala compare` and `nyala sweep` read a run with it.
 
 Only the figures that a report draws are held, as machine numbers: a run of a hundred thousand
 batches takes some 45 MB. A batch that is there twice counts as its later line, and batches trained

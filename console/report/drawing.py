@@ -1,5 +1,7 @@
 """Lines, bands, bars and spans as SVG paths in a frame with ticks: arithmetic alone.
 
+Reports and the pages of sweeps are drawn with it.
+
 A chart is drawn at `WIDTH` x `HEIGHT` units and scaled by the page, so that its text stays legible
 from a telephone to a wide screen. Colours are classes, which the style sheet gives a light and a
 dark value.

@@ -1,5 +1,7 @@
 """The model card of a trained model: its `README.md`, as the Hugging Face hub shows it.
 
+`nyala up`, `nyala checkpoint export` and `nyala push` write it beside the weights.
+
 It holds only what may be published of a run: settings are chosen by name, files are named without
 their folders, and no address, key or machine is in it.
 """

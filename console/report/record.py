@@ -1,4 +1,4 @@
-"""A run read from the files of its folder, as its report shows it."""
+"""A run as its report shows it, read from its folder: actors' lives, answers, changed settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections of a report: charts under a heading, with their numbers as tables."""
+"""Contents of a report: figures, settings and versions of runs, and charts with their numbers."""
 
 from __future__ import annotations
 

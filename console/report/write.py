@@ -1,4 +1,6 @@
-"""`report.html`: the template filled with runs, one file that needs nothing else.
+"""`nyala report`: `report.html`, a template filled with runs, one file that needs nothing else.
+
+`nyala up` writes it too, at the end of a run.
 
 The template engine escapes every text, control characters are written out, and a content security
 policy lets nothing of the page run or be fetched.

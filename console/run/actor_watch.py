@@ -1,9 +1,10 @@
-"""Live-actor count of a run, and immediate release of the leases of a local actor that died.
+"""Watch of a run's store: live actors, why none samples, release of dead local actors' leases.
 
-    process of a local actor ends -> death pending -> its leases are released
-    store unreachable or recovering  death pending -> dropped after REPORT_WITHIN_S
+    `nyala up` sees a local actor end -> death pending -> the watch releases its leases
+    store unreachable or recovering    death pending -> dropped after REPORT_WITHIN_S
 
-It runs in a thread of its own, so that a Redis that does not answer cannot delay the supervisor.
+It is a thread of `nyala up`, so that a Redis that does not answer cannot delay the supervisor.
+`nyala top` looks at the store of a local run with it too.
 The leases of an actor that died on another machine expire, as do those of a dropped death.
 """
 

@@ -1,5 +1,8 @@
 """Memory of the learner on one card, computed from settings and the model's `config.json`.
 
+Checks of a start refuse a run that does not fit, `nyala up` prints the figures, and `nyala new`
+fits settings to them.
+
 FSDP2 shards weights, gradients and moments over the ranks of `parallel.shard`. A rank has the
 activations of its own tokens, its part of a microbatch under `parallel.sequence`:
 
@@ -397,7 +400,7 @@ def _step(
     settings: Settings, shape: ModelShape, tokens: int, kept: int, itemsize: int
 ) -> dict[str, int]:
     """Bytes when the backward pass of a rank's own tokens begins."""
-    models = _models(settings)
+    models = _num_models(settings)
     return {
         "activations": models * tokens * shape.layers * kept,
         "hidden states": models * tokens * shape.width * (4 + 3 * itemsize),
@@ -407,7 +410,7 @@ def _step(
 
 def _gathered(settings: Settings, shape: ModelShape, itemsize: int) -> int:
     """Bytes of weights as a pass computes with them, and of the output layer's gradient."""
-    learner, models = settings.learner, _models(settings)  # of which one has an output layer
+    learner, models = settings.learner, _num_models(settings)  # of which one has an output layer
     of_layers, of_root = 2 * itemsize * shape.layer_parameters, itemsize * shape.root_parameters
     if not learner.lora_rank:
         return (models + 1) * of_root + of_layers
@@ -452,7 +455,7 @@ def _held(
     is_offloaded: bool,
 ) -> int:
     """Bytes of weights and gradients kept whole until an optimizer step's gradients are reduced."""
-    models, trained = _models(settings) * shape.parameters, _trained(settings, shape)
+    models, trained = _num_models(settings) * shape.parameters, _trained(settings, shape)
     if not reduces_once(
         models, trained=trained, ranks=ranks, memory=memory, is_offloaded=is_offloaded
     ):
@@ -499,21 +502,22 @@ def _chunk(shape: ModelShape, *, on_gpu: bool) -> int:
     return max(logits, least * shape.vocabulary)
 
 
-def _models(settings: Settings) -> int:
+def _num_models(settings: Settings) -> int:
+    """Return the number of models: a critic may be one of its own."""
     return 2 if settings.critic.kind == "model" else 1
 
 
 def _trained(settings: Settings, shape: ModelShape) -> int:
     """Return the number of parameters with gradients and moments."""
     if not settings.learner.lora_rank:
-        return _models(settings) * shape.parameters
+        return _num_models(settings) * shape.parameters
     adapters = shape.layers * shape.adapter_parameters(settings.learner.lora_rank)
-    return adapters + (_models(settings) - 1) * shape.parameters
+    return adapters + (_num_models(settings) - 1) * shape.parameters
 
 
 def _states(settings: Settings, shape: ModelShape, itemsize: int, *, shard: int) -> dict[str, int]:
     """Bytes of weights, gradients and moments for each of the ranks that share them."""
-    models, base = _models(settings), _base(settings.learner, itemsize)
+    models, base = _num_models(settings), _base(settings.learner, itemsize)
     share = 4 * -(-shape.parameters // shard)
     trained = 4 * -(-_trained(settings, shape) // shard)
     states = {"weights, float32": share * models}

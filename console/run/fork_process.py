@@ -1,10 +1,10 @@
 """Fork server of `nyala up`: imports the libraries of learner and actors once, then forks them.
 
-Run as `python -m console.run.fork_process ENGINE LEARNER ACTOR`. LEARNER and ACTOR are descriptors
-of Unix sockets that keep message boundaries, or `-`. Requests on LEARNER are for forks of learners,
-of checks of a start and, with the small engine, of actors. Importing vLLM takes as long again, so
-actors with vLLM are requested on ACTOR from a second process. On a machine of few cores the second
-process is itself a fork, which has the libraries of the first.
+`fork_server.py` runs it as `python -m console.run.fork_process ENGINE LEARNER ACTOR`. LEARNER and
+ACTOR are descriptors of Unix sockets that keep message boundaries, or `-`. Requests on LEARNER are
+for forks of learners, of checks of a start and, with the small engine, of actors. Importing vLLM
+takes as long again, so actors with vLLM are requested on ACTOR from a second process. On a machine
+of few cores the second process is itself a fork, which has the libraries of the first.
 
     import -> READY -> a request: command, environment, files -> a process id, MADE -> ... -> end
 

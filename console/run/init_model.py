@@ -1,5 +1,7 @@
 """The model that a run begins with when `run.model` is `init`: made once, then kept.
 
+`nyala up` and `nyala init-model` make it.
+
 Two processes run one after the other. A process of the actors exports prompt/answer pairs of the
 environment to a file; a process of the learner builds the character model and trains it on that
 file. This module runs both and shows their progress.

@@ -1,4 +1,7 @@
-"""Plan of a run from checked settings: paths, the cards of each process, and its commands."""
+"""Plan of a run: cards, environment and command of each process, and the files that they read.
+
+`nyala up` starts all processes by it, `nyala actor`, `learner` and `broker` one.
+"""
 
 from __future__ import annotations
 

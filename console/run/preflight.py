@@ -244,15 +244,16 @@ def check_start(
     """
     findings = None
     if forks is not None and settings.run.model != "init":
-        findings = _find_apart(settings, redis_url, forks, has_begun)
+        findings = _findings_of_two(settings, redis_url, forks, has_begun)
     if findings is None:
-        findings = _find(settings, redis_url, has_begun)
+        findings = _findings(settings, redis_url, has_begun)
     return findings.doubts_if_free()
 
 
-def _find(
+def _findings(
     settings: Settings, redis_url: str | None, has_begun: bool, *, elsewhere: Collection[str] = ()
 ) -> Findings:
+    """Do the checks in this process but those done elsewhere; look for doubts if none fails."""
     checks = checks_of_start(settings, redis_url, has_begun=has_begun)
     findings = _run_checks([check for check in checks if check.name not in elsewhere])
     if findings.problems:
@@ -260,7 +261,7 @@ def _find(
     return Findings([], [*findings.doubts, *doubts_about(settings, redis_url=redis_url)])
 
 
-def _find_apart(
+def _findings_of_two(
     settings: Settings, redis_url: str | None, forks: Forks, has_begun: bool
 ) -> Findings | None:
     """Return the findings of another process and this one; None if the other did not finish."""
@@ -320,7 +321,7 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)  # an environment or a reward may print
         settings = Settings.model_validate(request["settings"])
-        findings = _find(settings, request["redis_url"], request["has_begun"], elsewhere=HERE)
+        findings = _findings(settings, request["redis_url"], request["has_begun"], elsewhere=HERE)
         json.dump(findings._asdict(), out)
 
 

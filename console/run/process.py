@@ -1,4 +1,7 @@
-"""One process that `nyala up` starts: command, log, process group, end."""
+"""One process of a run, as its parent sees it: command, log, process group, start, end.
+
+`nyala up`, `nyala actor` with several actors, and fault injection start processes with it.
+"""
 
 from __future__ import annotations
 

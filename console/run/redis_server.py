@@ -1,4 +1,4 @@
-"""The Redis server of a run: binary, configuration, address, password and data folder.
+"""The Redis server that `nyala up` starts: binary, configuration, address, password, data folder.
 
 All its clients are on this machine, so the server listens on a unix socket in its private folder
 and on no port. If the path is too long for a socket, it listens on loopback. The same folder gives

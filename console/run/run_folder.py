@@ -1,4 +1,6 @@
-"""The folder of a run: its files, its progress, and a lock for one `nyala up` at a time.
+"""The folder of a run: files, state, settings, versions, a lock for one `nyala up` at a time.
+
+Verbs find the run that a person names with `run_folder_of`.
 
 It also has the list of settings that may change between two sessions of a run.
 """

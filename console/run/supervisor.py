@@ -1,5 +1,7 @@
 """Supervisor of the processes of a run: started at once, restarted on failure, stopped in order.
 
+`nyala up` has one for all processes of a run, `nyala actor` with several actors one for these.
+
 This module decides when to restart a process; `process.py` starts and stops it.
 `tick` never waits; `stop` waits at most `timeout_s` for each step of its order.
 """

@@ -1,4 +1,4 @@
-"""Answers of a model to one prompt: chat template and stop rules of the run, small torch engine."""
+"""Answers of a model to one prompt, for `nyala try`, with the run's template and stop rules."""
 
 from __future__ import annotations
 

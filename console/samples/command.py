@@ -1,4 +1,7 @@
-"""`nyala samples`: what a run samples, as text."""
+"""`nyala samples`: what a run samples, as text.
+
+`nyala buffer peek --texts` prints its episodes with it too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choice of samples: which fit, and the best, the worst or any of them.
+"""Choice of samples for `nyala samples`: which fit, and the best, the worst or any of them.
 
 Reads lines one by one and holds only what may be shown, however many files a run has.
 """

@@ -1,4 +1,7 @@
-"""`nyala try`: a prompt of one's own to the newest model of a run."""
+"""`nyala try`: a prompt of one's own to the newest model of a run, or to a checkpoint.
+
+`nyala eval` and `nyala push` find a run's model with `model_of` too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runs of a sweep: every combination of the values, each with a name that its values make.
+"""Runs of a sweep: one for each combination of values, named by them, and the outcome of each.
 
 A name depends on nothing but its own values, so a sweep that is typed again, or with further
 values, finds the runs that it has already made.

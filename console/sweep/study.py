@@ -1,6 +1,6 @@
 """A search in place of a grid: optuna proposes the values of each run from the scores so far.
 
-    asked -> running -> told a score, or that it failed
+    `points` proposes values -> the sweep runs them -> `tell` takes the score, or that they failed
 
 The study is a file of the sweep's folder, so the same command goes on with it: runs that were
 interrupted come first, then new ones. Values are rounded to four digits for the runs.

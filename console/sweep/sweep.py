@@ -1,4 +1,4 @@
-"""One sweep: its runs prepared, made, and summed up in a table and a page."""
+"""`nyala sweep`: the runs of a sweep prepared, made, and summed up in a table and a page."""
 
 from __future__ import annotations
 

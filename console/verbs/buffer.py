@@ -1,4 +1,4 @@
-"""`nyala buffer`: views of the replay buffer, and decisions about dead letters.
+"""`nyala buffer`: views of the replay buffer, decisions about dead letters, the end of a pause.
 
 Owns the verbs, their help and the queries of the store; `tables.py` shows the answers.
 """
@@ -145,7 +145,7 @@ class BufferOfRun:
         letters = self._store.run(operations.dead_letters(offset, n))
         stats = self._store.run(operations.stats())
         title = f"{stats.dead - stats.purged} dead letters, {stats.purged} more were purged"
-        return ResultTable(title, [_letter(letter) for letter in letters])
+        return ResultTable(title, [_letter_fields(letter) for letter in letters])
 
     def dead_task(self, task_id: int) -> ResultTable:
         """Return all that a dead letter keeps.
@@ -158,10 +158,10 @@ class BufferOfRun:
             raise SettingsError(
                 f"task must be a dead letter, got {task_id}; `nyala buffer dead list` names them"
             )
-        facts = _letter(dead.letter) | {"last holder": dead.incarnation}
-        facts |= {f"spec {name}": value for name, value in _spec(dead.spec).items()}
+        facts = _letter_fields(dead.letter) | {"last holder": dead.incarnation}
+        facts |= {f"spec {name}": value for name, value in _spec_fields(dead.spec).items()}
         facts |= _completion(dead.chunks)
-        facts |= _record(dead.record)
+        facts |= _record_fields(dead.record)
         rows = [{"of": name, "is": value} for name, value in facts.items() if name != "token_ids"]
         return ResultTable(f"dead letter {task_id}", rows, facts)
 
@@ -198,7 +198,7 @@ def _readable(records: Sequence[bytes | None]) -> list[Episode]:
     return episodes
 
 
-def _letter(letter: DeadLetter) -> dict[str, Any]:
+def _letter_fields(letter: DeadLetter) -> dict[str, Any]:
     died_at = datetime.fromtimestamp(letter.died_at_ms / 1000, UTC)
     return {
         "task": letter.task_id,
@@ -209,7 +209,7 @@ def _letter(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-def _spec(spec: bytes) -> dict[str, Any]:
+def _spec_fields(spec: bytes) -> dict[str, Any]:
     try:
         return structs.asdict(decode_spec(spec))
     except RecordError as error:
@@ -227,7 +227,7 @@ def _completion(chunks: Sequence[bytes]) -> dict[str, Any]:
     return {"token_ids": completion.token_ids.tolist()}
 
 
-def _record(record: bytes | None) -> dict[str, Any]:
+def _record_fields(record: bytes | None) -> dict[str, Any]:
     if record is None:
         return {}
     if is_reference(record):

@@ -1,4 +1,7 @@
-"""`nyala compare`: whether one run answers held-out questions better than another."""
+"""`nyala compare`: which of two runs answers held-out questions better, and how soon each did.
+
+`nyala sweep` reads the evaluations of its runs with it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`nyala join-pack`: one file with all that a machine needs to join a run."""
+"""`nyala join-pack`: one file with all that a machine needs to join a run, written and opened.
+
+`nyala actor FILE` and `nyala doctor FILE` open it on that machine.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +156,9 @@ def _as_reached(settings: Settings, host: str) -> Settings:
             f"--host must be the address or name of this machine alone, got {host!r}; "
             f"the port is that of broker.endpoint"
         )
-    if host != "localhost" and not _is(host, "is_loopback"):  # this machine, or through a tunnel
+    if host != "localhost" and not _has_property(
+        host, "is_loopback"
+    ):  # this machine, or through a tunnel
         _refuse_loopback("broker.endpoint", settings.broker.endpoint, 5757)
         if settings.learner.advertise is None:
             publisher = settings.learner.publisher_endpoint
@@ -175,7 +180,7 @@ def _as_reached(settings: Settings, host: str) -> Settings:
 def _refuse_loopback(setting: str, endpoint: str, port: int) -> None:
     parts = urlsplit(endpoint)
     host = parts.hostname or ""
-    if host == "localhost" or _is(host, "is_loopback"):
+    if host == "localhost" or _has_property(host, "is_loopback"):
         raise SettingsError(
             f"{setting} must be reachable from other machines, got {endpoint}; "
             f"start the run with --set {setting}=tcp://0.0.0.0:{parts.port or port}"
@@ -186,14 +191,15 @@ def _replaced(endpoint: str, host: str, *, always: bool = False) -> str:
     """Put the host into an endpoint of all addresses of this machine."""
     parts = urlsplit(endpoint)
     hostname = parts.hostname or ""
-    if not always and hostname != "*" and not _is(hostname, "is_unspecified"):
+    if not always and hostname != "*" and not _has_property(hostname, "is_unspecified"):
         return endpoint
     return f"tcp://[{host}]:{parts.port}" if ":" in host else f"tcp://{host}:{parts.port}"
 
 
-def _is(host: str, kind: str) -> bool:
+def _has_property(host: str, name: str) -> bool:
+    """Return a property of `ipaddress`, such as `is_loopback`; False for a host's name."""
     try:
-        return bool(getattr(ipaddress.ip_address(host), kind))
+        return bool(getattr(ipaddress.ip_address(host), name))
     except ValueError:  # a name
         return False
 

@@ -78,7 +78,7 @@ def list_keys(folder: Folder = HERE) -> None:
     """
     place = _keys_in(folder)
     now = time.time()
-    for key, member in sorted(read_allowed(place).items(), key=_position):
+    for key, member in sorted(read_allowed(place).items(), key=_listing_order):
         seen = ""
         if member.enrolled_by is not None:
             at = last_seen(path_of(place, member))
@@ -146,7 +146,8 @@ def rotate(name: Name, folder: Folder = HERE) -> None:
         print(f"{name} has a new key; `nyala keys revoke {previous}` ends the old one")
 
 
-def _position(line: tuple[bytes, AllowListEntry]) -> tuple[str, str]:
+def _listing_order(line: tuple[bytes, AllowListEntry]) -> tuple[str, str]:
+    """Sort keys by name, and those that actors registered behind their enrolment key."""
     member = line[1]
     return (member.enrolled_by or member.name, member.name if member.enrolled_by else "")
 

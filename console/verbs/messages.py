@@ -1,4 +1,4 @@
-"""All messages of a run with cause and cure, as lines of a terminal and as docs/messages.md."""
+"""All messages of a run with cause and cure, for `nyala messages` and docs/messages.md."""
 
 from __future__ import annotations
 

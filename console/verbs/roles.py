@@ -1,4 +1,4 @@
-"""`nyala actor`, `learner`, `broker`: one process of a run, started by hand."""
+"""`nyala actor`, `learner`, `broker`: one process of a run by hand, or several actors kept up."""
 
 from __future__ import annotations
 

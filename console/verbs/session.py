@@ -1,4 +1,6 @@
-"""One session of a run on this machine, from its files to the end of its last process.
+"""One session of `nyala up`, from the files of a run to the end of its last process.
+
+`up.py` has checked settings and machine before. `Session` then does each step:
 
     prepare -> Redis -> model -> broker, learner, actors at once -> watch -> stop in order -> result
 

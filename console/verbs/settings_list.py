@@ -1,4 +1,4 @@
-"""All settings, as lines of a terminal and as docs/settings.md."""
+"""All settings, for `nyala settings` and docs/settings.md."""
 
 from __future__ import annotations
 

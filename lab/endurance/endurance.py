@@ -1,5 +1,7 @@
 """An endurance run: random faults, one after the other, beside a lying actor.
 
+`nyala chaos --minutes` makes one.
+
     start -> (a fault of the matrix, or a quiet minute) again and again -> complete again -> end
 
 After every fault the invariants of the matrix are checked. Only tasks that the lying actor was
@@ -153,8 +155,8 @@ def _hurt(
     seen = ResourceSampler(lambda: roles_of(run))
     seen.start()
     try:
-        _be_whole(run)
-        result.first = growth.whole(run.all_pids)
+        _wait_until_complete(run)
+        result.first = growth.count_resources(run.all_pids)
         while result.minutes < minutes:
             if result.minutes >= report_at:
                 run.pids("broker")  # raises if there is no run any more
@@ -162,7 +164,7 @@ def _hurt(
                 on_progress(result.minutes, line_of(run))
             result.problems += resume_if_paused(run)
             if draw.random() < QUIET_SHARE:
-                _be_quiet(run)
+                _work_undisturbed(run)
             else:
                 fault = draw.choice(faults)
                 row = FaultResult(fault.name, fault.what)
@@ -171,8 +173,8 @@ def _hurt(
                     measure(fault, HonestCase(run), row, may_die=True)
                 on_progress(result.minutes, " | ".join(row.cells()))
             result.minutes = (time.monotonic() - began) / 60
-        _be_whole(run)
-        result.last = growth.whole(run.all_pids)
+        _wait_until_complete(run)
+        result.last = growth.count_resources(run.all_pids)
     finally:
         seen.stop()
         result.roles = seen.by_role()
@@ -198,7 +200,7 @@ def _noted(row: FaultResult) -> Iterator[None]:
         row.error = f"{type(error).__name__}: {error}"
 
 
-def _be_quiet(run: LiveRun) -> None:
+def _work_undisturbed(run: LiveRun) -> None:
     """Let the run work for a while, with its actors and the liar."""
     until = time.monotonic() + QUIET_S
     while time.monotonic() < until:
@@ -206,7 +208,7 @@ def _be_quiet(run: LiveRun) -> None:
         run.sleep(1.0)
 
 
-def _be_whole(run: LiveRun) -> None:
+def _wait_until_complete(run: LiveRun) -> None:
     """Wait until every role is up and the run trains."""
     run.until(
         lambda: all(run.pids(role) for role in ROLES) and run.fleet.all_serve(), "a whole run"

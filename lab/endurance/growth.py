@@ -1,4 +1,4 @@
-"""Growth of the processes of a run: samples of /proc, and their slopes by role.
+"""Growth of the processes of a run, from samples of /proc, and what they leave in /dev/shm.
 
 A role's processes die and are replaced under faults, and each begins small. So a slope is measured
 within the lives of processes and pooled over them. The first minutes of a life, when caches fill,
@@ -156,7 +156,7 @@ def _ends(lives: Sequence[Line]) -> tuple[float, float, float]:
     return sums[moments[0]], sums[moments[-1]], max(sums.values())
 
 
-def whole(pids: Iterable[int]) -> ResourceCounts:
+def count_resources(pids: Iterable[int]) -> ResourceCounts:
     """Count these processes, their listening sockets and their entries of /dev/shm."""
     alive = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     links = {link for pid in alive for link in _links(pid)}

@@ -3,8 +3,8 @@
 The actor leases tasks, and then beats, submits, releases and fails. It uses its own fences, fences
 next to them, and fences from the chunks of tasks that it resumes, for tasks of others and for
 missing ones. It sends tokens that were not sampled, impossible tokens, a name for each token,
-random bytes, invented failures, and repeated requests. The same lies serve live and simulated
-actors; all choices come from one generator.
+random bytes, invented failures, and repeated requests. `lying_actor.py` sends them to a live
+broker, and simulations use them too; all choices come from one generator.
 """
 
 from __future__ import annotations

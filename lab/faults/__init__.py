@@ -2,7 +2,8 @@
 
 clock_jumps  Jumps of the wall clock for the processes of one run; the machine's own clock is not
              touched
-network      Faults of the network between one actor and the broker, made by a proxy
+network      Faults of the network between one actor and the broker, made by a proxy or a second
+             network
 processes    Faults of processes: killed, stopped, drained
 proxy        A TCP proxy that delays, blocks, resets or half-closes its connections on demand
 stores       Faults of storage: Redis, and the disks under it and under the checkpoints

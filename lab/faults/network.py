@@ -1,4 +1,7 @@
-"""Faults of the network between one actor and the broker, made by a proxy."""
+"""Faults of the network between one actor and the broker, made by a proxy or a second network.
+
+Benchmarks put processes into a `SecondNetwork` too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check the model that a run starts from: files, architecture, tokenizer, chat template."""
+"""Checks of a run's model, and of the engine, memory and disk that it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Check environments and rewards on one item of each, in the processes that a run has for them.
+"""Checks of environments and rewards on one item of each, and of the lengths of prompts.
+
+Each is tried in the processes that a run has for it.
 
 Tokens are counted for the prompts of all rows of a dataset, within a time limit, and of the first
 items of other environments. A run pauses as soon as one task in a hundred has failed because its

@@ -1,4 +1,4 @@
-"""Check the Redis of a run: that it answers, and that it keeps what it is given."""
+"""Checks of the Redis of a run: that it answers, and that it keeps what it is given."""
 
 from __future__ import annotations
 
