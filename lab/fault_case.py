@@ -156,7 +156,7 @@ class FaultCase:
 
         def is_busy() -> bool:
             tasks = self._leased()
-            busy[:] = [a for a in candidates if len(_begun(tasks, a)) >= VICTIM_TASKS]
+            busy[:] = [a for a in candidates if len(_begun_by(tasks, a)) >= VICTIM_TASKS]
             return bool(busy)
 
         self.run.until(is_busy, f"an actor with {VICTIM_TASKS} unfinished episodes")
@@ -219,6 +219,7 @@ class FaultCase:
         return lambda: bool(set(self.run.pids(role)) - old)
 
     def _leased(self) -> list[TaskSeen]:
+        """Read the leased tasks, and note how far they are; none while the store is away."""
         try:
             tasks = list(self.run.store.run(operations.inspect()).values())
         except StoreError:
@@ -233,6 +234,7 @@ class FaultCase:
             self.run.sleep(POLL_S)
 
     def _look(self) -> None:
+        """Replace dead actors, note the followed tasks, and look for the sign of the fault."""
         self.run.fleet.refill()
         if self.is_blind:
             return
@@ -246,5 +248,6 @@ class FaultCase:
             self.detected_s = time.monotonic() - self._began
 
 
-def _begun(tasks: Iterable[TaskSeen], actor: Actor) -> list[TaskSeen]:
+def _begun_by(tasks: Iterable[TaskSeen], actor: Actor) -> list[TaskSeen]:
+    """Return the tasks of an actor that have stored tokens."""
     return [t for t in tasks if t.incarnation == actor.incarnation and t.length > 0]

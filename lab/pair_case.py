@@ -251,13 +251,13 @@ def _choices(one: Sequence[str], other: Sequence[str]) -> list[tuple[str, str]]:
     return [pair for pair in pairs if set(pair) not in IMPOSSIBLE]
 
 
-def _pair(names: tuple[str, str], number_of: int, delay_s: float) -> Fault:
-    """Make one fault of two."""
+def _pair(names: tuple[str, str], number: int, delay_s: float) -> Fault:
+    """Make one fault of two, named by its number and theirs."""
     first, second = sorted(names, key=_rank)
     faults = (_FAULTS[first], _FAULTS[second])
     obstacles = [fault.obstacle for fault in faults]
     return Fault(
-        f"{number_of:02}.{first}.{second}",
+        f"{number:02}.{first}.{second}",
         f"{faults[0].what}, and {faults[1].what}",
         partial(inject_both, first=faults[0], second=faults[1], delay_s=delay_s),
         lambda: next(filter(None, (obstacle() for obstacle in obstacles)), None),

@@ -23,7 +23,7 @@ class TokenGrowth:
     grew_at: float
     last: int
 
-    def made(self, now: float, unsent_s: float) -> float:
+    def sampled_tokens(self, now: float, unsent_s: float) -> float:
         """Estimate the tokens that its holder has sampled by now, unsent for `unsent_s` at most."""
         span_s = self.grew_at - self.first_at
         rate = (self.last - self.first) / span_s if span_s > 0 else 0.0
@@ -54,12 +54,12 @@ class Observer:
             kept[task.task_id] = growth
         self._growth = kept
 
-    def made(self, task: TaskSeen, now: float) -> float:
+    def sampled_tokens(self, task: TaskSeen, now: float) -> float:
         """Estimate the tokens that the holder of a task has sampled."""
         growth = self._growth.get(task.task_id)
         if growth is None:
             return float(task.length)
-        return max(float(task.length), growth.made(now, self._snapshot_s))
+        return max(float(task.length), growth.sampled_tokens(now, self._snapshot_s))
 
 
 @dataclass(slots=True)
@@ -116,7 +116,9 @@ class TaskTrace:
         cls, held: Iterable[TaskSeen], observer: Observer, now: float, *, is_orderly: bool = False
     ) -> TaskTrace:
         """Follow tasks from their present state on."""
-        return cls({t.task_id: TracedTask(t, observer.made(t, now), t, is_orderly) for t in held})
+        return cls(
+            {t.task_id: TracedTask(t, observer.sampled_tokens(t, now), t, is_orderly) for t in held}
+        )
 
     def note_open(self, seen: Mapping[int, TaskSeen], now: float) -> None:
         """Note the present state of tasks that are not settled; a missing one has ended."""

@@ -124,14 +124,16 @@ def actor_lines(view: View, width: int, height: int) -> list[Text]:
         return [Text(cut(title, width))][: max(0, height)]
     in_order = sorted(listed, key=lambda actor: (_is_gone(view, actor), actor.incarnation))
     shown = in_order if len(in_order) < height else in_order[: height - 2]
-    rows = [_row(view, actor) for actor in shown]
+    rows = [_actor_cells(view, actor) for actor in shown]
     names = [_name(actor) for actor in shown]
     columns = _columns(rows, [title, *names], width)
     widths = [max(len(name), *(len(row[name]) for row in rows)) for name in columns]
     room = width - sum(column + 2 for column in widths)
-    lines = [_line(title, columns, widths, room, style="dim")]
+    lines = [_actor_line(title, columns, widths, room, style="dim")]
     for name, row in zip(names, rows, strict=True):
-        lines.append(_line(" " * INDENT + name, [row[column] for column in columns], widths, room))
+        lines.append(
+            _actor_line(" " * INDENT + name, [row[column] for column in columns], widths, room)
+        )
     if len(shown) < len(in_order):
         left_out = in_order[len(shown) :]
         speed = sum(actor.figure("tokens_per_s") for actor in left_out)
@@ -151,7 +153,7 @@ def _columns(rows: Sequence[dict[str, str]], names: Sequence[str], width: int) -
     return columns
 
 
-def _line(
+def _actor_line(
     name: str, values: Sequence[str], widths: Sequence[int], room: int, *, style: str = ""
 ) -> Text:
     short = cut(name, room)
@@ -160,7 +162,7 @@ def _line(
     return Text(line, style=style)
 
 
-def _row(view: View, actor: ActorSeen) -> dict[str, str]:
+def _actor_cells(view: View, actor: ActorSeen) -> dict[str, str]:
     capacity, in_flight = actor.figure("capacity"), actor.figure("in_flight")
     heard = f"{duration(actor.silent_s)} ago"
     if _is_gone(view, actor):

@@ -230,6 +230,7 @@ class RunProgress:
 
     @staticmethod
     def _read(lines: JsonLinesFollower, forget: Callable[[], None]) -> list[Row]:
+        """Return new rows; call `forget` first if a shorter file has replaced the earlier one."""
         lives = lines.num_files
         rows = lines.read_new()
         if lines.num_files != lives:
@@ -325,7 +326,7 @@ def summarise(rows: list[Row], results: Mapping[int, HeldOut], *, steps: int) ->
         eta_s=(steps - step) * wall_s / len(timed) if is_timed else None,
         alerts=_newest_alerts(recent),
         advice=advice_in(rows[-1]),
-        **_wanted(rows[-1]),
+        **_actors_wanted(rows[-1]),
     )
 
 
@@ -346,13 +347,13 @@ def phase_shares(rows: list[Row]) -> dict[str, float]:
     return {name: seconds / total for name, seconds in largest if seconds}
 
 
-class _Wanted(TypedDict):
+class _ActorsWanted(TypedDict):
     actors_wanted: int | None
     actors_wanted_why: str
     cost: float | None
 
 
-def _wanted(row: Row) -> _Wanted:
+def _actors_wanted(row: Row) -> _ActorsWanted:
     why = str(row.get("actors_wanted_why", ""))
     cost = row.get("cost")
     return {

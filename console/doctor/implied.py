@@ -81,6 +81,7 @@ def _redis_of(settings: Settings, folder: RunFolder) -> str | None:
 
 
 def _own_checks(settings: Settings) -> list[Check]:
+    """List the checks of settings that only `nyala doctor` makes."""
     run, environments_s = settings.run, limit_of_environments(settings.run)
     return [
         Check("model", "stop tokens", lambda: describe_stops(run), "opens", limit_s=120),
@@ -96,12 +97,12 @@ def _own_checks(settings: Settings) -> list[Check]:
 
 
 def _secrets_checks(settings: Settings, folder: RunFolder) -> list[Check]:
-    """List the checks of the files that a run has written."""
+    """List the checks of a run's files that only their owner may read."""
     checks = []
     if settings.broker.keys is None and folder.keys.is_dir():
         checks.append(Check("network", "run's keys", lambda: check_key_files(folder.keys)))
     if folder.redis_url.exists():
-        checks.append(Check("network", "Redis' address", lambda: _private(folder.redis_url)))
+        checks.append(Check("network", "Redis' address", lambda: _private_file(folder.redis_url)))
     return checks
 
 
@@ -137,7 +138,7 @@ def _rows_of(run: RunSettings) -> str:
     return f"{training} rows to train on, {held_out} held out; the first asked is {shown!r}"
 
 
-def _private(path: Path) -> str:
+def _private_file(path: Path) -> str:
     check_private(path)
     return f"{path.name} is its owner's alone"
 

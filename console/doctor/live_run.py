@@ -65,7 +65,7 @@ def check_actor_clocks(store: Store, url: str) -> str:
     Raises:
         SettingsError: A clock differs.
     """
-    episodes = list(_waiting(store))
+    episodes = list(_waiting_episodes(store))
     now = time.time() + read_server_state(url).clock.ahead_s
     bounds = clock_bounds(episodes, now)
     wrong = [
@@ -107,7 +107,7 @@ def clock_bounds(episodes: Iterable[Episode], now: float) -> dict[str, tuple[flo
     return dict(bounds)
 
 
-def _waiting(store: Store) -> Iterable[Episode]:
+def _waiting_episodes(store: Store) -> Iterable[Episode]:
     for unit in store.run(operations.peek(NUM_GROUPS)):
         for record in store.run(operations.records(unit.task_ids)):
             if record is None or is_reference(record):
@@ -137,7 +137,7 @@ def run_checks(settings: Settings, folder: RunFolder, url: str | None) -> list[C
         url: Address of the run's Redis, where that runs.
     """
     checks = [
-        Check(GROUP, "state", lambda: _state(folder)),
+        Check(GROUP, "state", lambda: _describe_state(folder)),
         Check(GROUP, "versions", lambda: check_versions(folder)),
     ]
     if url is None:
@@ -280,7 +280,7 @@ def check_leases(store: Store, folder: RunFolder) -> str | CheckWarning:
     return CheckWarning("; ".join(lines)) if lines else "granted to all"
 
 
-def _state(folder: RunFolder) -> str:
+def _describe_state(folder: RunFolder) -> str:
     if folder.is_stopped:
         return stopped_line(folder, steps=load(folder.config).run.steps)
     newest = folder.newest_checkpoint() or "none yet"

@@ -120,7 +120,7 @@ def check_clashes() -> str | CheckWarning:
 def check_lock() -> str | CheckWarning:
     """Check that versions are those of the tested lock."""
     installed = _installed()
-    pins, lock = _pins(installed), _lock(installed)
+    pins, lock = _pins(installed), _tested_lock(installed)
     if not pins:
         return "no lock beside this installation"
     other = [
@@ -171,13 +171,13 @@ def _installed() -> dict[str, Distribution]:
     return packages
 
 
-def _lock(installed: Mapping[str, Distribution]) -> Path:
+def _tested_lock(installed: Mapping[str, Distribution]) -> Path:
     return LOCKS / ("cuda.lock" if "vllm" in installed else "cpu.lock")
 
 
 def _pins(installed: Mapping[str, Distribution]) -> dict[str, str]:
     """Read the versions of the lock for this Python; none where there is no lock."""
-    lock = _lock(installed)
+    lock = _tested_lock(installed)
     lines = PINNED.findall(lock.read_text(encoding="utf-8")) if lock.exists() else []
     return {
         _canonical(pin.name): next(iter(pin.specifier)).version
@@ -216,6 +216,7 @@ def _canonical(name: str) -> str:
 
 
 def _some(texts: list[str]) -> str:
+    """Join the first texts, and count the others."""
     more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
     return "; ".join(texts[:SHOWN]) + more
 

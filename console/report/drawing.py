@@ -120,7 +120,9 @@ class Frame:
             else:
                 pen = "M"
         # A point alone is drawn as a dot: the ends of lines are round.
-        return "".join(f"{part}h0" if _is_alone(parts, i) else part for i, part in enumerate(parts))
+        return "".join(
+            f"{part}h0" if _is_single_point(parts, i) else part for i, part in enumerate(parts)
+        )
 
     def band(self, low: Sequence[Point], high: Sequence[Point]) -> str:
         """Fill the area between two lines over the same places; gaps are left out."""
@@ -231,7 +233,8 @@ def unit_of(longest_s: float) -> tuple[str, float]:
     return ("minutes", 60.0) if longest_s > 3 * 60.0 else ("seconds", 1.0)
 
 
-def _is_alone(parts: Sequence[str], i: int) -> bool:
+def _is_single_point(parts: Sequence[str], i: int) -> bool:
+    """Whether no line of a path leads on from this point, which would then not be seen."""
     return parts[i].startswith("M") and (i + 1 == len(parts) or parts[i + 1].startswith("M"))
 
 

@@ -184,7 +184,7 @@ def _scores(evaluations: Sequence[EvaluationFigures]) -> str:
         shown = [(name, _figure(score)) for name, score in alone.items()]
         return _table(("greedy answers", _after(first.step)), shown)
     rows: list[tuple[str, float | None, float]]
-    rows = [(last.result.title, _alike(first, last), last.score)]
+    rows = [(last.result.title, _comparable_score(first, last), last.score)]
     if (first.result.reward, last.result.reward) != (None, None):
         rows.append((REWARD, first.result.trained, last.result.trained))
     rows += [
@@ -195,7 +195,7 @@ def _scores(evaluations: Sequence[EvaluationFigures]) -> str:
     return _table(head, [(name, *map(_figure, figures)) for name, *figures in rows])
 
 
-def _alike(first: EvaluationFigures, last: EvaluationFigures) -> float | None:
+def _comparable_score(first: EvaluationFigures, last: EvaluationFigures) -> float | None:
     """Return the first score, if it was judged as the last one was."""
     return first.score if first.result.title == last.result.title else None
 

@@ -205,7 +205,7 @@ def changes_of(lines: Iterable[SampleLine], metrics: Mapping[str, AnswerMetric])
     if last == first:
         return AnswerChanges()
     both = [*early.values(), *late.values()]
-    return _sorted(AnswerChanges(first, last), early, late, grades_by(metrics, both))
+    return _compared(AnswerChanges(first, last), early, late, grades_by(metrics, both))
 
 
 def grades_by(
@@ -222,7 +222,7 @@ def grades_by(
     return lambda line: used[line.environment].grade(line.reward, line.parts)
 
 
-def _sorted(
+def _compared(
     changes: AnswerChanges,
     early: dict[str, SampleLine],
     late: dict[str, SampleLine],

@@ -224,7 +224,7 @@ def ratio_histogram(run: ReportedRun) -> Chart | None:
         chart.spots.append(Tooltip(left, width, "\n".join([_bin_in_words(i), *texts])))
     chart.summary = "; ".join(
         f"{name}: {heights[ZERO]:.1%} within {ratio_bins.EDGES[ZERO]:g} of 0, "
-        f"{_beyond(FAR, heights):.1%} beyond {FAR:g}"
+        f"{_share_beyond(FAR, heights):.1%} beyond {FAR:g}"
         for name, heights in zip(names, shares, strict=True)
     )
     return chart
@@ -242,7 +242,8 @@ def _shares_of_bins(run: ReportedRun, part: range) -> list[float]:
     return [total / (sum(sums) or 1.0) for total in sums]
 
 
-def _beyond(size: float, shares: Sequence[float]) -> float:
+def _share_beyond(size: float, shares: Sequence[float]) -> float:
+    """Sum the shares of bins whose log-ratio is at least so far from 0."""
     return math.fsum(
         share
         for name, share in zip(ratio_bins.NAMES, shares, strict=True)
@@ -335,6 +336,7 @@ def phase_chart(run: ReportedRun) -> Chart | None:
 
 
 def _stretch(frame: Frame, first: float, last: float) -> tuple[float, float]:
+    """Return left end and width of a bar from one place of the axis to another."""
     left, right = frame.x(first - 0.5), frame.x(last + 0.5)
     return left, round(max(1.0, right - left), 1)
 

@@ -74,11 +74,11 @@ def tiles(run: ReportedRun) -> list[Tile]:
         Tile("tokens", short(tokens), f"{tokens / spent_s:,.0f} a second" if spent_s else ""),
         Tile("learner idle", f"{waited_s / spent_s:.0%}" if spent_s else "-", "of that time"),
         Tile("policy lag", short(round(lag, 2)), f"at most {max(curves.lags, default=0)}"),
-        Tile("actors", f"{len(run.lives):,}", _ends(run)),
+        Tile("actors", f"{len(run.lives):,}", _deaths_in_words(run)),
     ]
 
 
-def _ends(run: ReportedRun) -> str:
+def _deaths_in_words(run: ReportedRun) -> str:
     died = sum(life.end == "died" for life in run.lives)
     return f"{died:,} of them died" if died else "none of them died"
 
@@ -189,12 +189,12 @@ def _section(
 ) -> Section:
     charts = [*before, *curve_charts(plots, runs)]
     for draw in after:
-        charts += [_named(chart, run, runs) for run in runs if (chart := draw(run)) is not None]
+        charts += [_titled(chart, run, runs) for run in runs if (chart := draw(run)) is not None]
     tables = [_table(run, plots, is_alone=len(runs) == 1) for run in runs]
     return Section(title, charts, tables)
 
 
-def _named(chart: Chart, run: ReportedRun, runs: Sequence[ReportedRun]) -> Chart:
+def _titled(chart: Chart, run: ReportedRun, runs: Sequence[ReportedRun]) -> Chart:
     return chart if len(runs) == 1 else replace(chart, title=f"{chart.title}: {run.name}")
 
 

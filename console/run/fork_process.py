@@ -71,6 +71,7 @@ def main(engine: str, learner: socket.socket | None, actor: socket.socket | None
 
 
 def _serve(line: socket.socket) -> dict[str, Any]:
+    """Fork for each request until the other end closes; return in the fork, with its request."""
     line.send(READY)
     while line.recv(1, socket.MSG_PEEK):
         between = os.fork()
@@ -79,7 +80,7 @@ def _serve(line: socket.socket) -> dict[str, Any]:
             child = os.fork()
             if not child:
                 line.close()
-                _take(files)
+                _take_standard_files(files)
                 return dict(json.loads(message))
             line.send(str(child).encode())
             os._exit(0)
@@ -89,7 +90,7 @@ def _serve(line: socket.socket) -> dict[str, Any]:
     os._exit(0)
 
 
-def _take(files: list[int]) -> None:
+def _take_standard_files(files: list[int]) -> None:
     """Begin a process group with `files` as standard output, error and, if given, input."""
     os.setsid()
     for standard, file in zip((1, 2, 0), files, strict=False):

@@ -196,10 +196,10 @@ class ForkServerConnection:
         if not self._is_ready or self._is_closed:
             return None
         try:
-            with _adopts():
+            with _adopting_orphans():
                 socket.send_fds(self._connection, [request], files)
                 pid = self._read(FORK_S)
-                if pid is not None and self._read(FORK_S) == MADE and _is_ours(int(pid)):
+                if pid is not None and self._read(FORK_S) == MADE and _is_child(int(pid)):
                     return int(pid)
         except OSError:  # the server has ended, or the request is too long for the socket
             pass
@@ -224,7 +224,7 @@ class ForkServerConnection:
         return message or None
 
 
-def _is_ours(pid: int) -> bool:
+def _is_child(pid: int) -> bool:
     """Return whether a fork has become a child of this process; kill it if it has not.
 
     It has not if the server is a fork of one that has died: this process is then no ancestor of it.
@@ -239,7 +239,7 @@ def _is_ours(pid: int) -> bool:
 
 
 @contextmanager
-def _adopts() -> Iterator[None]:
+def _adopting_orphans() -> Iterator[None]:
     """Become the parent of descendants that are orphaned meanwhile."""
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)

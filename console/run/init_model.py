@@ -131,7 +131,7 @@ def make_model(settings: Settings, target: Path, *, show: Show, forks: Forks | N
         show("building the model", 0, settings.learner.warm_start_steps)
         command = warm_start_command(config, pairs, model)
         for line in _run(settings, "learner", command, forks):
-            report = _report(line)
+            report = _progress_in(line)
             if report is not None:
                 show("supervised start", *report)
         (model / STAMP).write_text(stamp(settings) + "\n", encoding="utf-8")
@@ -223,7 +223,7 @@ def _failure(command: str, code: int, log: list[str]) -> NyalaError:
         return NyalaError(f"`python -m {command}` must end with 0, got {code}; its log ends:{tail}")
 
 
-def _report(line: str) -> tuple[int, int] | None:
+def _progress_in(line: str) -> tuple[int, int] | None:
     """Read the step and the number of steps from a line; None if it is not of progress."""
     try:
         row = json.loads(line)

@@ -205,6 +205,7 @@ def doubts_about(settings: Settings, *, redis_url: str | None) -> list[str]:
 
 
 def _doubt(text: str | None, otherwise: str) -> str | CheckWarning:
+    """Return a warning of a check as its result; without one, `otherwise`."""
     return otherwise if text is None else CheckWarning(text)
 
 
@@ -285,7 +286,7 @@ def _findings_of_two(
                     child = forks.start(command, out, err, stdin)
                 if child is None:
                     return None
-                code = _end_of(child, _limit_s(settings, redis_url))
+                code = _wait_for_exit(child, _limit_s(settings, redis_url))
             finally:
                 if child is not None:
                     child.kill()
@@ -298,7 +299,7 @@ def _findings_of_two(
     return Findings([*here.problems, *new], [*here.doubts, *there.doubts])
 
 
-def _end_of(child: ForkedChild, limit_s: float) -> int:
+def _wait_for_exit(child: ForkedChild, limit_s: float) -> int:
     try:
         return child.wait(limit_s)
     except TimeoutError:

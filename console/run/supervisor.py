@@ -118,7 +118,7 @@ class RestartPolicy:
             return Decision(Action.FAIL, f"{name} {how} twice")
         else:
             self._not_started.add(name)
-        recent = self._recent(name)
+        recent = self._recent_restarts(name)
         if len(recent) >= self._max_restarts:
             times = f"{len(recent)} restarts within {WINDOW_S / 60:.0f} minutes"
             return Decision(Action.FAIL, f"{name} {how} again after {times}")
@@ -129,7 +129,7 @@ class RestartPolicy:
         recent.append(self._clock())
         return Decision(Action.RESTART, f"{name} {how}; it starts again", delay_s)
 
-    def _recent(self, name: str) -> deque[float]:
+    def _recent_restarts(self, name: str) -> deque[float]:
         restarts = self._restarts[name]
         while restarts and restarts[0] <= self._clock() - WINDOW_S:
             restarts.popleft()
@@ -201,7 +201,7 @@ class StopSignals:
         """Set the handlers; signals that this process ignores (under `nohup`, say) stay ignored."""
         for number in STOP_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._hear)
+                self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -209,7 +209,8 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _hear(self, number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """Raise `StopRequest` for the first signal; count later Ctrl-C."""
         if number == signal.SIGHUP:
             _leave_terminal()
         if not self._is_asked:
@@ -332,7 +333,9 @@ class Supervisor:
         )
         match decision.action:
             case Action.RESTART:
-                self._log(f"{decision.reason} in {decision.delay_s:.1f} s{self._why(process)}")
+                self._log(
+                    f"{decision.reason} in {decision.delay_s:.1f} s{self._logged_error(process)}"
+                )
                 self._due[process.name] = self._clock() + decision.delay_s
             case Action.LEAVE:
                 self._log(decision.reason)
@@ -344,7 +347,7 @@ class Supervisor:
                 return RunOutcome(False, decision.reason, process.name, error, code)
         return None
 
-    def _why(self, process: Supervised) -> str:
+    def _logged_error(self, process: Supervised) -> str:
         error = self._last_error(process.name)
         return f": {error}" if error else ""
 

@@ -84,7 +84,7 @@ async def answer(
         deltas = await _sample(engine, requests, on_tokens)
     finally:
         await engine.close()
-    return [_read(deltas[request.request_id], tokenizer, stops) for request in requests]
+    return [_completion_of(deltas[request.request_id], tokenizer, stops) for request in requests]
 
 
 async def _sample(
@@ -104,7 +104,7 @@ async def _sample(
     return deltas
 
 
-def _read(
+def _completion_of(
     deltas: list[Delta], tokenizer: ModelTokenizer, stops: StopStrings | None
 ) -> PromptCompletion:
     token_ids = [token for delta in deltas for token in delta.token_ids]

@@ -139,10 +139,10 @@ def choose(lines: Lines, query: Query, *, n: int | None, random: Random) -> Samp
         fitting += 1
         held.append((rank(line), line))
         if n is not None and len(held) >= 2 * n + SPARE:
-            held = nlargest(n, held, key=_first)
+            held = nlargest(n, held, key=_rank_of)
     if not held:
-        raise _nothing(lines, "no sample fits")
-    shown = held if n is None else nlargest(n, held, key=_first)
+        raise _no_match(lines, "no sample fits")
+    shown = held if n is None else nlargest(n, held, key=_rank_of)
     return SampleSelection([line for _, line in shown], fitting)
 
 
@@ -183,7 +183,7 @@ def _question(lines: Lines, query: Query, prompt: str) -> str:
         if prompt in (ANY, line.question) or prompt in line.prompt:
             steps[line.question].add(line.step)
     if not steps:
-        raise _nothing(lines, f"no sample that fits has {prompt!r} in its prompt")
+        raise _no_match(lines, f"no sample that fits has {prompt!r} in its prompt")
     return max(steps, key=lambda question: len(steps[question]))
 
 
@@ -205,11 +205,11 @@ def _rank(query: Query, random: Random) -> Callable[[SampleLine], float]:
     return lambda line: sign * query.score(line)
 
 
-def _first(ranked: tuple[float, SampleLine]) -> float:
+def _rank_of(ranked: tuple[float, SampleLine]) -> float:
     return ranked[0]
 
 
-def _nothing(lines: Lines, what: str) -> SettingsError:
+def _no_match(lines: Lines, what: str) -> SettingsError:
     """Return an error that names what there is to ask for."""
     counts_by_name: dict[str, Counter[str]] = {
         name: Counter() for name in ("kind", "part", "finish", "environment", "actor", "step")
@@ -224,7 +224,7 @@ def _nothing(lines: Lines, what: str) -> SettingsError:
             "the run must have kept samples, got none; the first come with the first evaluation or "
             "batch, unless run.samples.max_mb is 0"
         )
-    counts_by_name["step"] = Counter(_ends(counts_by_name["step"]))
+    counts_by_name["step"] = Counter(_range_of(counts_by_name["step"]))
     there = "; ".join(
         f"{name} {', '.join(value for value, _ in counts.most_common(NAMED))}"
         for name, counts in counts_by_name.items()
@@ -233,6 +233,6 @@ def _nothing(lines: Lines, what: str) -> SettingsError:
     return SettingsError(f"{what}, got {sum(1 for _ in lines()):,} samples with: {there}")
 
 
-def _ends(steps: Iterable[str]) -> list[str]:
+def _range_of(steps: Iterable[str]) -> list[str]:
     numbers = sorted(map(int, steps))
     return [f"{numbers[0]}..{numbers[-1]}"]

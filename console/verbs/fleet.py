@@ -58,7 +58,7 @@ def render(settings: Settings, target: Target, out: Path) -> list[Path]:
         raise SettingsError(f"OUT must be a path without spaces and quotes, got {out}")
     _refuse_what_it_cannot_run(settings, target)
     settings = with_value(settings, "run", "directory", _directory(settings, target))
-    values = _values(settings, out)
+    values = _template_values(settings, out)
     out.mkdir(parents=True, exist_ok=True)
     make_keys(out / "keys")
     if target == "kubernetes" and settings.buffer.url is not None:
@@ -162,7 +162,8 @@ def _publisher_under_slurm(settings: Settings) -> str:
     return ' --set "learner.advertise=$hub"'
 
 
-def _values(settings: Settings, out: Path) -> dict[str, str | int]:
+def _template_values(settings: Settings, out: Path) -> dict[str, str | int]:
+    """Return name -> value of what the templates leave open."""
     fleet = settings.fleet
     return {
         "run": settings.run.name,

@@ -195,7 +195,7 @@ def as_lines(wanted: str | None) -> str:
     if wanted is not None:
         fitting = [message for message in every if _fits(message, wanted)]
         words = wanted.lower()
-        every = fitting or _with(words.split(), every)
+        every = fitting or _with_words(words.split(), every)
     if not every:
         return "no message has this text; try a few words of it\n"
     return "\n".join(
@@ -205,7 +205,7 @@ def as_lines(wanted: str | None) -> str:
     )
 
 
-def _with(words: Sequence[str], every: Sequence[ExplainedMessage]) -> list[ExplainedMessage]:
+def _with_words(words: Sequence[str], every: Sequence[ExplainedMessage]) -> list[ExplainedMessage]:
     """Choose the messages with these words side by side, values between them, else with all."""
     beside = re.compile(r"\s+(?:<\S+>\s+)*".join(map(re.escape, words)))
     texts = {message: " ".join(message).lower() for message in every}

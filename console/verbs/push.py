@@ -73,7 +73,7 @@ def upload(
         if is_dry:
             away = f"no token: {LOGIN}" if get_token() is None else hub_is_away()
             return _plan(api, name, files, private=private, revision=revision, away=away)
-        _make(api, name, private=private, revision=revision)
+        _make_repository(api, name, private=private, revision=revision)
         old = _left_over(api.list_repo_files(name, revision=revision), files)
         commit = api.create_commit(
             name,
@@ -151,7 +151,7 @@ def _files(model: Path) -> dict[str, Path]:
     }
 
 
-def _make(api: HfApi, name: str, *, private: bool, revision: str | None) -> None:
+def _make_repository(api: HfApi, name: str, *, private: bool, revision: str | None) -> None:
     """Make repository and branch where they are missing.
 
     Raises:
@@ -198,7 +198,7 @@ def _errors_of(api: HfApi, name: str) -> Iterator[None]:
     except (HubError, OSError, RuntimeError, ValueError) as error:
         cause = error.__cause__ or error
         raise SettingsError(
-            f"{api.endpoint} must take the files of {name}, got {_line(cause)}; "
+            f"{api.endpoint} must take the files of {name}, got {_first_line(cause)}; "
             f"nothing was changed there: try again"
         ) from error
 
@@ -211,10 +211,10 @@ def _refusal(name: str, status: int, error: Exception) -> SettingsError:
             f"{name} must be yours to write to, got {status} from the hub; choose an owner whom "
             f"your token may write for (`hf auth whoami`), or another token"
         )
-    return SettingsError(f"the hub must take {name}, got {_line(error)}; try again")
+    return SettingsError(f"the hub must take {name}, got {_first_line(error)}; try again")
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     """Return the first line of an error's text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

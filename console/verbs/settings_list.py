@@ -65,7 +65,7 @@ class Setting(NamedTuple):
 
 def settings() -> list[Setting]:
     """List all settings, in the order of the tables."""
-    return [setting for table in Settings.model_fields for setting in _of(table)]
+    return [setting for table in Settings.model_fields for setting in _settings_of_table(table)]
 
 
 def as_lines(wanted: str | None) -> str:
@@ -94,7 +94,10 @@ def as_markdown() -> str:
     head = ("setting", "values", "unit", "default", "meaning", "when to change it")
     for name, field in Settings.model_fields.items():
         about = str(_tables_in(field)[0].__doc__).partition("\n")[0]
-        rows = [(f"`{s.name}`", s.values, s.unit, f"`{s.default}`", *s[4:]) for s in _of(name)]
+        rows = [
+            (f"`{s.name}`", s.values, s.unit, f"`{s.default}`", *s[4:])
+            for s in _settings_of_table(name)
+        ]
         parts += [f"## {name}\n", f"{about}\n", table(head, rows) + "\n"]
     return "\n".join(parts)
 
@@ -107,16 +110,17 @@ def _paragraph(setting: Setting) -> str:
     )
 
 
-def _of(name: str) -> Iterator[Setting]:
+def _settings_of_table(name: str) -> Iterator[Setting]:
     (model,) = _tables_in(Settings.model_fields[name])
-    yield from _below(model, shown=name, path=name)
+    yield from _settings_in(model, shown=name, path=name)
 
 
-def _below(model: type[SettingsTable], *, shown: str, path: str) -> Iterator[Setting]:
+def _settings_in(model: type[SettingsTable], *, shown: str, path: str) -> Iterator[Setting]:
+    """List the settings of a table and of those within it; `path` leads to it, `shown` names it."""
     for key, field in model.model_fields.items():
         inner = _tables_in(field)
         if inner and not _is_list(field):
-            yield from _below(inner[0], shown=f"{shown}.{key}", path=f"{path}.{key}")
+            yield from _settings_in(inner[0], shown=f"{shown}.{key}", path=f"{path}.{key}")
             continue
         meaning, _, when = str(field.description).partition("\n\n")
         name = f"{shown}.{key}"
@@ -124,7 +128,7 @@ def _below(model: type[SettingsTable], *, shown: str, path: str) -> Iterator[Set
         if inner:
             is_one = type(None) in get_args(field.annotation)  # a table, or null
             item, entry = ("", "") if is_one else ("[]", ".0")
-            yield from _below(inner[0], shown=name + item, path=f"{path}.{key}{entry}")
+            yield from _settings_in(inner[0], shown=name + item, path=f"{path}.{key}{entry}")
 
 
 def _tables_in(field: FieldInfo) -> Sequence[type[SettingsTable]]:

@@ -102,9 +102,9 @@ class ResourceSampler:
     def by_role(self) -> list[RoleGrowth]:
         """Sum up each role."""
         roles = sorted({role for role, _ in self.rss_kb})
-        return [self._of(role) for role in roles]
+        return [self._growth_of(role) for role in roles]
 
-    def _of(self, role: str) -> RoleGrowth:
+    def _growth_of(self, role: str) -> RoleGrowth:
         memory = [line for (of, _), line in self.rss_kb.items() if of == role]
         open_files = [line for (of, _), line in self.descriptors.items() if of == role]
         sizes = tuple(round(value / 1024, 1) for value in _ends(memory))
@@ -125,7 +125,7 @@ class ResourceSampler:
 
 def slope_per_min(lives: Iterable[Line]) -> float | None:
     """Fit one slope to all lives, each with a level of its own; None if lives are too short."""
-    warm = [kept for kept in map(_warm, lives) if len(kept) > 1]
+    warm = [kept for kept in map(_after_warm_up, lives) if len(kept) > 1]
     if sum(line[-1][0] - line[0][0] for line in warm) < ENOUGH_S:
         return None
     above = below = 0.0
@@ -139,10 +139,10 @@ def slope_per_min(lives: Iterable[Line]) -> float | None:
 
 def warm_s(lives: Iterable[Line]) -> float:
     """Add up the time that lives lasted beyond their warm-up."""
-    return sum(line[-1][0] - line[0][0] for line in map(_warm, lives) if line)
+    return sum(line[-1][0] - line[0][0] for line in map(_after_warm_up, lives) if line)
 
 
-def _warm(line: Line) -> Line:
+def _after_warm_up(line: Line) -> Line:
     return [point for point in line if point[0] - line[0][0] >= WARM_UP_S]
 
 

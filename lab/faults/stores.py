@@ -29,7 +29,7 @@ MOUNT_S = 10.0
 @contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
     """Mount a small disk in memory at a folder, if this user may."""
-    if is_own_disk() is not None:
+    if disk_obstacle() is not None:
         yield
         return
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def small_disk(folder: Path) -> Iterator[None]:
         _run("umount", "--lazy", str(folder))
 
 
-def is_own_disk() -> str | None:
+def disk_obstacle() -> str | None:
     """Return why no such disk can be mounted, or None."""
     if os.geteuid() != 0 or shutil.which("mount") is None:
         return "it needs root, to mount a small disk"
@@ -192,7 +192,7 @@ def _restore(url: str, limit_bytes: int) -> None:
     limit_memory(url, limit_bytes)
 
 
-def _no_barrier() -> str | None:
+def _no_recovery() -> str | None:
     if hasattr(operations, "reconcile"):
         return None
     return "this version has no recovery from a store that lost writes"
@@ -273,14 +273,14 @@ def fail_over(case: FaultCase) -> None:
 
 FAULTS = (
     Fault("redis-kill", "Redis killed", kill_redis),
-    Fault("redis-rewind", "Redis loses its last writes (power loss)", rewind_redis, _no_barrier),
+    Fault("redis-rewind", "Redis loses its last writes (power loss)", rewind_redis, _no_recovery),
     Fault("redis-stop", f"Redis stopped for {STOPPED_S:g} s", stop_redis),
     Fault("redis-full", f"Redis out of memory for {FULL_S:g} s", fill_redis),
     Fault(
         "redis-disk-full",
         f"disk of Redis full for {FULL_S:g} s",
         fill_disk_of_redis,
-        is_own_disk,
+        disk_obstacle,
     ),
     Fault("checkpoint-disk-full", "no room for a checkpoint", fill_disk_of_checkpoints),
     Fault("redis-failover", f"failover of Redis to a replica {LAG_S:g} s behind", fail_over),

@@ -239,7 +239,7 @@ def only_elsewhere(monkeypatch):
     def found(*_):
         raise AssertionError("this process did the checks")
 
-    monkeypatch.setattr(preflight, "_find", found)
+    monkeypatch.setattr(preflight, "_findings", found)
 
 
 def made_model(folder):
