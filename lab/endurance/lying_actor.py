@@ -1,7 +1,8 @@
 """An actor with a key of the run that lies: `python -m lab.endurance.lying_actor ...`.
 
-Its messages come from `lies.py`. Its key is suspended sooner or later, so it takes a new one every
-few minutes. The tasks that it is granted are appended to a file: only these may be spoilt.
+`endurance.py` starts it; its messages come from `lies.py`. Its key is suspended sooner or later, so
+it takes a new one every few minutes. The tasks that it is granted are appended to a file: only
+these may be spoilt.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A TCP proxy that delays, blocks, resets or half-closes its connections on demand.
 
-Runs an event loop in a thread of its own; every method may be called from other threads. Peers do
-not see the proxy: a black hole looks like lost packets, not like a closed connection.
+`network.py` puts one actor behind it. It runs an event loop in a thread of its own; every method
+may be called from other threads. Peers do not see the proxy: a black hole looks like lost packets,
+not like a closed connection.
 """
 
 from __future__ import annotations
