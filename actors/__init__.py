@@ -1,13 +1,14 @@
 """Actors: engines, environments, rewards, the episode loop and the weight receiver.
 
-__main__            Commands of an actor's process
+__main__            Commands of an actor's process: sample for a run, or export demonstrations
 assembly            Assembly of an actor from settings: engine, tokenizer, environment, reward,
                     connections
 capacity            The number of episodes that an actor has at a time, and the share of its time
-                    they fill
+                    that is work
 chat                Chats: messages of prompts and episodes, columns in their texts, and calls of
                     tools
-engine/             Inference engines behind one protocol: vLLM, and a small one in torch
+engine/             Inference engines behind one protocol, vLLM and a small one in torch, and the
+                    tokenizer
 engine_of_settings  The engine of an actor, made from the settings of its run
 environments/       Environments: prompts, steps and scores
 episodes/           Episodes from lease to submission
@@ -18,5 +19,6 @@ numbers             Numbers in texts: the value that a text states for certain
 preemption          Preemption notices of the clouds: a drain before the machine is taken away
 rewards/            Reward functions, each in a process of its own
 sandbox/            Sandbox for programs that a model wrote
-weights/            Weight versions from announcement to staging memory
+weights/            Weight versions: received, checked, given to the engine, and shared with other
+                    actors
 """

@@ -1,8 +1,8 @@
-"""Commands of an actor's process.
+"""Commands of an actor's process: sample for a run, or export demonstrations.
 
 `python -m actors --config runs/x/config.yaml` samples for one run until it ends, or SIGTERM;
 `python -m actors export --config ... --out FILE --count N` writes demonstrations for a supervised
-start.
+start. `nyala up` starts both; on other machines a person or a scheduler starts the first.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def export(
             unfinished.open("w", encoding="utf-8") as file,
         ):
             num_lines = sum(
-                file.write(line) > 0 for line in _lines(run, count, seed, needs_answers)
+                file.write(line) > 0
+                for line in _demonstration_lines(run, count, seed, needs_answers)
             )
         unfinished.replace(out)
         return num_lines
@@ -78,7 +79,9 @@ def export(
     return call_within(TIMEOUT_S, write, what="export of run.environment")
 
 
-def _lines(run: RunSettings, count: int, seed: int, needs_answers: bool) -> Iterator[str]:
+def _demonstration_lines(
+    run: RunSettings, count: int, seed: int, needs_answers: bool
+) -> Iterator[str]:
     mixture, alone = run.mixture, run.by_environment
     environments = [make_environment(settings) for settings in alone.values()]
     for number in range(seed * count, (seed + 1) * count):
@@ -130,13 +133,13 @@ def main(arguments: list[str] | None = None) -> int:
     configure_logging("actor")
     try:
         settings = load(chosen.config, chosen.set)
-        return _act(settings, chosen.name, chosen.key)
+        return _sample_for_run(settings, chosen.name, chosen.key)
     except NyalaError as error:
         log.error(str(error), error=type(error).__name__)
         return exit_code(error)
 
 
-def _act(settings: Settings, name: str, key: str | None) -> int:
+def _sample_for_run(settings: Settings, name: str, key: str | None) -> int:
     incarnation = new_incarnation(name)
     configure_logging("actor", run=settings.run.name, incarnation=incarnation)
     keys = settings.broker.keys or settings.run.folder / "keys"
@@ -144,12 +147,12 @@ def _act(settings: Settings, name: str, key: str | None) -> int:
         tracing(settings.run, "actor", name=incarnation, salt=lambda: load_public(keys, "broker")),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        is_told = runner.run(_until_stopped(settings, incarnation, key))
+        is_told = runner.run(_run_until_stopped(settings, incarnation, key))
     log.info("stopped", told=is_told)
     return settings.actors.exit_when_told if is_told else 0
 
 
-async def _until_stopped(settings: Settings, incarnation: str, key: str | None) -> bool:
+async def _run_until_stopped(settings: Settings, incarnation: str, key: str | None) -> bool:
     """Run until the end; return whether this machine, not the run, ended it."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

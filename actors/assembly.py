@@ -63,7 +63,7 @@ async def run_actor(
         NyalaError: A failure that needs a person.
     """
     _check_endpoints(settings.broker)
-    _say_engine(settings)
+    _log_engine(settings)
     log.info("starting", stage=f"looking for the broker at {settings.broker.endpoint}")
     keys = await until_event(_own_keys(settings, incarnation, key), stop.wait())
     if keys is None:
@@ -100,7 +100,9 @@ async def run_actor(
         group_wait_s=settings.broker.progress_timeout_s / 2,
     )
     page = ActorPage(loop, engine, receiver, settings)
-    beside = [asyncio.create_task(work) for work in (_stop_with(stop, loop), page.pulse.keep())]
+    beside = [
+        asyncio.create_task(work) for work in (_stop_loop_when_set(stop, loop), page.pulse.keep())
+    ]
     try:
         with page.serving(settings, name=incarnation.rpartition("-")[0]):
             await loop.run()
@@ -110,7 +112,7 @@ async def run_actor(
         await client.close()
 
 
-def _say_engine(settings: Settings) -> None:
+def _log_engine(settings: Settings) -> None:
     """Log the engine and the reason for it; as a warning where this machine lacks something.
 
     Raises:
@@ -237,6 +239,6 @@ def _keys_folder(settings: Settings) -> Path:
     return settings.broker.keys or settings.run.folder / "keys"
 
 
-async def _stop_with(stop: asyncio.Event, loop: ActorLoop) -> None:
+async def _stop_loop_when_set(stop: asyncio.Event, loop: ActorLoop) -> None:
     await stop.wait()
     loop.stop()

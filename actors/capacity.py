@@ -1,4 +1,4 @@
-"""The number of episodes that an actor has at a time, and the share of its time they fill."""
+"""The number of episodes that an actor has at a time, and the share of its time that is work."""
 
 from __future__ import annotations
 
@@ -174,12 +174,12 @@ class BatchSize:
         if evicted > EVICTED * (ended - window.ended) + FEW and self._can_try_fewer():
             self._speed.tokens_per_s = tokens_per_s  # its episodes may have been shorter before
             reason = f"{evicted} episodes lost their KV cache in {WINDOW_S:.0f} s"
-            self._change(now_s, self._fewer(), reason)
+            self._change(now_s, self._reduced_number(), reason)
         elif is_measured:
-            self._judge(now_s, window.used)
+            self._compare_speeds(now_s, window.used)
         return self.number != before
 
-    def _judge(self, now_s: float, used: float) -> None:
+    def _compare_speeds(self, now_s: float, used: float) -> None:
         """Change the number at the end of a full window, if its speed says so."""
         speed, other = self._speed, self._other
         if other is not None:
@@ -197,12 +197,14 @@ class BatchSize:
         if goal >= GAIN * self.number:
             self._change(now_s, goal, f"{used:.0%} of the KV cache is in use")
 
-    def _fewer(self) -> int:
+    def _reduced_number(self) -> int:
         return max(self.least, int(self.number * FEWER))
 
     def _can_try_fewer(self) -> bool:
-        is_known = self._other is not None and self._fewer() <= self._other.number < self.number
-        return self._fewer() < self.number and not is_known
+        is_known = (
+            self._other is not None and self._reduced_number() <= self._other.number < self.number
+        )
+        return self._reduced_number() < self.number and not is_known
 
     def _change(self, now_s: float, number: int, reason: str) -> None:
         self._other, self._other_until_s = self._speed, now_s + HELD_S
@@ -276,10 +278,10 @@ class ActorCounts(NamedTuple):
 
 
 class Tuner:
-    """Changes an actor's room by its speed and its engine's cache.
+    """Changes the bound on an actor's episodes by its speed and its engine's cache.
 
     Args:
-        room: Bound on the actor's episodes.
+        room: The bound.
         actors: Settings, with the bounds of the number.
         meter: State of the engine's KV cache.
     """
@@ -333,7 +335,7 @@ HALF_LIFE_S = 600.0  # of measurements: answers grow longer in training, and eng
 
 
 class WorkEstimator:
-    """Tells for each interval how much of it was work."""
+    """Estimates for each interval how much of it was work, for the heartbeats' figures."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
@@ -356,12 +358,12 @@ class WorkEstimator:
         number = episodes.bit_length()
         self._seconds[number] = self._seconds.get(number, 0.0) + passed_s
         self._tokens[number] = self._tokens.get(number, 0.0) + tokens
-        most = self._most()
-        if is_full or most is None:
+        best = self._best_speed()
+        if is_full or best is None:
             return passed_s if is_full or episodes else 0.0
-        return min(tokens / most, passed_s)  # the best so far may have been a slow minute's
+        return min(tokens / best, passed_s)  # the best so far may have been a slow minute's
 
-    def _most(self) -> float | None:
+    def _best_speed(self) -> float | None:
         """Return tokens a second at the best number; None before there are enough measurements."""
         speeds = [
             self._tokens[number] / seconds

@@ -43,13 +43,13 @@ def read_prompt(prompt: GivenPrompt, what: str = "the prompt of an item") -> Pro
         (ChatMessage(role='user', content='7+8='),)
     """
     if isinstance(prompt, str):
-        return _whole(prompt)
+        return _without_half_pairs(prompt)
     if any(isinstance(message, str) for message in prompt):
         raise SettingsError(
             f"{what} must be a text, or messages of role and content, got a list of texts, "
             f"{quoted(list(prompt))}; join them, or put one of them into a column of its own"
         )
-    messages = tuple(_message(message, what) for message in prompt)
+    messages = tuple(_read_message(message, what) for message in prompt)
     if not messages or messages[-1].role == "assistant":
         raise SettingsError(
             f"{what} must end with a message to the policy, got "
@@ -73,7 +73,7 @@ def as_given(messages: Iterable[ChatMessage]) -> list[dict[str, str]]:
     return [message._asdict() for message in messages]
 
 
-def _message(message: Any, what: str) -> ChatMessage:
+def _read_message(message: Any, what: str) -> ChatMessage:
     # In a table, a key that a message lacks is null.
     filled = (
         {key: value for key, value in message.items() if value is not None}
@@ -85,10 +85,10 @@ def _message(message: Any, what: str) -> ChatMessage:
             f"{what} must be a text, or messages of role and content, both text, "
             f"got {quoted(message)}; tool calls and images are not supported"
         )
-    return ChatMessage(_whole(filled["role"]), _whole(filled["content"]))
+    return ChatMessage(_without_half_pairs(filled["role"]), _without_half_pairs(filled["content"]))
 
 
-def _whole(text: str) -> str:
+def _without_half_pairs(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -174,14 +174,14 @@ def read_calls(text: str) -> list[ToolCall]:
         [ToolCall(name='add', arguments={'a': 1})]
     """
     said = text.rpartition(END_OF_THINKING)[2].strip()
-    parsed = [_read(block, "arguments") for block in _blocks(said)]
+    parsed = [_read(block, "arguments") for block in _tagged_blocks(said)]
     if not parsed and said.startswith("{"):
         parsed = [_read(said, "parameters")]
     calls = [call for call in parsed if call is not None]
     return calls if len(calls) == len(parsed) else []
 
 
-def _blocks(text: str) -> Iterator[str]:
+def _tagged_blocks(text: str) -> Iterator[str]:
     """Yield the text between the tags of each call; a call that is cut off is left out."""
     _, begin, rest = text.partition(BEGIN_CALL)
     while begin:

@@ -1,4 +1,4 @@
-"""Inference engines behind one protocol: vLLM, and a small one in torch.
+"""Inference engines behind one protocol, vLLM and a small one in torch, and the tokenizer.
 
 choice         Engines by name, and the choice of an actor's engine and device
 engine         Interfaces of engines: `Engine` for the actor, `Stepper` for the model behind it
@@ -18,8 +18,9 @@ vllm_engine    vLLM engine: a thread steps its core, in this process or in one o
 vllm_options   Options of vLLM: from settings to its environment variables and the arguments of its
                engine
 vllm_private   Private names of vLLM, which may change with any release: all that this folder uses
-waits          Waits for an engine: answers with a deadline, and a limit on its silence
+waits          Waits for an engine's thread: answers with a deadline, and a limit on its silence
 weights/       Weights inside an engine's process: a member of a group in vLLM's worker, loading,
                reading back
-wire_tensors   Staged weights as named tensors: views into one flat file of canonical wire bytes
+wire_tensors   Staged weights as named tensors, and the messages about them to and from vLLM's
+               workers
 """

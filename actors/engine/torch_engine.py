@@ -282,7 +282,7 @@ class TorchStepper:
         if options.head_dtype is not None:
             layer = self._model.get_output_embeddings()
             assert isinstance(layer, nn.Linear)
-            _widen(layer, getattr(torch, options.head_dtype))
+            _multiply_in(layer, getattr(torch, options.head_dtype))
         nn.Module.to(self._model, options.device)  # its own `to` has a broken signature
         self._model.eval()
         self._parameters = dict(self._model.named_parameters())  # walking the modules takes a while
@@ -420,9 +420,9 @@ class TorchStepper:
         if self._options.deterministic:
             return self._sample(held, self._replay(held[0].request))
         ids_RT = torch.tensor([row.request.token_ids for row in held], device=self._device)
-        return self._sample(held, self._read(ids_RT, slice(first, first + len(held))))
+        return self._sample(held, self._prefill_in_parts(ids_RT, slice(first, first + len(held))))
 
-    def _read(self, ids_RT: Tensor, rows: slice) -> Tensor:
+    def _prefill_in_parts(self, ids_RT: Tensor, rows: slice) -> Tensor:
         """Fill empty rows, a part at a time: a mask of all at once would be quadratic."""
         logits_RV = ids_RT
         for first in range(0, ids_RT.shape[1], READ_TOKENS):
@@ -435,7 +435,7 @@ class TorchStepper:
         """Prefill the one row with the tokens before the turn, then decode the turn's own."""
         ids_1T = torch.tensor([request.token_ids], device=self._device)
         first = len(request.token_ids) - len(request.turn)
-        logits_1V = self._read(ids_1T[:, :first], slice(0, 1))
+        logits_1V = self._prefill_in_parts(ids_1T[:, :first], slice(0, 1))
         for place in range(first, len(request.token_ids)):
             row = self._cache.begin_decode(1)
             logits_1V = self._forward(ids_1T[:, place : place + 1], *row)
@@ -447,7 +447,7 @@ class TorchStepper:
         for number, row in enumerate(self._rows):
             token_ids = [*row.request.token_ids, *row.sampled_ids[:-1]]
             ids_1T = torch.tensor([token_ids], device=self._device)
-            self._read(ids_1T, slice(number, number + 1))
+            self._prefill_in_parts(ids_1T, slice(number, number + 1))
 
     def _forward(self, ids_RT: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """Append tokens to the rows that the cache is prepared for; return last logits [R, V]."""
@@ -499,7 +499,7 @@ class TorchStepper:
         return Sampled(key, [], scores_T.tolist(), "stop")
 
 
-def _widen(layer: nn.Linear, dtype: torch.dtype) -> None:
+def _multiply_in(layer: nn.Linear, dtype: torch.dtype) -> None:
     """Make the output layer multiply its weights, whose dtype stays, in another dtype."""
 
     def forward(input: Tensor) -> Tensor:  # noqa: A002 - the layer's own name for it

@@ -1,4 +1,4 @@
-"""Waits for an engine: answers with a deadline, and a limit on its silence."""
+"""Waits for an engine's thread: answers with a deadline, and a limit on its silence."""
 
 from __future__ import annotations
 

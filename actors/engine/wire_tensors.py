@@ -1,8 +1,8 @@
-"""Staged weights as named tensors: views into one flat file of canonical wire bytes.
+"""Staged weights as named tensors, and the messages about them to and from vLLM's workers.
 
-Nothing is copied: the tensors are views into a private mapping of the file, which lives as long as
-they do. The receiver has checked the digest; a layout that reaches outside the file is refused
-here.
+A version is one flat file of canonical wire bytes. Nothing is copied: the tensors are views into a
+private mapping of the file, which lives as long as they do. The receiver has checked the digest; a
+layout that reaches outside the file is refused here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from configs.errors import WeightsError
 
 
 class VersionFile(Struct, frozen=True):
-    """A whole version in a file, as it is described to a worker of vLLM."""
+    """A whole version in a file, as `VllmStepper` describes it to a worker of vLLM."""
 
     path: str
     num_bytes: int
@@ -28,7 +28,7 @@ class VersionFile(Struct, frozen=True):
 
 
 class PreparationState(Struct, frozen=True):
-    """How far a worker of vLLM is with the next version."""
+    """How far a worker of vLLM is with the next version. Producer: `WorkerCalls`."""
 
     is_ready: bool
     way: str

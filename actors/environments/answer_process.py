@@ -1,8 +1,9 @@
 """Answers that are compared in processes of their own, with a limit of CPU time.
 
-Some comparisons never end, or take all memory: those of mathematics, or with a regular expression
-of the user. Here such an answer is wrong, and another process replaces the one that compared it. On
-a thread of the actor, the comparison would hold the interpreter, and all leases would expire.
+Some comparisons never end, or take all memory: those of mathematics, of formulas for reasoning-gym,
+or with a regular expression of the user. Here such an answer is wrong, and another process replaces
+the one that compared it. On a thread of the actor, the comparison would hold the interpreter, and
+all leases would expire.
 """
 
 from __future__ import annotations

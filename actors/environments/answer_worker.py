@@ -91,7 +91,7 @@ def _read(text: str) -> list[Any]:
     return expressions or parse(f"\\boxed{{{text}}}", parsing_timeout=NO_LIMIT)
 
 
-def play(text: str, item: Any) -> dict[str, Any]:
+def judge_item(text: str, item: Any) -> dict[str, Any]:
     """Judge the answer to an item of reasoning-gym by the dataset's own scorer."""
     asked = _dataset(json.dumps(item["settings"])).begin(
         item["index"], 0, held_out=item["held_out"]
@@ -110,7 +110,7 @@ def _dataset(settings: str) -> Any:
 def scorer_of(name: str) -> Callable[[str, Any], Any]:
     """Return what compares a completion with a reference."""
     if name == "reasoning_gym":
-        return play
+        return judge_item
     if name == "math-verify":
         return compare_mathematics
     return lambda text, reference: score_of(text, reference, SCORERS[name])

@@ -1,4 +1,4 @@
-"""Interface of environments, for one turn and for several.
+"""Interface of environments, for one turn and for several, and the split of held-out questions.
 
 An environment turns (index, seed) into a conversation. It is deterministic: the same (index, seed)
 and the same sampled texts give the same observations, which is how an episode continues on another
@@ -136,7 +136,7 @@ def is_held_out(question: str) -> bool:
     return int.from_bytes(digest, "little") % BUCKETS == 0
 
 
-def probe(
+def item_on_side(
     index: int, make: Callable[[int], T], question: Callable[[T], str], *, held_out: bool
 ) -> T:
     """Return the item of `index` that lies on the wanted side of the split.

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .base import Score, Segment, Step, probe
+from .base import Score, Segment, Step, item_on_side
 from .final_answer import position_share
 
 # --------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Calculator:
 
     def __init__(self, **settings: Any) -> None:
         self._settings = CalculatorSettings(**settings)
-        self._find = lru_cache(CACHED_QUESTIONS)(self._probe)
+        self._find = lru_cache(CACHED_QUESTIONS)(self._find_question)
 
     def begin(self, index: int, seed: int, *, held_out: bool) -> CalculatorConversation:  # noqa: ARG002 - an item is its index
         """Make the conversation of an item; members of a group share it, whatever their seeds."""
@@ -183,10 +183,12 @@ class Calculator:
         """Return name, version and settings."""
         return f"calculator 1 {sorted(self._settings.model_dump().items())!r}"
 
-    def _probe(self, index: int, held_out: bool) -> Question:
-        return probe(index, self._make, lambda question: question.text, held_out=held_out)
+    def _find_question(self, index: int, held_out: bool) -> Question:
+        return item_on_side(
+            index, self._make_question, lambda question: question.text, held_out=held_out
+        )
 
-    def _make(self, number: int) -> Question:
+    def _make_question(self, number: int) -> Question:
         random = Random((self._settings.seed << 31) + number % ITEMS)
         a, b, c = (random.randint(1, self._settings.max_operand) for _ in range(3))
         product, sign = f"{b}*{c}", random.choice("+-")

@@ -1,4 +1,4 @@
-r"""The final answer of a completion, which a scorer judges without the reasoning before it.
+r"""The final answer of a completion, without the reasoning, and its agreement with a reference.
 
 The answer is the last `<answer>`, or else the last `\boxed{}`. Where a completion has neither, the
 candidates are its whole text, its last line, and the part of that line that follows "the answer
@@ -34,13 +34,13 @@ def candidates(text: str) -> tuple[str, ...]:
     if marked is not None:
         return (marked,)
     last = rest.rpartition("\n")[2].strip()
-    return tuple(dict.fromkeys((rest, last, *_said(last))))
+    return tuple(dict.fromkeys((rest, last, *_after_phrase(last))))
 
 
 def marked_answer(text: str) -> str | None:
     r"""Return the text in the last `<answer>`, or else in the last `\boxed{}`."""
     rest = without_thinking(text)
-    marked = _tagged(rest) or _boxed(rest)
+    marked = _in_tags(rest) or _in_box(rest)
     return None if marked is None else marked.strip()
 
 
@@ -65,19 +65,19 @@ def fenced_blocks(text: str) -> Iterator[tuple[str, str, bool]]:
         at = end + len(FENCE)
 
 
-def _said(line: str) -> tuple[str, ...]:
+def _after_phrase(line: str) -> tuple[str, ...]:
     """Return the text after the last "the answer is" of a line."""
     end = max((said.end() for said in ANSWER_IS.finditer(line)), default=len(line))
     text = line[end:].lstrip(" \t:*").rstrip().removesuffix(".").rstrip(" \t*")
     return (text,) if text else ()
 
 
-def _tagged(text: str) -> str | None:
+def _in_tags(text: str) -> str | None:
     _, tag, rest = text.rpartition("<answer>")
     return rest.partition("</answer>")[0] if tag else None
 
 
-def _boxed(text: str) -> str | None:
+def _in_box(text: str) -> str | None:
     _, box, rest = text.rpartition(BOX)
     if not box:
         return None

@@ -37,7 +37,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from configs.errors import SettingsError
 
 from .answer_process import AnswerScorer
-from .base import Score, Segment, Step, probe
+from .base import Score, Segment, Step, item_on_side
 from .final_answer import FORMAT, candidates, position_share
 
 # --------------------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ class ReasoningGymConversation:
         dataset: _Dataset,
         settings: ReasoningGymSettings,
         style: CompactStyle | None,
-        apart: Callable[[str], Any] | None = None,
+        judge_apart: Callable[[str], Any] | None = None,
     ) -> None:
         """Begin.
 
@@ -367,10 +367,10 @@ class ReasoningGymConversation:
             dataset: The dataset, which judges answers.
             settings: Settings of the environment.
             style: The form of short prompts; None = the dataset's own questions.
-            apart: Judges in another process, where the dataset evaluates formulas; returns the
-                fields of a score.
+            judge_apart: Judges in another process, where the dataset evaluates formulas; returns
+                the fields of a score.
         """
-        self._apart = apart
+        self._judge_apart = judge_apart
         self._item = item
         self._dataset = dataset
         self._style = style
@@ -410,9 +410,9 @@ class ReasoningGymConversation:
     def score(self) -> Score:
         """Judge the final answer by the dataset's own scorer, or densely."""
         text = self._text or ""
-        if self._apart is None:
+        if self._judge_apart is None:
             return self.judged(text)
-        score = self._apart(text) if text else asdict(self.judged(text))
+        score = self._judge_apart(text) if text else asdict(self.judged(text))
         if not isinstance(score, dict):  # the process ended at its limit of CPU time
             return Score(0.0, {"exact": 0.0, "score": 0.0}, {"scorer_errors": 1.0})
         return Score(**score)
@@ -455,7 +455,9 @@ class ReasoningGym:
             else None
         )
         self._item = lru_cache(CACHED_ITEMS)(self._find)
-        self._apart = AnswerScorer("reasoning_gym", str) if reads_formulas(self._training) else None
+        self._scorer = (
+            AnswerScorer("reasoning_gym", str) if reads_formulas(self._training) else None
+        )
 
     @cached_property
     def _held_out(self) -> _Dataset:
@@ -468,12 +470,14 @@ class ReasoningGym:
             self._held_out if held_out else self._training,
             self._settings,
             self._style,
-            None if self._apart is None else partial(self._ask, self._apart, index, held_out),
+            None
+            if self._scorer is None
+            else partial(self._judge_in_worker, self._scorer, index, held_out),
         )
 
-    def _ask(self, apart: AnswerScorer, index: int, held_out: bool, text: str) -> Any:
+    def _judge_in_worker(self, scorer: AnswerScorer, index: int, held_out: bool, text: str) -> Any:
         settings = self._settings.model_dump()
-        return apart.request_verdict(
+        return scorer.request_verdict(
             text, {"settings": settings, "index": index, "held_out": held_out}
         )
 
@@ -485,7 +489,7 @@ class ReasoningGym:
     def _find(self, index: int, held_out: bool) -> Item:
         dataset = self._held_out if held_out else self._training
         size = self._settings.size
-        return probe(
+        return item_on_side(
             index % size,
             lambda number: _make_item(dataset, number % size),
             self._question,

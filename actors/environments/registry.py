@@ -1,8 +1,9 @@
-"""Environments by the name in `run.environment`.
+"""Environments by the name in `run.environment`: making, checking and trying them.
 
 A name is one of Nyala's own, or `path/to/file.py:Class` or `module:Class` of the user. The class,
 or a function, is called with `run.environment_settings` as keywords. The object that it makes has
-the methods of `base.py`, or those of another project (`adapters/forms.py`).
+the methods of `base.py`, or those of another project (`adapters/forms.py`). An actor makes and
+tries them when it starts; `nyala up`, `nyala doctor` and `nyala env` check them and show examples.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Leases of one actor, from the grant to the acknowledgement of the record.
+"""Leases of one actor, from grant to acknowledged record, and the gate that holds swaps back.
 
     GRANTED --begin--> ACTIVE --close--> CLOSED --end--> ENDED
        |                ^  |                               ^

@@ -24,7 +24,7 @@ from configs.errors import NyalaError, RecordError
 from configs.settings import RunSettings
 from configs.tables.environments import MixtureItem
 
-from .rollout import ReplayMismatch, Rollout, RolloutFactory
+from .rollout import ReplayMismatch, Rollout, RolloutContext
 
 log = structlog.get_logger()
 
@@ -54,7 +54,7 @@ class EpisodeMaker:
         self._run = run
         self._limits = EpisodeLimits.for_run(run, vocabulary=None)
         stops = StopStrings(run.stop, tokenizer.decode) if run.stop else None
-        self._maker = RolloutFactory(
+        self._context = RolloutContext(
             tokenizer, incarnation, run.max_completion_tokens, limit_s, stops
         )
         self._names, self._mixture = list(run.by_environment), run.mixture
@@ -135,7 +135,7 @@ class EpisodeMaker:
             reward_parts=score.parts,
             finish_reason=rollout.finish_reason,
             environment_metrics=metrics | score.metrics,
-            incarnation=self._maker.incarnation,
+            incarnation=self._context.incarnation,
             started_at=started_at,
             finished_at=finished_at,
             metadata={"answer": answer},
@@ -148,7 +148,7 @@ class EpisodeMaker:
             index,
             spec.seed,
             held_out=spec.purpose == "eval",
-            limit_s=self._maker.limit_s,
+            limit_s=self._context.limit_s,
         )
         prompt_ids = self._encode(read_prompt(conversation.prompt), tools_of(conversation))
         limit = self._run.max_prompt_tokens
@@ -158,7 +158,7 @@ class EpisodeMaker:
                 f"tokens for item {index}; shorten or leave out such prompts, or raise it and "
                 "begin the run anew with --fresh"
             )
-        return Rollout(lease, conversation, prompt_ids, self._maker)
+        return Rollout(lease, conversation, prompt_ids, self._context)
 
 
 def _partial(lease: Lease, limits: EpisodeLimits) -> Completion | None:

@@ -1,4 +1,7 @@
-"""Episodes played for a person to look at: along a script, by an echo, or by the model itself."""
+"""Episodes outside of a run's episode loop: along a script, by an echo, or by a model.
+
+`nyala env` shows them, `nyala evaluate` scores them, and `nyala new` chooses a temperature by them.
+"""
 
 from __future__ import annotations
 

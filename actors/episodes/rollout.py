@@ -121,8 +121,8 @@ class Transcript:
             token_ids=np.frombuffer(self._token_ids[start:], dtype=np.int32),
             behaviour_logprobs=np.frombuffer(self._logprobs[start:], dtype=np.float32),
             loss_mask=np.frombuffer(self._mask[start:], dtype=np.uint8),
-            versions=_from(self._versions, start, len(self)),
-            fences=_from(self._fences, start, len(self)),
+            versions=_spans_between(self._versions, start, len(self)),
+            fences=_spans_between(self._fences, start, len(self)),
         )
 
     def _switch_version(self, version: PolicyVersion, start: int) -> None:
@@ -130,7 +130,7 @@ class Transcript:
             self._versions.append(VersionSpan(version, start))
 
 
-def _from(spans: list[S], start: int, stop: int) -> tuple[S, ...]:
+def _spans_between(spans: list[S], start: int, stop: int) -> tuple[S, ...]:
     """Spans of the tokens `start` to `stop`, counted from `start`."""
     if start >= stop:
         return ()
@@ -172,7 +172,7 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutFactory:
+class RolloutContext:
     """Values that all episodes of one actor share."""
 
     tokenizer: Tokenizer
@@ -192,7 +192,7 @@ class Rollout:
         lease: Lease,
         conversation: Conversation,
         prompt_ids: tuple[int, ...],
-        maker: RolloutFactory,
+        context: RolloutContext,
     ) -> None:
         """Begin without a token."""
         self.lease = lease
@@ -206,7 +206,7 @@ class Rollout:
         """All that was said after the prompt."""
         self.resumed_at = 0
         self.restarted = False
-        self._maker = maker
+        self._context = context
         self._transcript = Transcript()
         self._turn_start = 0
         self._turn_end = 0
@@ -221,7 +221,7 @@ class Rollout:
 
     def text(self) -> str:
         """All turns and observations as text, without what ended the last turn."""
-        decode = self._maker.tokenizer.decode
+        decode = self._context.tokenizer.decode
         if self._is_open:
             return decode(self._transcript.tokens(0, self._turn_start)) + self.turns[-1].content
         return decode(self._transcript.tokens(0, self.length - (not self._cut)))
@@ -241,10 +241,10 @@ class Rollout:
         return GenerationRequest(
             request_id=f"{self.lease.task_id}.{self.lease.fence}.{self.num_turns}",
             token_ids=self.prompt_ids + self._transcript.tokens(),
-            max_tokens=self._maker.max_completion_tokens - self.length,
+            max_tokens=self._context.max_completion_tokens - self.length,
             temperature=spec.temperature,
-            stop_token_ids=self._maker.tokenizer.stop_token_ids,
-            stop_strings=self._maker.stops,
+            stop_token_ids=self._context.tokenizer.stop_token_ids,
+            stop_strings=self._context.stops,
             turn=self._transcript.tokens(self._turn_start),
             stream=(spec.seed, self.lease.task_id),
         )
@@ -253,19 +253,19 @@ class Rollout:
         """Append new tokens of the turn; the last delta of a turn ends it."""
         assert self.state is State.SAMPLING
         if delta.token_ids:
-            self._transcript.sign(self.lease.fence, self._maker.incarnation)
+            self._transcript.sign(self.lease.fence, self._context.incarnation)
             self._transcript.append_sampled(delta.token_ids, delta.logprobs, delta.versions)
         if delta.finish_reason is not None:
             self._end_turn(self.length)
 
     async def judge(self) -> Judgement:
         """Pass the turn to the environment, and score after the last one. Only reads."""
-        tokenizer = self._maker.tokenizer
+        tokenizer = self._context.tokenizer
         stop = self._turn_end if self._cut or self._is_open else self._turn_end - 1
         turn = tokenizer.decode(self._transcript.tokens(self._turn_start, stop))
-        if self._is_open and self._maker.stops is not None:
-            turn = self._maker.stops.cut(turn)
-        step = await call(self.conversation.step, turn, limit_s=self._maker.limit_s)
+        if self._is_open and self._context.stops is not None:
+            turn = self._context.stops.cut(turn)
+        step = await call(self.conversation.step, turn, limit_s=self._context.limit_s)
         messages = (ChatMessage("assistant", turn),)
         if self._cut:
             return Judgement(messages, (), "length", await self._score())
@@ -274,7 +274,7 @@ class Rollout:
             return Judgement(messages, (), reason, await self._score())
         observation = read_prompt(step.observation, "an observation")
         observation_ids = tokenizer.encode_observation(observation, is_open=self._is_open)
-        if self._turn_end + len(observation_ids) >= self._maker.max_completion_tokens:
+        if self._turn_end + len(observation_ids) >= self._context.max_completion_tokens:
             return Judgement(messages, (), "length", await self._score())
         return Judgement((*messages, *as_messages(observation)), observation_ids)
 
@@ -290,14 +290,14 @@ class Rollout:
         # While resuming, the store may already have some of the observation, or more than that.
         missing = judgement.observation_ids[self.length - self._turn_end :]
         if missing:
-            self._transcript.sign(self.lease.fence, self._maker.incarnation)
+            self._transcript.sign(self.lease.fence, self._context.incarnation)
             self._transcript.append_observation(missing)
         self._turn_start = self._turn_end + len(judgement.observation_ids)
         self.state = State.SAMPLING
 
     def _end_turn(self, end: int) -> None:
-        turn, stops = self._transcript.tokens(self._turn_start, end), self._maker.stops
-        has_end_token = bool(turn) and turn[-1] in self._maker.tokenizer.stop_token_ids
+        turn, stops = self._transcript.tokens(self._turn_start, end), self._context.stops
+        has_end_token = bool(turn) and turn[-1] in self._context.tokenizer.stop_token_ids
         has_string = stops is not None and stops.find_end(turn, max(0, len(turn) - 1)) is not None
         self._cut = not has_end_token and not has_string
         self._is_open = has_string and not has_end_token
@@ -305,7 +305,7 @@ class Rollout:
         self.state = State.JUDGING
 
     async def _score(self) -> Score:
-        score: Score = await call(self.conversation.score, limit_s=self._maker.limit_s)
+        score: Score = await call(self.conversation.score, limit_s=self._context.limit_s)
         return score
 
     async def resume(self, partial: Completion) -> None:
@@ -317,7 +317,7 @@ class Rollout:
         self._transcript = Transcript.from_completion(partial)
         self.resumed_at = self.length
         while (end := self._next_turn_end()) is not None:
-            self._expect(self._turn_start, end, sampled=True)
+            self._check_replayed(self._turn_start, end, sampled=True)
             self._end_turn(end)
             judgement = await self.judge()
             stored = self._transcript.tokens(end, end + len(judgement.observation_ids))
@@ -325,16 +325,16 @@ class Rollout:
                 raise ReplayMismatch("the environment answers a finished turn differently")
             if judgement.finish_reason is not None and end < self.length:
                 raise ReplayMismatch("the environment ends the episode before its tokens end")
-            self._expect(end, end + len(stored), sampled=False)
+            self._check_replayed(end, end + len(stored), sampled=False)
             self.settle(judgement)
             if self.state is State.FINISHED:
                 return
-        self._expect(self._turn_start, self.length, sampled=True)
+        self._check_replayed(self._turn_start, self.length, sampled=True)
 
     def _next_turn_end(self) -> int | None:
         """End of the present turn in the stored tokens; None if it has not ended yet."""
-        by_token = self._transcript.end_of(self._maker.tokenizer.stop_token_ids, self._turn_start)
-        limit, stops = self.length if by_token is None else by_token, self._maker.stops
+        by_token = self._transcript.end_of(self._context.tokenizer.stop_token_ids, self._turn_start)
+        limit, stops = self.length if by_token is None else by_token, self._context.stops
         for begin in () if stops is None else range(self._turn_start, limit, STRETCH):
             turn = self._transcript.tokens(self._turn_start, min(begin + STRETCH, limit))
             assert stops is not None
@@ -343,8 +343,8 @@ class Rollout:
                 return self._turn_start + by_string
         if by_token is not None:
             return by_token
-        return self.length if self.length >= self._maker.max_completion_tokens else None
+        return self.length if self.length >= self._context.max_completion_tokens else None
 
-    def _expect(self, start: int, stop: int, *, sampled: bool) -> None:
+    def _check_replayed(self, start: int, stop: int, *, sampled: bool) -> None:
         if any(bit != sampled for bit in self._transcript.mask(start, stop)):
             raise ReplayMismatch(f"tokens {start} to {stop} must all be of one kind")

@@ -157,7 +157,7 @@ def call_batch(function: RewardFunction, samples: Sequence[RewardSample]) -> Any
     """Call a batched function; `values_of` reads its result, which may have to be awaited first."""
     # OpenRLHF's functions cut the prompt off the query, so both are always texts.
     chat = "queries" not in inspect.signature(function).parameters
-    return function(**_accepted(function, _of_all(samples, chat=chat)))
+    return function(**_accepted_arguments(function, _batch_arguments(samples, chat=chat)))
 
 
 def values_of(answer: Any, *, count: int) -> list[object]:
@@ -180,7 +180,7 @@ def values_of(answer: Any, *, count: int) -> list[object]:
 
 def call_sample(function: RewardFunction, sample: RewardSample) -> Any:
     """Call a function of one sample; `value_of` reads its result, maybe awaited first."""
-    return function(**_accepted(function, _of_one(sample)))
+    return function(**_accepted_arguments(function, _sample_arguments(sample)))
 
 
 def value_of(answer: Any) -> object:
@@ -209,44 +209,46 @@ def checked(value: object) -> float | None:
 
 _AFTER_COLUMNS = ("index", "purpose", "environment_reward", "data_source")
 """Nyala's names that a column may have too; the column then comes first."""
-_OWN = [
+_BEFORE_COLUMNS = [
     sample_field.name
     for sample_field in fields(RewardSample)
     if sample_field.name not in ("columns", "turns", *_AFTER_COLUMNS)
 ]
 
 
-def _of_all(samples: Sequence[RewardSample], *, chat: bool) -> dict[str, Any]:
+def _batch_arguments(samples: Sequence[RewardSample], *, chat: bool) -> dict[str, Any]:
     columns = dict.fromkeys(name for sample in samples for name in sample.columns)
-    ours = {name: [getattr(sample, name) for sample in samples] for name in _OWN}
+    ours = {name: [getattr(sample, name) for sample in samples] for name in _BEFORE_COLUMNS}
     del ours["prompt"], ours["completion"]
-    ours["answer"] = [_typed(sample.answer, sample.columns.get("answer")) for sample in samples]
+    ours["answer"] = [_with_type(sample.answer, sample.columns.get("answer")) for sample in samples]
     arguments: dict[str, Any] = {
         name: [getattr(sample, name) for sample in samples] for name in _AFTER_COLUMNS
     }
     arguments |= {name: [sample.columns.get(name) for sample in samples] for name in columns}
     return arguments | {
-        "prompts": [_as_asked(sample) if chat else text_of(sample.prompt) for sample in samples],
-        "completions": [_as_answered(sample) if chat else sample.completion for sample in samples],
+        "prompts": [_prompt_of(sample) if chat else text_of(sample.prompt) for sample in samples],
+        "completions": [
+            _completion_of(sample) if chat else sample.completion for sample in samples
+        ],
         "queries": [text_of(sample.prompt) + sample.completion for sample in samples],
         "labels": ours["answer"],
         **ours,
     }
 
 
-def _as_asked(sample: RewardSample) -> str | list[dict[str, str]]:
+def _prompt_of(sample: RewardSample) -> str | list[dict[str, str]]:
     return sample.prompt if isinstance(sample.prompt, str) else as_given(sample.prompt)
 
 
-def _as_answered(sample: RewardSample) -> str | list[dict[str, str]]:
+def _completion_of(sample: RewardSample) -> str | list[dict[str, str]]:
     return sample.completion if isinstance(sample.prompt, str) else as_given(sample.turns)
 
 
-def _of_one(sample: RewardSample) -> dict[str, Any]:
+def _sample_arguments(sample: RewardSample) -> dict[str, Any]:
     return (
         {name: getattr(sample, name) for name in _AFTER_COLUMNS}
         | sample.columns
-        | {name: getattr(sample, name) for name in _OWN}
+        | {name: getattr(sample, name) for name in _BEFORE_COLUMNS}
         | {"prompt": text_of(sample.prompt)}
         | {
             "output": sample.completion,
@@ -258,7 +260,7 @@ def _of_one(sample: RewardSample) -> dict[str, Any]:
     )
 
 
-def _typed(answer: str | None, value: Any) -> Any:
+def _with_type(answer: str | None, value: Any) -> Any:
     """Return the value of the reference's column where both are equal, to keep its type."""
     return value if answer is not None and answer == str(value) else answer
 
@@ -267,7 +269,7 @@ def _ground_truth(sample: RewardSample) -> Any:
     """Return the reference; of a row in verl's form the value there, which may be an object."""
     reward_model = sample.columns.get("reward_model")
     truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
-    return truth if sample.answer is None else _typed(sample.answer, truth)
+    return truth if sample.answer is None else _with_type(sample.answer, truth)
 
 
 def _extra_info(sample: RewardSample) -> dict[str, Any]:
@@ -280,7 +282,7 @@ def _extra_info(sample: RewardSample) -> dict[str, Any]:
     return extra_info | {"num_turns": num_turns, "rollout_reward_scores": {}}
 
 
-def _accepted(function: RewardFunction, arguments: dict[str, Any]) -> dict[str, Any]:
+def _accepted_arguments(function: RewardFunction, arguments: dict[str, Any]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters
     for name, parameter in parameters.items():
         is_open = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)

@@ -2,10 +2,11 @@
 
     python -I -S -c "…" VIEW ROLE CPU_SECONDS MEMORY_MIB PARENT DESCRIPTOR…
 
-    its rights --view, limits, own user, filter--> READY is written --the program--> exit
+    its user's rights --view, limits, own user, filter--> READY is written --the program--> exit
 
-The program comes on standard input, behind its length, and is followed by its own input. All steps
-come before the first line of the program. If a step fails, the program is not run.
+`sandbox.py` starts it. The program comes on standard input, behind its length, and is followed by
+its own input. All steps come before the first line of the program. If a step fails, the program is
+not run.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ def main() -> None:
     program = _read_exactly(int.from_bytes(_read_exactly(8), "big")).decode()
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # `site` would give them
     os.nice(NICENESS)
-    run = _role(role, [int(number) for number in descriptors])
-    _lock_in(view, int(parent), cpu_s=int(cpu_s), memory_bytes=int(memory_mb) << 20)
+    run = _function_of_role(role, [int(number) for number in descriptors])
+    _give_up_rights(view, int(parent), cpu_s=int(cpu_s), memory_bytes=int(memory_mb) << 20)
     os.write(1, READY)
     run(program)
 
 
-def _role(role: str, channel: list[int]) -> Callable[[str], None]:
+def _function_of_role(role: str, channel: list[int]) -> Callable[[str], None]:
     if role == "program":
         return _run_program
     from . import remote_calls  # noqa: PLC0415 - json takes as long to import as Python to start
@@ -60,9 +61,9 @@ def _run_program(program: str) -> None:
     exec(compile(program, "program.py", "exec"), vars(module))  # noqa: S102 - what this is for
 
 
-def _lock_in(view: str, parent: int, *, cpu_s: int, memory_bytes: int) -> None:
-    _be_the_first_to_go()
-    is_root, paths, others = os.geteuid() == 0, readable(), _threads_of_all()
+def _give_up_rights(view: str, parent: int, *, cpu_s: int, memory_bytes: int) -> None:
+    _end_first_without_memory()
+    is_root, paths, others = os.geteuid() == 0, readable(), _count_threads()
     kernel.prctl("no new privileges", kernel.PR_SET_NO_NEW_PRIVS, 1)
     if view == NAMESPACES:
         enter_namespaces(paths, as_root=is_root)
@@ -106,13 +107,13 @@ def _take_own_user() -> bool:
     raise PermissionError("root must be able to become another user, got no other in its namespace")
 
 
-def _threads_of_all() -> int:
+def _count_threads() -> int:
     """Count the threads of this machine, a bound on those of this user."""
     with open("/proc/loadavg") as file:
         return int(file.read().split()[3].partition("/")[2])
 
 
-def _be_the_first_to_go() -> None:
+def _end_first_without_memory() -> None:
     """Have the system end this process before others when memory runs out."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:

@@ -1,4 +1,8 @@
-"""System calls that Python has no function for, on Linux and x86_64."""
+"""Isolation of a process by the Linux kernel: namespaces, Landlock, a filter of system calls.
+
+On Linux and x86_64, by system calls that Python has no function for. Called in the sandboxed
+process by `entry.py`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ def system_call(what: str, number: int, *arguments: int | bytes | None) -> int:
     Raises:
         OSError: The call failed; the text begins with `what`.
     """
-    return _checked(what, _LIBC.syscall(ctypes.c_long(number), *map(_whole, arguments)))
+    return _checked(what, _LIBC.syscall(ctypes.c_long(number), *map(_as_argument, arguments)))
 
 
 def prctl(what: str, option: int, *arguments: int) -> None:
@@ -84,7 +88,7 @@ def install_filter(instructions: bytes) -> None:
     prctl("a seccomp filter", PR_SET_SECCOMP, 2, ctypes.addressof(program))
 
 
-def _whole(argument: int | bytes | None) -> ctypes.c_long | bytes | None:
+def _as_argument(argument: int | bytes | None) -> ctypes.c_long | bytes | None:
     return ctypes.c_long(argument) if isinstance(argument, int) else argument
 
 
@@ -229,10 +233,15 @@ _EVERY_BIT = 0xFFFFFFFF
 
 def filter_for(pid: int) -> bytes:
     """Return the BPF program for a process, which may send signals to itself alone."""
-    code = [_load(4), _jump(AUDIT_ARCH_X86_64, 1, 0), _return(KILL), _load(0)]
+    code = [
+        _load_word(4),
+        _jump_if_equal(AUDIT_ARCH_X86_64, 1, 0),
+        _return_action(KILL),
+        _load_word(0),
+    ]
     for number in COMPUTING.values():
-        code += [_jump(number, 0, 1), _return(ALLOW)]
-    code += [_jump(CLONE3, 0, 1), _return(MISSING)]
+        code += [_jump_if_equal(number, 0, 1), _return_action(ALLOW)]
+    code += [_jump_if_equal(CLONE3, 0, 1), _return_action(MISSING)]
     code += _allow_if(2, argument=1, mask=READ_ONLY, values=(0,))  # open
     code += _allow_if(257, argument=2, mask=READ_ONLY, values=(0,))  # openat
     code += _allow_if(56, argument=0, mask=CLONE_THREAD | NEW_NAMESPACES, values=(CLONE_THREAD,))
@@ -242,29 +251,29 @@ def filter_for(pid: int) -> bytes:
     code += _allow_if(53, argument=0, values=(AF_UNIX,))  # socketpair
     code += _allow_if(72, argument=1, values=HARMLESS_FCNTL)
     code += _allow_if(16, argument=1, values=HARMLESS_IOCTL)
-    return b"".join([*code, _return(REFUSE)])
+    return b"".join([*code, _return_action(REFUSE)])
 
 
 def _allow_if(
     number: int, *, argument: int, values: tuple[int, ...], mask: int = _EVERY_BIT
 ) -> list[bytes]:
     """Allow a call whose argument, where the mask has ones, is one of some values."""
-    checks = [_load(16 + 8 * argument), struct.pack("HBBI", 0x54, 0, 0, mask)]
+    checks = [_load_word(16 + 8 * argument), struct.pack("HBBI", 0x54, 0, 0, mask)]
     for value in values:
-        checks += [_jump(value, 0, 1), _return(ALLOW)]
-    checks.append(_return(REFUSE))
-    return [_jump(number, 0, len(checks)), *checks]
+        checks += [_jump_if_equal(value, 0, 1), _return_action(ALLOW)]
+    checks.append(_return_action(REFUSE))
+    return [_jump_if_equal(number, 0, len(checks)), *checks]
 
 
-def _load(offset: int) -> bytes:
+def _load_word(offset: int) -> bytes:
     return struct.pack("HBBI", 0x20, 0, 0, offset)
 
 
-def _jump(value: int, if_equal: int, if_not: int) -> bytes:
+def _jump_if_equal(value: int, if_equal: int, if_not: int) -> bytes:
     return struct.pack("HBBI", 0x15, if_equal, if_not, value)
 
 
-def _return(action: int) -> bytes:
+def _return_action(action: int) -> bytes:
     return struct.pack("HBBI", 0x06, 0, 0, action)
 
 

@@ -1,9 +1,10 @@
-"""Tests that call a program, each in a process of its own: only plain data crosses.
+"""Tests and the program that they call, in two sandboxed processes: only plain data crosses.
 
     run_tests --a call, its arguments--> answer_calls --the result, as plain data--> run_tests
 
-The program never sees the expected results, and cannot change the comparison: it hands over only
-numbers, texts and collections of them, or the number of an object that stays in its process.
+`entry.py` runs one of these roles in each process. The program never sees the expected results, and
+cannot change the comparison: it hands over only numbers, texts and collections of them, or the
+number of an object that stays in its process.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def run_tests(replies: int, requests: int, source: str) -> None:
     solution = sys.modules["solution"] = types.ModuleType("solution")
     vars(solution).update(names)
     module = types.ModuleType("tests")
-    vars(module).update({name: names[name] for name in names if not _is_pythons(name, names)})
+    vars(module).update({name: names[name] for name in names if not _is_of_python(name, names)})
     exec(compile(source, "tests.py", "exec"), vars(module))  # noqa: S102 - the row's tests
     for name, value in list(vars(module).items()):
         if name.startswith("test_") and isinstance(value, types.FunctionType):
@@ -145,18 +146,18 @@ def answer_calls(requests: int, replies: int, program: str) -> None:
     while True:
         request = _receive(incoming)
         try:
-            reply = {"value": pack(_done(request, objects), keep)}
+            reply = {"value": pack(_executed(request, objects), keep)}
         except Exception as error:  # noqa: BLE001 - the program's, and the tests may wait for it
             reply = {"raised": type(error).__name__, "text": str(error)[:200]}
         _send(outgoing, reply)
 
 
-def _is_pythons(name: str, names: dict[str, Any]) -> bool:
+def _is_of_python(name: str, names: dict[str, Any]) -> bool:
     is_module = name in sys.stdlib_module_names and not isinstance(names[name], types.ModuleType)
     return is_module or hasattr(builtins, name)
 
 
-def _done(request: dict[str, Any], objects: list[Any]) -> object:
+def _executed(request: dict[str, Any], objects: list[Any]) -> object:
     target = objects[request["object"]]
     if "attribute" in request:
         return getattr(target, request["attribute"])

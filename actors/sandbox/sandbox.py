@@ -1,10 +1,11 @@
 """Programs of a model, run in a process that can compute and nothing else.
 
-    Sandbox.find --a view that holds--> run: a process, its output, the end of it
+    Sandbox.find --the first view from which nothing escapes--> run: a process, its output, its end
 
 Every program has one process, which cannot start another, with limits of CPU time, memory and
-output, and a view of Python's own files alone (`kernel.py`). Results are judged in the actor, or in
-a third process that the program cannot reach (`remote_calls.py`).
+output, and a view of Python's own files alone: one of two kinds of isolation in `kernel.py`.
+Results are judged in the actor, or in a third process that the program cannot reach
+(`remote_calls.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Weight versions from announcement to staging memory.
+"""Weight versions: received, checked, given to the engine, and shared with other actors.
 
 counters       Counters of an actor's weight transfers and swaps
 exact          Judgement of a probe that is refused for good: float32 decides which side is wrong

@@ -96,7 +96,7 @@ class HeldWeights:
             payload = bytes(memory[place])
             if self._find(pull) is memory:  # still there, so the copy is of that version
                 return WeightChunk(pull.version, pull.offset, payload, pull.base)
-        if memory is not None or not self._will_have(pull):
+        if memory is not None or not self._may_arrive(pull):
             return VersionGone(pull.version, pull.offset)
         return SlicePending(pull.version, pull.offset)
 
@@ -115,7 +115,7 @@ class HeldWeights:
         is_its = part is not None and (part.base, part.version) == (None, pull.version)
         return part if is_its else None
 
-    def _will_have(self, pull: Pull) -> bool:
+    def _may_arrive(self, pull: Pull) -> bool:
         """Return whether the version or update of a pull may still arrive here."""
         whole, part = self.whole, self._part
         if (asked := self._part_of(pull)) is not None:

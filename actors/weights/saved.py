@@ -1,7 +1,7 @@
 """Copies of a policy version in a safetensors file, out of a live run too, and their digests.
 
-The file's own order of tensors is not that of the wire, so the header names the order, the version
-and the digest.
+For `nyala weights`. The file's own order of tensors is not that of the wire, so the header names
+the order, the version and the digest.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class WorkerLine:
         Raises:
             WeightsError: The worker cannot join, or has ended.
         """
-        await self._ordered(Enter(next(self._numbers), epoch))
+        await self._execute_order(Enter(next(self._numbers), epoch))
 
     async def receive(self, path: Path, memory: mmap.mmap) -> str:
         """Let the worker fill the file; return its digest.
@@ -85,14 +85,14 @@ class WorkerLine:
         Raises:
             WeightsError: The worker failed, or has ended: the bytes are a mixture.
         """
-        answer = await self._ordered(Receive(next(self._numbers), str(path), len(memory)))
+        answer = await self._execute_order(Receive(next(self._numbers), str(path), len(memory)))
         return answer.digest
 
     def leave_group(self) -> None:
         """Tell the worker to leave the group, without waiting for it."""
         self._send(Leave())
 
-    async def _ordered(self, order: Enter | Receive) -> OrderReply:
+    async def _execute_order(self, order: Enter | Receive) -> OrderReply:
         answered: asyncio.Future[OrderReply] = asyncio.get_running_loop().create_future()
         self._waiting[order.number] = answered
         try:

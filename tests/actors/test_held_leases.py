@@ -9,7 +9,7 @@ from actors.engine.engine import Delta
 from actors.environments.calls import drive
 from actors.episodes import held_leases
 from actors.episodes.held_leases import MAX_CHUNK_BYTES, HeldLease, HeldLeases, SwapGate, portions
-from actors.episodes.rollout import Rollout, RolloutFactory, State
+from actors.episodes.rollout import Rollout, RolloutContext, State
 from broker.protocol.messages import Beat, Lease, TaskSpec, TaskVerdict, Verdict
 from buffer.record.codec import decode_completion, join_completions
 from buffer.record.episode import PolicyVersion, VersionSpan
@@ -54,7 +54,7 @@ def held(
     talk = Talk("go>")
     tokenizer = CharacterTokenizer()
     rollout = Rollout(
-        lease, talk, tokenizer.encode_prompt("go>"), RolloutFactory(tokenizer, "me", limit)
+        lease, talk, tokenizer.encode_prompt("go>"), RolloutContext(tokenizer, "me", limit)
     )
     leases.hold(lease).rollout = rollout
     return clock, leases, rollout

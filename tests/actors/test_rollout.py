@@ -15,7 +15,7 @@ from actors.engine.turns import StopStrings
 from actors.environments.base import Conversation
 from actors.environments.calculator import Calculator
 from actors.environments.calls import drive
-from actors.episodes.rollout import ReplayMismatch, Rollout, RolloutFactory, State
+from actors.episodes.rollout import ReplayMismatch, Rollout, RolloutContext, State
 from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.codec import decode_completion, encode_completion, join_completions
 from buffer.record.episode import Completion, FenceRun, PolicyVersion, VersionSpan
@@ -45,7 +45,7 @@ def make_rollout(
         length=0,
     )
     tokenizer = CharacterTokenizer()
-    maker = RolloutFactory(tokenizer, incarnation, limit)
+    maker = RolloutContext(tokenizer, incarnation, limit)
     rollout = Rollout(lease, talk, tokenizer.encode_prompt(read_prompt(talk.prompt)), maker)
     if partial is not None and len(partial.token_ids):
         drive(rollout.resume(partial))
@@ -321,7 +321,7 @@ def test_continuing_reads_each_token_a_few_times_however_many_turns_there_are(mo
     monkeypatch.setattr("actors.episodes.rollout.STRETCH", 32)
     Counted.read = 0
 
-    maker = RolloutFactory(
+    maker = RolloutContext(
         tokenizer, "second", 10**6, stops=StopStrings(stop, tokenizer.decode) if stop else None
     )
     again = Rollout(rollout.lease, Talk("p:", *observations), tokenizer.encode_prompt("p:"), maker)

@@ -522,11 +522,14 @@ actors.engine.engine: Request -> GenerationRequest
 actors.engine.torch_engine: Row -> CachedRequest
 actors.engine.weights.fill_plan: Part -> StridedView
 actors.engine.weights.fill_plan: Piece -> ParameterPiece
+actors.engine.weights.live_model: beside -> value_for_card
 actors.engine.weights.worker_orders: Answer -> OrderReply
 actors.engine.wire_tensors: Place -> VersionFile
 actors.engine.wire_tensors: Prepared -> PreparationState
 actors.engine_of_settings: Place -> EnginePlacement
 actors.environments.adapters.games: Turn -> GameStep
+actors.environments.answer_worker: play -> judge_item
+actors.environments.base: probe -> item_on_side
 actors.environments.calls: Call -> EnvironmentCall
 actors.environments.calls: Lane -> EnvironmentLane
 actors.environments.calls: Lanes -> EnvironmentLanes
@@ -535,7 +538,8 @@ actors.environments.dataset.rows: Table -> ArrowRows
 actors.episodes.held_leases: Stage -> LeaseStage
 actors.episodes.interfaces: Broker -> BrokerApi
 actors.episodes.play: Played -> PlayedEpisode
-actors.episodes.rollout: Maker -> RolloutFactory
+actors.episodes.rollout: Maker -> RolloutContext
+actors.episodes.rollout: RolloutFactory -> RolloutContext
 actors.episodes.scoring: Gathering -> GroupCollector
 actors.loop: Phase -> ActorPhase
 actors.loop: unless -> until_event

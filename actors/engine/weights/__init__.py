@@ -2,8 +2,8 @@
 
 fill_plan      Plan of a fill: which part of which parameter each tensor of a version becomes
 group          The receiving end of a weight group: a torch process group of its own, beside vLLM's
-live_model     The model that a worker of vLLM computes with, written over and read back between
-               two steps
+live_model     The model of a vLLM worker, written over and read back between two steps, and calls
+               for that
 loading        Loading of a version through vLLM's own loader: its layerwise reload
 member_thread  Member of a weight group in this process: a thread joins the group and receives its
                bytes

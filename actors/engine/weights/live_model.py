@@ -1,4 +1,4 @@
-"""The model that a worker of vLLM computes with, written over and read back between two steps.
+"""The model of a vLLM worker, written over and read back between two steps, and calls for that.
 
 Storage stays where it is, since a card's CUDA graphs hold the addresses of parameters. Where every
 tensor of a version becomes parts of parameters (`fill_plan.py`), these are copied out of the mapped
@@ -60,7 +60,7 @@ class LiveModel:
         self._device = device
         self._files: PinnedFiles | None = None
         self._stream: torch.cuda.Stream | None = None
-        self._obstacle = _packed_in(model) or other_layout(model)
+        self._obstacle = _packed_layer(model) or other_layout(model)
         """Why there is no plan; empty = there is one."""
         self._plan: FillPlan | None = None
         self._planned: tuple[TensorSpec, ...] = ()
@@ -159,7 +159,9 @@ class LiveModel:
             tensors = dict(tensors_in(view, specs, place.num_bytes))
         else:
             tensors = dict(named_tensors(path, specs, place.num_bytes))
-        parts = None if self._plan is None else list(_parts(self._model, self._plan, tensors))
+        parts = (
+            None if self._plan is None else list(_copies_by_plan(self._model, self._plan, tensors))
+        )
         self._opened = _Opened(view, tensors, parts)
 
     def _has_moved(self, place: VersionFile, opened: _Opened) -> bool:
@@ -179,7 +181,7 @@ class LiveModel:
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             for into, value in parts:
-                into.copy_(beside(value, into), non_blocking=True)
+                into.copy_(value_for_card(value, into), non_blocking=True)
         stream.synchronize()  # it alone: a broadcast may be on its way to this card
 
     def _reload(self, tensors: dict[str, Tensor]) -> str:
@@ -192,7 +194,7 @@ class LiveModel:
         return missing
 
 
-def beside(value: Tensor, into: Tensor) -> Tensor:
+def value_for_card(value: Tensor, into: Tensor) -> Tensor:
     """Return a value that a card can copy to its place by itself.
 
     A core would first copy a value of another type or in several pieces, such as the columns of one
@@ -206,7 +208,7 @@ def beside(value: Tensor, into: Tensor) -> Tensor:
     return whole.as_strided(value.shape, value.stride())
 
 
-def _parts(
+def _copies_by_plan(
     model: nn.Module, plan: FillPlan, tensors: dict[str, Tensor]
 ) -> Iterable[tuple[Tensor, Tensor]]:
     for name, parameter in model.named_parameters():
@@ -214,7 +216,7 @@ def _parts(
             yield part.inside(parameter.data), value
 
 
-def _packed_in(model: nn.Module) -> str:
+def _packed_layer(model: nn.Module) -> str:
     layer: Any
     for name, layer in model.named_modules():
         if PACKED in vars(layer) and not layer.weight.numel():

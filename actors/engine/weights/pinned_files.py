@@ -62,7 +62,7 @@ class PinnedFiles:
         Raises:
             WeightsError: The file cannot be read, or has another length.
         """
-        self._let_go(_is_another)
+        self._release_files(_is_outdated)
         try:
             status = path.stat()
             key = status.st_dev, status.st_ino
@@ -82,7 +82,7 @@ class PinnedFiles:
 
     def close(self) -> None:
         """Unmap and unregister all files."""
-        self._let_go(lambda _: True)
+        self._release_files(lambda _: True)
 
     def _map(self, path: Path, num_bytes: int) -> _Mapped:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -97,15 +97,15 @@ class PinnedFiles:
             log.warning("weights are copied slowly: %s", refusal)
         return _Mapped(file, changed, memory, _view_of(memory))
 
-    def _let_go(self, of: Callable[[_Mapped], bool]) -> None:
+    def _release_files(self, is_released: Callable[[_Mapped], bool]) -> None:
         for key, mapped in tuple(self._mapped.items()):
-            if of(mapped):
+            if is_released(mapped):
                 del self._mapped[key]
                 self._pins.unpin(mapped.memory)
                 os.close(mapped.file)
 
 
-def _is_another(mapped: _Mapped) -> bool:
+def _is_outdated(mapped: _Mapped) -> bool:
     """Whether a file's name is gone, or its pages may no longer be those that were registered."""
     status = os.fstat(mapped.file)
     return status.st_nlink == 0 or status.st_ctime_ns != mapped.changed

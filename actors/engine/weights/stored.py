@@ -51,12 +51,12 @@ def stale_parameters(
     stale = {
         name
         for name, stored in model.named_parameters()
-        if stored.numel() and not _holds(stored, plan, name, tensors)
+        if stored.numel() and not _equals_version(stored, plan, name, tensors)
     }
     stale |= {
         name
         for name, layer in packed
-        if name not in stale and not _multiplies_by(layer, plan.whole(name, tensors), moved)
+        if name not in stale and not _packs_weight(layer, plan.whole(name, tensors), moved)
     }
     return sorted(stale)
 
@@ -65,14 +65,16 @@ def _packed_layers(model: nn.Module) -> Iterator[Any]:
     return (layer for layer in model.modules() if PACKED in vars(layer))
 
 
-def _holds(stored: Tensor, plan: FillPlan, name: str, tensors: Mapping[str, Tensor]) -> bool:
+def _equals_version(
+    stored: Tensor, plan: FillPlan, name: str, tensors: Mapping[str, Tensor]
+) -> bool:
     return all(
         torch.equal(place.inside(stored), value.to(stored.device, stored.dtype))
         for place, value in plan.parts(name, tensors)
     )
 
 
-def _multiplies_by(layer: Any, weight: Tensor, moved: Callable[[], object]) -> bool:
+def _packs_weight(layer: Any, weight: Tensor, moved: Callable[[], object]) -> bool:
     width = weight.shape[1]
     for start in range(0, width, COLUMNS):
         columns = slice(start, min(start + COLUMNS, width))

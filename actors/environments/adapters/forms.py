@@ -5,7 +5,8 @@ reset, step                 gymnasium, gym, TextArena
 reset, tools                TRL's environment_factory, alone or as `factory` of a dataset
 init, step                  skyrl-gym, as `factory` of a dataset
 
-These modules also run in environment hosts, so they import no package.
+Called by `actors/environments/registry.py`, and in environment hosts by `hosted/serving.py`; so the
+modules of this folder import no package.
 """
 
 from __future__ import annotations

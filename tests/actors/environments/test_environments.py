@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from actors.__main__ import export
-from actors.environments.base import Environment, columns_of, is_held_out, probe
+from actors.environments.base import Environment, columns_of, is_held_out, item_on_side
 from actors.environments.calculator import ArithmeticSyntaxError, Calculator, evaluate
 from actors.environments.final_answer import position_share
 from actors.environments.reasoning_gym import (
@@ -278,7 +278,9 @@ def test_training_never_sees_a_held_out_question(name, settings):
 
 def test_a_space_too_small_to_split_is_refused():
     with pytest.raises(SettingsError, match="must leave some held-out questions, got none among"):
-        probe(0, lambda number: "always the same", str, held_out=not is_held_out("always the same"))
+        item_on_side(
+            0, lambda number: "always the same", str, held_out=not is_held_out("always the same")
+        )
 
 
 def test_a_tenth_of_questions_is_held_out():
@@ -497,7 +499,9 @@ def test_export_writes_training_items_with_their_segments(tmp_path):
 
 @pytest.mark.parametrize("size", [1000, 1_000_000])
 def test_neighbouring_indexes_find_different_held_out_items(size: int) -> None:
-    found = [probe(n, lambda n: n % size, str, held_out=True) for n in range(size // 100)[:256]]
+    found = [
+        item_on_side(n, lambda n: n % size, str, held_out=True) for n in range(size // 100)[:256]
+    ]
 
     distinct = len(set(found))
     assert distinct >= 0.9 * len(found)
