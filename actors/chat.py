@@ -174,9 +174,9 @@ def read_calls(text: str) -> list[ToolCall]:
         [ToolCall(name='add', arguments={'a': 1})]
     """
     said = text.rpartition(END_OF_THINKING)[2].strip()
-    parsed = [_read(block, "arguments") for block in _tagged_blocks(said)]
+    parsed = [_read_call(block, "arguments") for block in _tagged_blocks(said)]
     if not parsed and said.startswith("{"):
-        parsed = [_read(said, "parameters")]
+        parsed = [_read_call(said, "parameters")]
     calls = [call for call in parsed if call is not None]
     return calls if len(calls) == len(parsed) else []
 
@@ -192,7 +192,7 @@ def _tagged_blocks(text: str) -> Iterator[str]:
         _, begin, rest = rest.partition(BEGIN_CALL)
 
 
-def _read(text: str, key: str) -> ToolCall | None:
+def _read_call(text: str, key: str) -> ToolCall | None:
     try:
         call = json.loads(text)
     except (ValueError, RecursionError):

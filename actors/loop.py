@@ -113,14 +113,14 @@ class EpisodeTools:
     """Reward functions of each environment, maybe shared; None = the environment's own score."""
 
 
-async def _joined(joining: asyncio.Task[None]) -> None:
+async def _wait_to_join(joining: asyncio.Task[None]) -> None:
     """Wait until the actor has joined its run, and log the wait."""
     if not joining.done():
         log.info("starting", stage="joining the run")
     await joining
 
 
-def _no_leases(gate: SwapGate, actors: ActorSettings) -> HeldLeases:
+def _empty_table(gate: SwapGate, actors: ActorSettings) -> HeldLeases:
     return HeldLeases(
         gate,
         heartbeat_s=PUNCTUALITY * actors.heartbeat_s,
@@ -181,7 +181,7 @@ class ActorLoop:
         self._broker, self._engine, self._weights = broker, engine, weights
         self._publication: Publication | None = None
         self._outbox = Outbox(broker, deadline_s=give_up_s, max_message_bytes=max_message_bytes)
-        self._leases = leases = _no_leases(gate, actors)
+        self._leases = leases = _empty_table(gate, actors)
         self._environment = calls = EnvironmentWorkers(actors)
         self._scoring = Scoring(calls, leases=leases, outbox=self._outbox)
         self.sampling = Sampling(
@@ -193,7 +193,7 @@ class ActorLoop:
             self.sampling,
             leases=leases,
             settings=actors,
-            on_publication=self._see,
+            on_publication=self._follow_publication,
             of_weights=lambda: weights.figures,
             deadline_s=give_up_s,
         )
@@ -240,12 +240,12 @@ class ActorLoop:
                 raise
             # A run that has not begun may have no model yet, on a disk that machines share.
             log.warning("waiting for the run, then loading again", reason=str(error))
-            await _joined(joining)
+            await _wait_to_join(joining)
             tools = await self._prepare()
         # Not beside `prepare`: transformers' lazy imports break when two threads meet in them.
         log.info("starting", stage="loading the engine")
         await self._engine.start()
-        await _joined(joining)
+        await _wait_to_join(joining)
         self.phase = ActorPhase.SYNC
         log.info("starting", stage="waiting for weights")
         services.append(tasks.create_task(self._weights.run()))
@@ -256,7 +256,7 @@ class ActorLoop:
     async def _join(self, tasks: asyncio.TaskGroup, services: list[asyncio.Task[None]]) -> None:
         """Join the run; its broker answers once the learner has begun it."""
         welcome = await self._broker.hello(self._hello, deadline_s=self._give_up_s)
-        self._see(welcome.publication)
+        self._follow_publication(welcome.publication)
         services.append(tasks.create_task(self.heartbeat.run()))
 
     async def _first_publication(self) -> Publication:
@@ -319,10 +319,12 @@ class ActorLoop:
             free, version = most - leases.num_active, self._engine.version
             request = LeaseRequest(free, version, takes_over=not is_grouped)
             # The broker decides by the version of the request: newer weights may be let in at once.
-            reply = await until_event(self._ask(request), self._outdated(request.version, most))
+            reply = await until_event(
+                self._ask(request), self._until_outdated(request.version, most)
+            )
             if reply is None:
                 continue
-            self._see(reply.publication)
+            self._follow_publication(reply.publication)
             if reply.status == "DONE":
                 log.info("the run has ended")
                 return
@@ -331,7 +333,7 @@ class ActorLoop:
             else:
                 await asyncio.sleep(reply.retry_after_s)
 
-    async def _outdated(self, version: PolicyVersion, most: int) -> None:
+    async def _until_outdated(self, version: PolicyVersion, most: int) -> None:
         await until_event(self._weights.newer_than(version), self.room.other_than(most))
 
     async def _ask(self, request: LeaseRequest) -> LeaseReply:
@@ -390,7 +392,7 @@ class ActorLoop:
                 await rewards.close()
         await self._engine.close()
 
-    def _see(self, publication: Publication | None) -> None:
+    def _follow_publication(self, publication: Publication | None) -> None:
         if publication is not None:
             self._publication = publication
             self._published.set()

@@ -185,22 +185,22 @@ def _value(text: str) -> tuple[float | None, int]:
     fraction = FRACTION.match(text)
     if fraction:
         over, under = (part for part in fraction.groups() if part is not None)
-        return _plain(over) / _plain(under), fraction.end()
+        return _plain_number(over) / _plain_number(under), fraction.end()
     numeral = NUMERAL.match(text)
     if numeral is None:
         return None, 0
-    value, at = _plain(numeral[0]), numeral.end()
+    value, at = _plain_number(numeral[0]), numeral.end()
     whole = numeral[0].isdigit()
     if exponent := EXPONENT.match(text, at):
         return value * 10.0 ** int(exponent[1]), exponent.end()
     if power := POWER.match(text, at):
-        return _raised(value, power), power.end()
+        return _power(value, power), power.end()
     if ten := TEN.match(text, at):
         power = POWER.match(text, ten.end())
-        return (None, at) if power is None else (value * _raised(10.0, power), power.end())
+        return (None, at) if power is None else (value * _power(10.0, power), power.end())
     if over := OVER.match(text, at):
         under = NUMERAL.match(text, over.end())
-        return (None, at) if under is None else (value / _plain(under[0]), under.end())
+        return (None, at) if under is None else (value / _plain_number(under[0]), under.end())
     gap = GAP.match(text, at)
     begin = gap.end() if gap else at
     if whole and (
@@ -212,14 +212,14 @@ def _value(text: str) -> tuple[float | None, int]:
     return value, at
 
 
-def _plain(text: str) -> float:
+def _plain_number(text: str) -> float:
     numeral = NUMERAL.fullmatch(text.strip())
     if numeral is None:
         raise ValueError(text)
     return float(re.sub("[, \u00a0]", "", numeral[0]))
 
 
-def _raised(base: float, power: re.Match[str]) -> float:
+def _power(base: float, power: re.Match[str]) -> float:
     exponent = int(power[1] or power[2])
     if abs(exponent) > LARGEST_POWER:
         raise OverflowError

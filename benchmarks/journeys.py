@@ -289,7 +289,7 @@ broker.server.store_cache:StoreCache.refresh_publication  reads it
 buffer.operations.run:publication  by an operation
 buffer/lua/run/read.lua  and a script
 broker.server.leasing:Leasing._reply  every reply to an actor carries it
-actors.loop:ActorLoop._see  takes it from the reply
+actors.loop:ActorLoop._follow_publication  takes it from the reply
 actors.weights.receiver:WeightReceiver.offer  follows the publisher to its endpoint
 actors.weights.links:PublisherLink.run  stays connected to it
 

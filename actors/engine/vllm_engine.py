@@ -105,12 +105,12 @@ class CoreWatch:
             EngineDied: One has ended.
         """
         self._worker.raise_if_failed()
-        if self._ended(timeout_s=0):
+        if self._has_ended(timeout_s=0):
             raise self._death()
 
     def settle(self) -> None:
         """Wait until all that a core sent before it ended is in the queue of outputs."""
-        if self._ended(timeout_s=0):
+        if self._has_ended(timeout_s=0):
             self._worker.join(SETTLE_S)
 
     def kill(self) -> None:
@@ -125,11 +125,11 @@ class CoreWatch:
         self._is_closing = True
 
     def _watch(self) -> None:
-        self._ended(timeout_s=None)
+        self._has_ended(timeout_s=None)
         if not self._is_closing:
             end_waits(self._client, self._death())
 
-    def _ended(self, *, timeout_s: float | None) -> bool:
+    def _has_ended(self, *, timeout_s: float | None) -> bool:
         sentinels = [process.sentinel for process in self._processes]
         return bool(connection.wait(sentinels, timeout_s))
 
@@ -311,7 +311,7 @@ class VllmStepper:
 
     def begin_probe(self, key: int, token_ids: tuple[int, ...]) -> None:
         """Ask for the log-probs of a prompt: vLLM then computes all of it, cached prefix or not."""
-        self._requests.add(key, token_ids, _probing(), salt=self._salt)
+        self._requests.add(key, token_ids, _probe_sampling(), salt=self._salt)
 
     def step(self) -> Iterable[Sampled]:
         """Run one step of vLLM's scheduler, or collect what the other process made."""
@@ -335,7 +335,7 @@ class VllmStepper:
 
     def is_prepared(self, staged: StagedWeights) -> bool:
         """Ask the workers; the first call makes them open the file."""
-        answers = self._rpc("nyala_prepare", update=_update(staged))
+        answers = self._rpc("nyala_prepare", update=_version_file(staged))
         workers = [convert(answer, PreparationState) for answer in answers]
         if faults := {worker.fault for worker in workers if worker.fault}:
             raise WeightsError("; ".join(sorted(faults)))
@@ -408,7 +408,7 @@ class VllmStepper:
     def _read_back_in_workers(self, staged: StagedWeights) -> list[str] | None:
         _refuse_bad_file(staged)
         stale: set[str] = set()
-        for names in self._rpc("nyala_read_back", update=_update(staged)):
+        for names in self._rpc("nyala_read_back", update=_version_file(staged)):
             if names is None:
                 return None
             stale |= set(names)
@@ -424,7 +424,7 @@ class VllmStepper:
         return answers
 
 
-def _update(staged: StagedWeights) -> dict[str, Any]:
+def _version_file(staged: StagedWeights) -> dict[str, Any]:
     manifest = staged.manifest
     place = VersionFile(str(staged.path), manifest.num_bytes, manifest.tensors)
     update: dict[str, Any] = to_builtins(place)
@@ -456,7 +456,7 @@ def _sampling(
 
 
 @lru_cache(maxsize=1)
-def _probing() -> SamplingParams:
+def _probe_sampling() -> SamplingParams:
     from vllm import SamplingParams  # noqa: PLC0415 - vLLM
 
     return SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False, ignore_eos=True)

@@ -126,7 +126,11 @@ def make_environment(run: RunSettings, *, workers: int = 1) -> Environment:
         SettingsError: The environment is unknown, refuses its settings, or fails.
     """
     python = host_python(run)
-    return _made(run, _adapted) if python is None else _hosted(run, python, workers)
+    return (
+        _make_from_settings(run, _adapt_first)
+        if python is None
+        else _make_hosted(run, python, workers)
+    )
 
 
 def make_dataset(run: RunSettings) -> Dataset:
@@ -135,11 +139,11 @@ def make_dataset(run: RunSettings) -> Dataset:
     Raises:
         SettingsError: The settings or the rows are refused.
     """
-    dataset: Dataset = _made(run, lambda dataset, *_: dataset)
+    dataset: Dataset = _make_from_settings(run, lambda dataset, *_: dataset)
     return dataset
 
 
-def _adapted(first: Any, run: RunSettings, make: Callable[[], Any]) -> Environment:
+def _adapt_first(first: Any, run: RunSettings, make: Callable[[], Any]) -> Environment:
     if isinstance(first, Dataset) and first.factory is not None:
         factory = load_user_code(first.factory, setting=FACTORY, kind="class")
         needs_reward = run.reward is None and not first.has_answers
@@ -147,7 +151,7 @@ def _adapted(first: Any, run: RunSettings, make: Callable[[], Any]) -> Environme
     return adapt(first, make, name=run.environment, needs_reward=run.reward is None)
 
 
-def _hosted(run: RunSettings, python: Path, workers: int) -> Environment:
+def _make_hosted(run: RunSettings, python: Path, workers: int) -> Environment:
     rows = make_dataset(run) if run.environment == "dataset" else None
     name = run.environment if rows is None else rows.factory
     if name is None or ":" not in name:
@@ -170,11 +174,13 @@ def _hosted(run: RunSettings, python: Path, workers: int) -> Environment:
     return environment
 
 
-def _made(run: RunSettings, adapted: Callable[[Any, RunSettings, Callable[[], Any]], T]) -> T:
+def _make_from_settings(
+    run: RunSettings, adapt_made: Callable[[Any, RunSettings, Callable[[], Any]], T]
+) -> T:
     factory = _load_factory(run.environment)
     make = partial(factory, **run.environment_settings)
     try:
-        return adapted(make(), run, make)
+        return adapt_made(make(), run, make)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
@@ -268,28 +274,31 @@ def example_scores(run: RunSettings) -> list[Score | None]:
     The score of a way that does not end the episode is None.
     """
     environment = make_environment(run)
-    return [finish(_score(environment, run, way)) for way in (_demonstrated, _answered, _silent)]
+    return [
+        finish(_score(environment, run, way))
+        for way in (_demonstrated_turns, _answer_turn, _empty_turn)
+    ]
 
 
 def scores_of(run: RunSettings, ways: Iterable[Sequence[str]]) -> list[Score | None]:
     """Score other ways through the first item, each given by its turns."""
     environment = make_environment(run)
-    return [finish(_score(environment, run, _given(turns))) for turns in ways]
+    return [finish(_score(environment, run, _fixed_turns(turns))) for turns in ways]
 
 
-def _demonstrated(conversation: Conversation) -> list[str]:
+def _demonstrated_turns(conversation: Conversation) -> list[str]:
     return [turn.text for turn in conversation.demonstration if turn.trained]
 
 
-def _answered(conversation: Conversation) -> list[str]:
+def _answer_turn(conversation: Conversation) -> list[str]:
     return [conversation.answer or ""]
 
 
-def _silent(_: Conversation) -> list[str]:
+def _empty_turn(_: Conversation) -> list[str]:
     return [""]
 
 
-def _given(turns: Sequence[str]) -> Callable[[Conversation], Sequence[str]]:
+def _fixed_turns(turns: Sequence[str]) -> Callable[[Conversation], Sequence[str]]:
     return lambda _: turns
 
 

@@ -123,7 +123,7 @@ class RewardCaller:
                 self._note_split(error, len(samples))
         waiting: list[asyncio.Task[RewardOutcome] | RewardOutcome] = []
         for sample in samples:
-            outcome = self._begin(sample)
+            outcome = self._begin_sample(sample)
             if isinstance(outcome, tuple) and not waiting:
                 yield [outcome]
             else:
@@ -136,25 +136,25 @@ class RewardCaller:
         self._runner = self._runner or asyncio.Runner()
         return self._runner.get_loop()
 
-    def _begin(self, sample: RewardSample) -> asyncio.Task[RewardOutcome] | RewardOutcome:
+    def _begin_sample(self, sample: RewardSample) -> asyncio.Task[RewardOutcome] | RewardOutcome:
         try:
             if self.convention is Convention.SAMPLE:
                 answer = call_sample(self._function, sample)
             else:
                 answer = call_batch(self._function, [sample])
             if inspect.isawaitable(answer):
-                return self._loop.create_task(self._finish(answer, sample))
-            return self._read(answer)
+                return self._loop.create_task(self._await_answer(answer, sample))
+            return self._read_answer(answer)
         except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises is the reason
             return _reason(error, sample)
 
-    async def _finish(self, answer: Awaitable[Any], sample: RewardSample) -> RewardOutcome:
+    async def _await_answer(self, answer: Awaitable[Any], sample: RewardSample) -> RewardOutcome:
         try:
-            return self._read(await answer)
+            return self._read_answer(await answer)
         except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises is the reason
             return _reason(error, sample)
 
-    def _read(self, answer: Any) -> RewardOutcome:
+    def _read_answer(self, answer: Any) -> RewardOutcome:
         is_one = self.convention is Convention.SAMPLE
         return _outcome(value_of(answer) if is_one else values_of(answer, count=1)[0])
 

@@ -75,15 +75,15 @@ class ReceivingGroup:
         under_way: deque[_Bucket] = deque()
         for start in range(0, len(whole), bucket_bytes):
             if len(under_way) == BUCKETS_IN_FLIGHT:
-                yield _arrived(under_way.popleft(), deadline)
-            under_way.append(self._begin(whole[start : start + bucket_bytes], deadline))
+                yield _wait_for_bucket(under_way.popleft(), deadline)
+            under_way.append(self._begin_broadcast(whole[start : start + bucket_bytes], deadline))
         while under_way:
-            yield _arrived(under_way.popleft(), deadline)
+            yield _wait_for_bucket(under_way.popleft(), deadline)
 
-    def _begin(self, memory: memoryview, deadline: float) -> _Bucket:
+    def _begin_broadcast(self, memory: memoryview, deadline: float) -> _Bucket:
         options = BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
-        options.timeout = _left(deadline)
+        options.timeout = _time_left(deadline)
         on_host = torch.frombuffer(memory, dtype=torch.uint8)
         on_device = on_host
         if self._device != "cpu":
@@ -103,14 +103,14 @@ class ReceivingGroup:
         self._group = self._store = None
 
 
-def _arrived(bucket: _Bucket, deadline: float) -> memoryview:
-    bucket.work.wait(_left(deadline))
+def _wait_for_bucket(bucket: _Bucket, deadline: float) -> memoryview:
+    bucket.work.wait(_time_left(deadline))
     if bucket.on_device is not bucket.on_host:
         bucket.on_host.copy_(bucket.on_device)
     return bucket.memory
 
 
-def _left(deadline: float) -> timedelta:
+def _time_left(deadline: float) -> timedelta:
     return timedelta(seconds=max(deadline - time.monotonic(), 0.001))
 
 

@@ -45,7 +45,7 @@ def adapt(first: Any, make: Callable[[], Any], *, name: str, needs_reward: bool)
         environment: Environment = first
         return environment
     if hasattr(first, "reset") and hasattr(first, "step"):
-        return _of_games(first, make, name)
+        return _game_environment(first, make, name)
     if hasattr(first, "init") and hasattr(first, "step"):
         raise SettingsError(
             f"run.environment must be dataset for a class with `init` and step, got "
@@ -69,7 +69,7 @@ def over_rows(
     return ToolEnvironment(rows, make, setting=FACTORY, needs_reward=needs_reward)
 
 
-def _of_games(first: Any, make: Callable[[], Any], name: str) -> GameEnvironment:
+def _game_environment(first: Any, make: Callable[[], Any], name: str) -> GameEnvironment:
     if is_arena(first):
         # TextArena's wrappers keep their texts through a reset, and some load long word lists.
         return GameEnvironment(name, lambda: ArenaGame(copy.deepcopy(first)), is_reusable=False)

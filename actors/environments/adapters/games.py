@@ -138,7 +138,7 @@ class GymGame:
 
     def start(self, seed: int) -> tuple[GivenPrompt, Mapping[str, Any]]:
         """Reset the environment with the seed."""
-        if _takes(self._environment.reset, "seed"):
+        if _has_parameter(self._environment.reset, "seed"):
             result = self._environment.reset(seed=seed)
         else:
             if callable(getattr(self._environment, "seed", None)):  # gym before 0.26
@@ -236,10 +236,12 @@ class RowGame:
 
 def is_arena(environment: Any) -> bool:
     """Return whether an object with `reset` and `step` is a game of TextArena."""
-    return hasattr(environment, "get_observation") and _takes(environment.reset, "num_players")
+    return hasattr(environment, "get_observation") and _has_parameter(
+        environment.reset, "num_players"
+    )
 
 
-def _takes(function: Callable[..., Any], name: str) -> bool:
+def _has_parameter(function: Callable[..., Any], name: str) -> bool:
     parameters = inspect.signature(function).parameters
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 

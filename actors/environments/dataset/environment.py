@@ -105,7 +105,7 @@ class DatasetConversation:
     def prompt(self) -> GivenPrompt:
         """The question, with the sentence about the form of the answer behind it."""
         question = prompt_of(self._row, self._settings)
-        form = _form(self._settings)
+        form = _answer_form(self._settings)
         if not form:
             return question
         if isinstance(question, str):
@@ -262,8 +262,8 @@ class Dataset:
         """
         settings = self._settings
         self._check_prompt()
-        wanted = _columns(settings.prompt)
-        wanted |= _columns(settings.answer) if settings.answer else set()
+        wanted = _columns_named(settings.prompt)
+        wanted |= _columns_named(settings.answer) if settings.answer else set()
         filled_in = columns_in(settings.prompt) | columns_in(settings.answer or "")
         for number, row in enumerate(rows, 1):
             if not wanted <= row.keys():
@@ -285,7 +285,7 @@ class Dataset:
         """Refuse a prompt with the column of the answer; tests and patterns may be in a prompt."""
         settings = self._settings
         told = columns_in(settings.prompt) & (
-            _columns(settings.answer) if settings.answer else set()
+            _columns_named(settings.answer) if settings.answer else set()
         )
         if told and _scorer(settings) not in FORMS:
             name = min(told)
@@ -321,13 +321,13 @@ class Dataset:
 
 def prompt_of(row: Row, settings: DatasetSettings) -> GivenPrompt:
     """Return the prompt of a row: a column, or a text with columns in it."""
-    prompt: GivenPrompt = _filled(settings.prompt, row)
+    prompt: GivenPrompt = _fill_column(settings.prompt, row)
     return prompt
 
 
 def reference_of(row: Row, settings: DatasetSettings) -> Any:
     """Return what an answer to a row is compared with, in the same way; None = nothing."""
-    return None if settings.answer is None else _filled(settings.answer, row)
+    return None if settings.answer is None else _fill_column(settings.answer, row)
 
 
 def identity_of(
@@ -339,14 +339,14 @@ def identity_of(
     return text_of(read_prompt(prompt, what)).casefold()
 
 
-def _filled(column: str, row: Row) -> Any:
+def _fill_column(column: str, row: Row) -> Any:
     if columns_in(column):
         return fill_in(column, lambda named: str(column_at(row, named)))
     return column_at(row, column)
 
 
 def _check_columns(wanted: frozenset[str], row: Row, number: int, path: str) -> None:
-    missing = [name for name in sorted(wanted) if not _has(row, name)]
+    missing = [name for name in sorted(wanted) if not _has_column(row, name)]
     if not missing:
         return
     inside = [
@@ -359,7 +359,7 @@ def _check_columns(wanted: frozenset[str], row: Row, number: int, path: str) -> 
     )
 
 
-def _has(row: Row, name: str) -> bool:
+def _has_column(row: Row, name: str) -> bool:
     try:
         column_at(row, name)
     except KeyError:
@@ -379,7 +379,7 @@ def _check_text(value: Any, column: str, number: int, path: str) -> None:
     )
 
 
-def _columns(named: str) -> frozenset[str]:
+def _columns_named(named: str) -> frozenset[str]:
     return columns_in(named) or frozenset((named,))
 
 
@@ -387,7 +387,7 @@ def _scorer(settings: DatasetSettings) -> str:
     return settings.scorer or "exact"
 
 
-def _form(settings: DatasetSettings) -> str:
+def _answer_form(settings: DatasetSettings) -> str:
     if settings.answer_format is not None or settings.answer is None:
         return settings.answer_format or ""
     return FORMS.get(_scorer(settings), FORMAT)

@@ -57,9 +57,9 @@ def open_rows(path: str, *, subset: str | None = None, split: str = "train") -> 
     place = Path(path).expanduser()
     reader = _READERS.get(place.suffix.lower())
     if place.is_dir():
-        return _of_datasets(_saved, path, split)
+        return _load_by_datasets(_load_saved, path, split)
     if _is_on_a_hub(path, place) and reader is None:
-        return _of_datasets(partial(_on_the_hub, subset=subset), path, split)
+        return _load_by_datasets(partial(_load_from_hub, subset=subset), path, split)
     if reader is None:
         raise SettingsError(
             f"the path of a dataset must end with one of {', '.join(_READERS)}, or be a folder of "
@@ -125,7 +125,7 @@ class JsonLinesRows:
             except ValueError as error:
                 raise SettingsError(f"{self._where(number)} must be JSON, got: {error}") from None
             _check_characters(row, self._where(number))
-        return row if type(row) is dict else _object(row, self._where(number))
+        return row if type(row) is dict else _checked_row(row, self._where(number))
 
     def _where(self, number: int) -> str:
         with self._path.open("rb") as file:
@@ -148,7 +148,7 @@ class ArrowRows:
 
     def __getitem__(self, number: int) -> Row:
         (row,) = self._table.slice(number, 1).to_pylist()
-        return _object(row, f"row {number + 1}")
+        return _checked_row(row, f"row {number + 1}")
 
 
 def _json(path: Path) -> Sequence[Row]:
@@ -161,7 +161,7 @@ def _json(path: Path) -> Sequence[Row]:
     places = [f"item {number} of {path}" for number in range(1, len(rows) + 1)]
     for row, where in zip(rows, places, strict=True):
         _check_characters(row, where)
-    return [_object(row, where) for row, where in zip(rows, places, strict=True)]
+    return [_checked_row(row, where) for row, where in zip(rows, places, strict=True)]
 
 
 def _csv(path: Path) -> Sequence[Row]:
@@ -189,7 +189,7 @@ def _is_on_a_hub(path: str, place: Path) -> bool:
     return path.count("/") == 1 and not path.startswith(("/", "~", ".")) and not is_file
 
 
-def _of_datasets(load: Callable[[Any, str], Any], path: str, split: str) -> Rows:
+def _load_by_datasets(load: Callable[[Any, str], Any], path: str, split: str) -> Rows:
     datasets = _package("datasets", f"{path} must be loaded by the package datasets")
     loaded = load(datasets, path)
     parts = loaded if isinstance(loaded, datasets.DatasetDict) else {split: loaded}
@@ -201,7 +201,7 @@ def _of_datasets(load: Callable[[Any, str], Any], path: str, split: str) -> Rows
     return rows
 
 
-def _saved(datasets: Any, path: str) -> Any:
+def _load_saved(datasets: Any, path: str) -> Any:
     try:
         return datasets.load_from_disk(str(Path(path).expanduser()))
     except Exception as error:  # noqa: BLE001 - whatever that package raises, there are no rows
@@ -211,7 +211,7 @@ def _saved(datasets: Any, path: str) -> Any:
         ) from None
 
 
-def _on_the_hub(datasets: Any, path: str, *, subset: str | None) -> Any:
+def _load_from_hub(datasets: Any, path: str, *, subset: str | None) -> Any:
     try:
         return datasets.load_dataset(path, subset)
     except Exception as error:  # noqa: BLE001 - as above
@@ -267,7 +267,7 @@ def _check_characters(row: Any, where: str) -> None:
         ) from None
 
 
-def _object(row: Any, where: str) -> Row:
+def _checked_row(row: Any, where: str) -> Row:
     if not isinstance(row, dict):
         raise SettingsError(f"{where} must be an object of columns, got {quoted(row, 60)}")
     return row

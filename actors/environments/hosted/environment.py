@@ -116,7 +116,7 @@ class Host:
     def _open(self) -> tuple[str, bool]:
         settings = self._settings
         names = [requirement.name for requirement in settings.requirements]
-        versions = self._asked("versions", packages=names)
+        versions = self._ask_at_start("versions", packages=names)
         for requirement in settings.requirements:
             _check(requirement, versions[requirement.name], settings.python)
         keywords = {
@@ -126,10 +126,10 @@ class Host:
             "plays_rows": settings.plays_rows,
             "needs_reward": settings.needs_reward,
         }
-        reply = self._asked("open", given=keywords)
+        reply = self._ask_at_start("open", given=keywords)
         return str(reply["description"]), bool(reply["can_replay"])
 
-    def _asked(self, do: str, **arguments: Any) -> dict[str, Any]:
+    def _ask_at_start(self, do: str, **arguments: Any) -> dict[str, Any]:
         try:
             return self._process.submit(do, **arguments).result(START_S)
         except TimeoutError:

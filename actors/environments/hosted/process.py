@@ -84,7 +84,7 @@ class HostProcess:
             if self.end_reason is not None:
                 raise HostError(self.end_reason)
             self._number += 1
-            frame = _packed({"call": self._number, "do": do, **arguments})
+            frame = _pack_request({"call": self._number, "do": do, **arguments})
             self._calls[self._number] = future
         self._requests.put(frame)
         return future
@@ -176,7 +176,7 @@ class HostProcess:
                 future.set_exception(HostError(f"environment host: {self.end_reason}"))
 
 
-def _packed(request: Mapping[str, Any]) -> bytes:
+def _pack_request(request: Mapping[str, Any]) -> bytes:
     try:
         return pack_message(request)
     except ValueError as error:

@@ -66,10 +66,10 @@ def host_python(run: RunSettings) -> Path | None:
         return python
     if not run.environment_requirements:
         return None
-    return _made(sorted(map(str, requirements_of(run))))
+    return _installed_python(sorted(map(str, requirements_of(run))))
 
 
-def _made(requirements: Sequence[str]) -> Path:
+def _installed_python(requirements: Sequence[str]) -> Path:
     key = json.dumps([list(requirements), sys.version_info[:2]])
     kept = Path.home() / ".cache" / "nyala" / "environments"
     folder = kept / hashlib.sha256(key.encode()).hexdigest()[:16]

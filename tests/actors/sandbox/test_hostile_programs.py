@@ -72,7 +72,7 @@ class World:
             "PORT": str(self.port),
             "SOCKET": self.socket,
             "ABSTRACT": self.abstract,
-            "SOME_THREADS": str(entry.MAX_THREADS + entry._threads_of_all() + 8),
+            "SOME_THREADS": str(entry.MAX_THREADS + entry._count_threads() + 8),
         }
         for name, value in names.items():
             program = program.replace(name, value)
