@@ -78,6 +78,8 @@ class KvCacheState:
 
 @dataclass(slots=True)
 class _Window:
+    """Counts at the beginning of an interval of measurement, and what was seen since."""
+
     began_s: float
     tokens: int
     ended: int
@@ -296,23 +298,23 @@ class Tuner:
         """Reason of the last change."""
         return self._size.reason
 
-    async def run(self, see: Callable[[], ActorCounts]) -> None:
+    async def run(self, read_counts: Callable[[], ActorCounts]) -> None:
         """Tune the room until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self.tune_room(time.monotonic(), see())
+            self.tune_room(time.monotonic(), read_counts())
 
-    def tune_room(self, now_s: float, seen: ActorCounts) -> None:
+    def tune_room(self, now_s: float, counts: ActorCounts) -> None:
         """Measure once, and resize the room."""
         size, memory = self._size, self._meter.memory
         if memory is None:
             return
         has_changed = size.update_number(
             now_s,
-            tokens=seen.tokens,
-            ended=seen.ended,
-            is_full=seen.episodes >= self._room.full_from,
-            is_over=seen.episodes > self._room.most,
+            tokens=counts.tokens,
+            ended=counts.ended,
+            is_full=counts.episodes >= self._room.full_from,
+            is_over=counts.episodes > self._room.most,
             memory=memory,
         )
         if has_changed:

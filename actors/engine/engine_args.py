@@ -2,7 +2,8 @@
 
 Every token must have the log-prob of the whole distribution that it was sampled from, and the
 version of the weights that made it; and the weights must be exactly the learner's. An argument that
-breaks one of these is refused by name. What passes is still held to the probe when an actor starts.
+breaks one of these is refused by name. `nyala up` and every actor check them; what passes is still
+held to the probe when an actor starts.
 """
 
 from __future__ import annotations

@@ -49,6 +49,8 @@ from .waits import StallWatch, settle, settle_with_error
 
 @dataclass(slots=True)
 class _PendingTokens:
+    """Tokens of one request that are not handed over yet."""
+
     request_id: str
     watch: TurnWatch | None = None
     token_ids: list[int] = field(default_factory=list)

@@ -153,6 +153,8 @@ class CoreWatch:
 
 @dataclass(slots=True)
 class _HeldRequest:
+    """A request of the core, kept to add it anew after a swap."""
+
     key: int
     token_ids: tuple[int, ...]
     sampling: Sampling

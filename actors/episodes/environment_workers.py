@@ -1,10 +1,11 @@
 """Calls of environments off the actor's event loop, for many episodes side by side.
 
-    put --> a thread, or an event loop of their own --report--> serve --done--> the episode goes on
+    submit_work --> a thread, or a loop of their own --report--> serve --done--> the episode goes on
 
-What an environment offers decides: `async` methods are awaited in one event loop, others are
-called in threads. Waiting episodes hold no place in the engine, and a slow one holds up neither
-leases nor heartbeats nor, but for those of its thread, other episodes.
+`Sampling` submits the start of an episode, `Scoring` the judgement of a turn. What an environment
+offers decides: `async` methods are awaited in one event loop, others are called in threads. Waiting
+episodes hold no place in the engine, and a slow one holds up neither leases nor heartbeats nor, but
+for those of its thread, other episodes.
 """
 
 from __future__ import annotations

@@ -186,6 +186,7 @@ class Sampling:
         )
 
     def _begun(self, held: HeldLease, result: Rollout | BaseException) -> None:
+        """Go on with an episode that its environment has begun, or fail it."""
         if held.has_ended:
             return
         if isinstance(result, BaseException):

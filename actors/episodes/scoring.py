@@ -189,6 +189,7 @@ class Scoring:
                 )
 
     def _judged(self, held: HeldLease, judgement: Judgement | BaseException) -> None:
+        """Go on with an episode whose turn its environment has judged, or fail it."""
         if held.has_ended:
             return
         if isinstance(judgement, BaseException):

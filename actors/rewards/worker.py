@@ -3,13 +3,13 @@
     READY --samples--> CALLING --an outcome for each sample, in order--> READY
     end of input -> exit
 
-A batched function that raises is called again with one sample at a time, and a message says so, so
-that only the sample at fault fails; a function that judges whole groups fails the group. A function
-that runs out of memory ends the process: objects that it keeps alive would fail every later call.
-Coroutines of one request run together in one event loop, which lives as long as the process and
-also runs between requests: limits, clients and tasks of an `async` function outlive a call.
-Requests and replies have a socket of their own, far from the descriptors of the function, which its
-child processes do not inherit. The process dies with its parent.
+`process.py` starts it. A batched function that raises is called again with one sample at a time,
+and a message says so, so that only the sample at fault fails; a function that judges whole groups
+fails the group. A function that runs out of memory ends the process: objects that it keeps alive
+would fail every later call. Coroutines of one request run together in one event loop, which lives
+as long as the process and also runs between requests: limits, clients and tasks of an `async`
+function outlive a call. Requests and replies have a socket of their own, far from the descriptors
+of the function, which its child processes do not inherit. The process dies with its parent.
 """
 
 from __future__ import annotations

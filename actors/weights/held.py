@@ -20,6 +20,8 @@ from buffer.record.episode import PolicyVersion
 
 @dataclass(frozen=True, slots=True)
 class _Part:
+    """The version or update that is arriving, or an update that is kept."""
+
     version: PolicyVersion
     memory: mmap.mmap | bytearray
     base: PolicyVersion | None = None

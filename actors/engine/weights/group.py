@@ -34,6 +34,8 @@ DEVICES = {"gloo": "cpu", "nccl": "cuda"}
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
+    """One broadcast under way: the bytes that arrive together."""
+
     memory: memoryview
     on_host: torch.Tensor
     on_device: torch.Tensor

@@ -37,7 +37,9 @@ SHORT_S = 0.002
 """Wait for the opening thread; a file that was used before is open by then."""
 
 
-class _Opened(NamedTuple):
+class _OpenVersion(NamedTuple):
+    """A version whose file is open, ready to be copied or loaded."""
+
     view: object
     """View of a registered file; None on a CPU."""
     tensors: dict[str, Tensor]
@@ -66,7 +68,7 @@ class LiveModel:
         self._planned: tuple[TensorSpec, ...] = ()
         """Tensors that a plan was made for, or could not be."""
         self._place: VersionFile | None = None
-        self._opened: _Opened | None = None
+        self._opened: _OpenVersion | None = None
         self._opening: Worker | None = None
 
     @property
@@ -162,9 +164,9 @@ class LiveModel:
         parts = (
             None if self._plan is None else list(_copies_by_plan(self._model, self._plan, tensors))
         )
-        self._opened = _Opened(view, tensors, parts)
+        self._opened = _OpenVersion(view, tensors, parts)
 
-    def _has_moved(self, place: VersionFile, opened: _Opened) -> bool:
+    def _has_moved(self, place: VersionFile, opened: _OpenVersion) -> bool:
         """Whether a registered file was truncated since: a card would read its old pages."""
         files = self._files
         return files is not None and (

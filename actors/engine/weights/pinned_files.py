@@ -33,7 +33,9 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Mapped:
+class _MappedFile:
+    """A file that is mapped and registered."""
+
     file: int
     """Keeps the inode, so that its number stays this file's, and shows when its name is gone."""
     changed: int
@@ -53,7 +55,7 @@ class PinnedFiles:
 
     def __init__(self, pins: HostPins) -> None:
         self._pins = pins
-        self._mapped: dict[tuple[int, int], _Mapped] = {}
+        self._mapped: dict[tuple[int, int], _MappedFile] = {}
         """Files by device and inode: a slot's path may name another learner's slot later."""
 
     def view(self, path: Path, num_bytes: int) -> ctypes.Array[ctypes.c_char]:
@@ -84,7 +86,7 @@ class PinnedFiles:
         """Unmap and unregister all files."""
         self._release_files(lambda _: True)
 
-    def _map(self, path: Path, num_bytes: int) -> _Mapped:
+    def _map(self, path: Path, num_bytes: int) -> _MappedFile:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             changed = os.fstat(file).st_ctime_ns
@@ -95,9 +97,9 @@ class PinnedFiles:
             raise
         if refusal:
             log.warning("weights are copied slowly: %s", refusal)
-        return _Mapped(file, changed, memory, _view_of(memory))
+        return _MappedFile(file, changed, memory, _view_of(memory))
 
-    def _release_files(self, is_released: Callable[[_Mapped], bool]) -> None:
+    def _release_files(self, is_released: Callable[[_MappedFile], bool]) -> None:
         for key, mapped in tuple(self._mapped.items()):
             if is_released(mapped):
                 del self._mapped[key]
@@ -105,7 +107,7 @@ class PinnedFiles:
                 os.close(mapped.file)
 
 
-def _is_outdated(mapped: _Mapped) -> bool:
+def _is_outdated(mapped: _MappedFile) -> bool:
     """Whether a file's name is gone, or its pages may no longer be those that were registered."""
     status = os.fstat(mapped.file)
     return status.st_nlink == 0 or status.st_ctime_ns != mapped.changed

@@ -40,12 +40,14 @@ NUMPY: Any = import_module("numpy.random") if find_spec("numpy") else None
 LOCK = threading.RLock()  # all threads share the generators
 
 
-class _State(NamedTuple):
+class _GeneratorState(NamedTuple):
+    """State of the generators that the modules `random` and `numpy.random` share."""
+
     python: Any
     numpy: Any
 
     @classmethod
-    def now(cls) -> _State:
+    def now(cls) -> _GeneratorState:
         return cls(random.getstate(), NUMPY and NUMPY.get_state())
 
     def restore(self) -> None:
@@ -53,7 +55,7 @@ class _State(NamedTuple):
         if NUMPY:
             NUMPY.set_state(self.numpy)
 
-    def equals(self, other: _State) -> bool:
+    def equals(self, other: _GeneratorState) -> bool:
         if self.python != other.python or not NUMPY:
             return bool(self.python == other.python)
         _, keys, *place = self.numpy
@@ -70,7 +72,7 @@ class SharedGenerators:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._state: _State | None = None
+        self._state: _GeneratorState | None = None
         self._is_used = True
 
     @contextmanager
@@ -80,24 +82,24 @@ class SharedGenerators:
             yield
             return
         with LOCK:
-            outside = _State.now()
+            outside = _GeneratorState.now()
             before = self._begin()
             try:
                 yield
             finally:
-                after = _State.now()
+                after = _GeneratorState.now()
                 outside.restore()
                 self._is_used = self._state is not None or not after.equals(before)
                 self._state = after
 
-    def _begin(self) -> _State:
+    def _begin(self) -> _GeneratorState:
         if self._state is None:
             random.seed(self._seed)
             if NUMPY:
                 NUMPY.seed(self._seed)
         else:
             self._state.restore()
-        return _State.now()
+        return _GeneratorState.now()
 
 
 # --------------------------------------------------------------------------------------------------

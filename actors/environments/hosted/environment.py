@@ -192,6 +192,8 @@ class HostedCall(Generic[T]):
 
 
 class _Begun(msgspec.Struct):
+    """Reply of a host to `begin`."""
+
     prompt: str | list[dict[str, Any]]
     answer: str | None
     demonstration: list[tuple[str, bool]]
@@ -200,11 +202,15 @@ class _Begun(msgspec.Struct):
 
 
 class _Stepped(msgspec.Struct):
+    """Reply of a host to `step`."""
+
     observation: str | list[dict[str, Any]]
     done: bool
 
 
 class _Scored(msgspec.Struct):
+    """Reply of a host to `score`."""
+
     reward: float
     parts: dict[str, float]
     metrics: dict[str, float]

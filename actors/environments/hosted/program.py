@@ -2,9 +2,10 @@
 
     python .../program.py THREADS
 
-Frames come by standard input and go out by standard output, which are moved to other descriptors
-before any code of the user runs: what that code prints goes to standard error. The host can import
-Nyala's modules that know the forms of environments, which need no package. It ends with its parent.
+`process.py` starts it. Frames come by standard input and go out by standard output, which are moved
+to other descriptors before any code of the user runs: what that code prints goes to standard error.
+The host can import Nyala's modules that know the forms of environments, which need no package. It
+ends with its parent.
 """
 
 from __future__ import annotations
