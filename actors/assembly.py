@@ -100,9 +100,7 @@ async def run_actor(
         group_wait_s=settings.broker.progress_timeout_s / 2,
     )
     page = ActorPage(loop, engine, receiver, settings)
-    beside = [
-        asyncio.create_task(work) for work in (_stop_loop_when_set(stop, loop), page.pulse.keep())
-    ]
+    beside = [asyncio.create_task(work) for work in (_stop_after(stop, loop), page.pulse.keep())]
     try:
         with page.serving(settings, name=incarnation.rpartition("-")[0]):
             await loop.run()
@@ -239,6 +237,7 @@ def _keys_folder(settings: Settings) -> Path:
     return settings.broker.keys or settings.run.folder / "keys"
 
 
-async def _stop_loop_when_set(stop: asyncio.Event, loop: ActorLoop) -> None:
+async def _stop_after(stop: asyncio.Event, loop: ActorLoop) -> None:
+    """Stop the loop once `stop` is set."""
     await stop.wait()
     loop.stop()
