@@ -53,7 +53,8 @@ def read_prompt(prompt: GivenPrompt, what: str = "the prompt of an item") -> Pro
     if not messages or messages[-1].role == "assistant":
         raise SettingsError(
             f"{what} must end with a message to the policy, got "
-            f"{'one of the assistant' if messages else 'no message'}; give that one as the answer"
+            f"{'one of the assistant' if messages else 'no message'}; put the question last, and "
+            "what follows it into the answer"
         )
     return messages
 
@@ -82,8 +83,8 @@ def _read_message(message: Any, what: str) -> ChatMessage:
     )
     if filled.keys() != {"role", "content"} or not all(isinstance(v, str) for v in filled.values()):
         raise SettingsError(
-            f"{what} must be a text, or messages of role and content, both text, "
-            f"got {quoted(message)}; tool calls and images are not supported"
+            f"{what} must be a text, or messages of role and content, both text, got "
+            f"{quoted(message)}; leave tool calls and images out, which are not supported"
         )
     return ChatMessage(_without_half_pairs(filled["role"]), _without_half_pairs(filled["content"]))
 

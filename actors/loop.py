@@ -265,8 +265,8 @@ class ActorLoop:
                 await self._published.wait()
         except TimeoutError:
             raise DeadlineError(
-                f"weights must be published within {self._give_up_s:g} s, got none; "
-                "is the learner running?"
+                f"weights must be published within {self._give_up_s:g} s, got none; start the "
+                "learner, or look at its log"
             ) from None
         assert self._publication is not None
         return self._publication

@@ -291,7 +291,7 @@ class BrokerClient:
         if len(frame) > self._max_message_bytes:
             raise RecordError(
                 f"a message must be at most broker.max_message_bytes = {self._max_message_bytes}, "
-                f"got {len(frame)} bytes; the broker would cut the connection without a reply"
+                f"got {len(frame)} bytes; raise it on all machines, or make the episode shorter"
             )
         try:
             async with asyncio.timeout(deadline_s), self._place(message):
@@ -320,7 +320,10 @@ class BrokerClient:
                 if isinstance(reply, Refusal):
                     await self._handle_refusal(reply, kind, pause)
                 elif reply is not None:
-                    raise RefusedError(f"reply must be {kind.__name__}, got {type(reply).__name__}")
+                    raise RefusedError(
+                        f"reply must be {kind.__name__}, got {type(reply).__name__}; use the same "
+                        "release of Nyala on all machines"
+                    )
                 else:
                     self._connection.switch_if_silent(asked_at, broker_wait_s)
                 pause = min(2 * pause, LAST_WAIT_S)

@@ -102,8 +102,9 @@ def check_architecture(config: Mapping[str, Any], *, tokens: int = 0) -> None:
     experts = max(_number(config.get(key)) for key in NUMBERS_OF_EXPERTS)
     if experts > 1:
         raise SettingsError(
-            f"run.model must be a dense model, got {name} with {experts} experts: which of "
-            f"them the sampler chose is not recorded, and ratios would be wrong"
+            f"run.model must be a dense model, got {name} with {experts} experts: which of them "
+            "the sampler chose is not recorded, and ratios would be wrong: choose a model without "
+            "experts"
         )
     changes = [key for key in UNKNOWN_CHANGES if config.get(key) not in (None, 1.0)]
     if changes:
@@ -122,15 +123,16 @@ def check_architecture(config: Mapping[str, Any], *, tokens: int = 0) -> None:
     )
     if rope.get("rope_type", rope.get("type")) in SCALED_BY_LENGTH and tokens > short:
         raise SettingsError(
-            f"run.max_prompt_tokens + run.max_completion_tokens must be <= {short} for {name}, "
-            f"got {tokens}: beyond it, vLLM and the learner rotate positions by different factors"
+            f"run.max_prompt_tokens + run.max_completion_tokens must be <= {short} for {name}, got "
+            f"{tokens}; lower one of them: beyond it, vLLM and the learner rotate positions by "
+            "different factors"
         )
     window = config.get("sliding_window")
     if config.get("model_type") in WINDOWS_DIFFER and window and tokens > window:
         raise SettingsError(
             f"run.max_prompt_tokens + run.max_completion_tokens must be <= {window} for {name}, "
-            f"got {tokens}: its windows of attention are one token longer in vLLM than in "
-            f"transformers"
+            f"got {tokens}; lower one of them: its windows of attention are one token longer in "
+            "vLLM than in transformers"
         )
 
 

@@ -119,7 +119,8 @@ def data_hash(name: str) -> str:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
     except OSError as error:
         raise SettingsError(
-            f"run.environment_settings must name readable files, got {name!r}; {error.strerror}"
+            f"run.environment_settings must name readable files, got {name!r}: {error.strerror}; "
+            "name files that this user can read"
         ) from error
     return digest.hexdigest()[:HASH_CHARACTERS]
 
@@ -150,7 +151,8 @@ def code_hash(name: str, *, setting: str) -> str:
         ) from None
     except OSError as error:
         raise SettingsError(
-            f"{setting} must be a readable file, got {name!r}; {error.strerror}: {path}"
+            f"{setting} must be a readable file, got {name!r}; {error.strerror}: {path}; let this "
+            "user read it, or name another"
         ) from error
     attribute = name.rpartition(":")[2]
     return hashlib.sha256(source + attribute.encode()).hexdigest()[:HASH_CHARACTERS]

@@ -148,7 +148,10 @@ def json_schema() -> str:
 def _read(path: Path) -> Tree:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise SettingsError(f"{path} must be a settings file, got more than 1 MiB")
+            raise SettingsError(
+                f"{path} must be a settings file, got more than 1 MiB; name the config.yaml of a "
+                "run, or a preset"
+            )
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise SettingsError(
@@ -156,22 +159,31 @@ def _read(path: Path) -> Tree:
             f"presets are in {presets_folder()}"
         ) from None
     except IsADirectoryError:
-        raise SettingsError(f"{path} must be a YAML file, got a directory") from None
+        raise SettingsError(
+            f"{path} must be a YAML file, got a directory; name a file in it"
+        ) from None
     except UnicodeDecodeError:
         raise SettingsError(
             f"{path} must be a YAML file, got bytes that are not UTF-8; save it as UTF-8"
         ) from None
     except OSError as error:
-        raise SettingsError(f"{path} must be a readable YAML file, got: {error.strerror}") from None
+        raise SettingsError(
+            f"{path} must be a readable YAML file, got: {error.strerror}; let this user read it"
+        ) from None
     try:
         tree = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader, see below
     except yaml.YAMLError as error:
-        raise SettingsError(f"{path} must be a YAML file, got: {_one_line(error)}") from None
+        raise SettingsError(
+            f"{path} must be a YAML file, got: {_one_line(error)}; mend that line"
+        ) from None
     except _UNREADABLE as error:
         text = f"{type(error).__name__}: {error}"
         raise SettingsError(f"{path} must be a YAML file, got a value with {text:.200}") from None
     if tree is None:
-        raise SettingsError(f"{path} must have a `run:` table with a `model`, got an empty file")
+        raise SettingsError(
+            f"{path} must have a `run:` table with a `model`, got an empty file; write them, or "
+            "copy a preset"
+        )
     if not isinstance(tree, dict):
         raise SettingsError(
             f"{path} must have tables such as `run:`, got {type(tree).__name__} "
@@ -185,7 +197,10 @@ def _as_json(tree: Tree, path: Path) -> str:
     try:
         return json.dumps(tree, default=str)
     except (TypeError, ValueError, RecursionError) as error:
-        raise SettingsError(f"{path} must have plain tables and values, got: {error}") from None
+        raise SettingsError(
+            f"{path} must have plain tables and values, got: {error}; write keys as texts, and no "
+            "anchor inside itself"
+        ) from None
 
 
 def _override(tree: Tree, text: str) -> str | None:

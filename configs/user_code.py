@@ -43,8 +43,8 @@ def source_of(name: str, *, setting: str) -> Path:
         spec = None
     if spec is None or spec.origin is None:
         raise SettingsError(
-            f"{setting} must be in an importable module, got {name!r}; "
-            f"there is no module {place!r} on this machine"
+            f"{setting} must be in an importable module, got {name!r}; there is no module "
+            f"{place!r} on this machine: install it, or name a file, as path/to/file.py:name"
         )
     return Path(spec.origin)
 

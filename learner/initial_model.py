@@ -135,7 +135,8 @@ def read_pairs(path: Path) -> list[Pair]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise SettingsError(
-            f"--pairs must be a readable file, got {path}; {error.strerror}"
+            f"--pairs must be a readable file, got {path}: {error.strerror}; name a file that this "
+            "user can read"
         ) from error
     pairs = []
     for number, line in enumerate(lines, start=1):
@@ -149,7 +150,10 @@ def read_pairs(path: Path) -> list[Pair]:
                 f"line, got {quoted(line)} on line {number} of {path} ({error}); mend that line"
             ) from error
     if not pairs:
-        raise SettingsError(f"--pairs must hold at least one pair, got an empty file {path}")
+        raise SettingsError(
+            f"--pairs must hold at least one pair, got an empty file {path}; write one pair a "
+            "line, or leave --pairs out"
+        )
     return pairs
 
 

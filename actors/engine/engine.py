@@ -65,7 +65,8 @@ class GenerationRequest:
         if least < 0 or largest >= vocabulary:
             raise ValueError(
                 f"token ids must be below the vocabulary of run.model = {vocabulary}, got {least} "
-                f"to {largest}; this actor, or an earlier one, uses another model's tokenizer"
+                f"to {largest}; this actor, or an earlier one, uses another model's tokenizer: "
+                "start all actors with the config.yaml of the run"
             )
 
 

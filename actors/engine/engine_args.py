@@ -91,7 +91,7 @@ def check_engine_args(arguments: Mapping[str, object]) -> None:
             (why for prefix, why in _PREFIXES.items() if name.startswith(prefix)), None
         )
         if reason is not None:
-            raise SettingsError(f"actors.engine_args must not have {name}: {reason}")
+            raise SettingsError(f"actors.engine_args must not have {name}: {reason}; leave it out")
         if names and name not in names:
             raise SettingsError(_unknown(name, names))
 

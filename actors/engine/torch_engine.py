@@ -359,8 +359,9 @@ class TorchStepper:
         )
         if odd:
             raise WeightsError(
-                f"a policy version must hold the parameters of the model, got a difference in "
-                f"{odd[:3]} ({len(odd)} in all); the version belongs to another model"
+                "a policy version must hold the parameters of the model, got a difference in "
+                f"{odd[:3]} ({len(odd)} in all); the version belongs to another model: start the "
+                "actor with the config.yaml of the run"
             )
         for name, parameter in parameters.items():
             if name not in self._shadow:

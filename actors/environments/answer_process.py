@@ -109,7 +109,10 @@ class _WorkerProcess:
                 bufsize=0,
             )
         except OSError as error:
-            raise RewardError(f"a process of {self._name} must start, got {error}") from error
+            raise RewardError(
+                f"a process of {self._name} must start, got {error}; look at the memory and the "
+                "processes of this machine"
+            ) from error
         assert self._process.stdin is not None
         self._finalizer = weakref.finalize(self, _ended, self._process)
         os.set_blocking(self._process.stdin.fileno(), False)

@@ -113,8 +113,8 @@ def present_place(thread: int | None) -> str:
 def overdue(limit_s: float, place: str) -> DeadlineError:
     """Return the error of a call that takes too long, with the place where it stands."""
     return DeadlineError(
-        f"environment must answer within actors.environment_timeout_s = {limit_s:g} s, got "
-        f"no answer{', at ' if place else ''}{place}"
+        f"environment must answer within actors.environment_timeout_s = {limit_s:g} s, got no "
+        f"answer{', at ' if place else ''}{place}; raise it, or make the environment faster"
     )
 
 

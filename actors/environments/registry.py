@@ -198,7 +198,7 @@ def _make_from_settings(
     except Exception as error:
         raise SettingsError(
             f"run.environment must be made without an error, got from {run.environment}: "
-            f"{explain(error)}"
+            f"{explain(error)}; mend the class, or run.environment_settings"
         ) from error
 
 
@@ -242,7 +242,8 @@ def try_environment(
         raise
     except Exception as error:
         raise SettingsError(
-            f"run.environment must begin an item, got {run.environment!r}; {explain(error)}"
+            f"run.environment must begin an item, got {run.environment!r}; {explain(error)}; mend "
+            "the class, or run.environment_settings"
         ) from error
     another = getattr(environment, "another", lambda: make_environment(run))
     source = EnvironmentSource.from_environment(environment, sample, another)

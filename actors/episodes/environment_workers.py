@@ -96,7 +96,10 @@ class EnvironmentLoop:
         self._num_blocked += 1
         error = overdue(self._limit_s, present_place(thread.ident))
         if self._num_blocked > MAX_BLOCKED:
-            raise DeadlineError(f"{error}; earlier event loops were blocked as long")
+            raise DeadlineError(
+                f"{error}; earlier event loops were blocked as long: let no async method of the "
+                "environment block"
+            )
         for job in list(thread.jobs):
             self._report(job, error)
 

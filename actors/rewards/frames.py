@@ -56,7 +56,10 @@ def pack_frame(message: Reply | list[RewardSample]) -> bytes:
     try:
         body = msgspec.msgpack.encode(message, enc_hook=str)
     except (msgspec.MsgspecError, OverflowError, TypeError, ValueError, RecursionError) as error:
-        raise RewardError(f"the columns of an item must be plain data: {error}") from error
+        raise RewardError(
+            f"the columns of an item must be plain data, got: {error}; give texts, numbers, lists "
+            "and maps"
+        ) from error
     return as_frame(body)
 
 

@@ -271,5 +271,6 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(
-            f"the rubric of a judge must be a text file, got {path} in {Path.cwd()}: {error}"
+            f"the rubric of a judge must be a text file, got {path} in {Path.cwd()}: {error}; name "
+            "a file that this user can read"
         ) from None

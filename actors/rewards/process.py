@@ -87,7 +87,10 @@ class RewardProcess:
                 self._channel, *command, self._reward, str(self._memory_mb or 0)
             )
         except OSError as error:
-            raise RewardError(f"the worker of {self._reward!r} cannot start: {error}") from error
+            raise RewardError(
+                f"the worker of run.reward = {self._reward!r} must start, got: {error}; look at "
+                "the memory and the processes of this machine"
+            ) from error
         try:
             reply = await self._channel.receive(LOAD_TIMEOUT_S)
         except MalformedReply:

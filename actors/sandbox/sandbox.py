@@ -202,7 +202,10 @@ class _SandboxedProcess:
                     start_new_session=True,
                 )
         except OSError as error:
-            raise RewardError(f"the process of a sandbox must start, got {error}") from error
+            raise RewardError(
+                f"the process of a sandbox must start, got {error}; look at the memory and the "
+                "processes of this machine"
+            ) from error
         assert self._process.stdout is not None
         self.pipe = self._process.stdout.fileno()
 
@@ -274,7 +277,8 @@ def _collect(processes: Sequence[_SandboxedProcess], limits: Limits) -> None:
     first.wait(deadline - time.monotonic())
     if not all(process.has_begun for process in processes):
         raise RewardError(
-            "every sandbox must start in time, got one that did not; nothing was scored"
+            "every sandbox must start in time, got one that did not; nothing was scored: look at "
+            "the memory and the load of this machine"
         )
 
 

@@ -329,7 +329,11 @@ class WeightReceiver:
         refusal = await self._probe(staged)
         fault = await self._storage.fault(staged, is_again=was_dirty or bool(refusal))
         if fault and was_dirty:
-            raise WeightsError(f"twice in a row, the second time after another pull: {fault}")
+            raise WeightsError(
+                "weights in the engine must be those that were pulled, got others twice in a row, "
+                f"the second time after another pull: {fault}; look at the memory of this machine "
+                "and of its cards"
+            )
         if not (fault or refusal):
             self._num_refused = 0
             self._counters.updates += 1
@@ -366,7 +370,10 @@ class WeightReceiver:
         """
         manifest = staged.manifest
         if self._exact is None:
-            raise WeightsError(f"{MOST_PULLS + 1} times in a row: {refusal}")
+            raise WeightsError(
+                f"the probe must accept the weights, got a refusal {MOST_PULLS + 1} times in a "
+                f"row: {refusal}"
+            )
         try:
             exact = await asyncio.to_thread(self._exact, staged)
         except (ImportError, KeyError, OSError, RuntimeError, ValueError, WeightsError) as error:

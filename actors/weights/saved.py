@@ -132,7 +132,8 @@ async def download(
     except TimeoutError:
         raise DeadlineError(
             f"weights {tuple(publication.version)} must arrive from {publication.endpoint} within "
-            f"{timeout_s:g} s, got nothing whole; is the run alive, and the address reachable?"
+            f"{timeout_s:g} s, got nothing whole; see that the run is up, and that this machine "
+            "reaches the address"
         ) from None
     except ExceptionGroup as group:
         raise group.exceptions[0] from group  # the first one has cancelled the other task

@@ -146,7 +146,8 @@ def decode(frame: Frame, *, max_bytes: int) -> Envelope:
     except _MALFORMED as error:
         _check_version(frame)
         raise RecordError(
-            f"a message must have the fields of its type, got: {error!s:.300}"
+            f"a message must have the fields of its type, got: {error!s:.300}; use the same "
+            "release of Nyala on all machines"
         ) from None
 
 
@@ -195,7 +196,10 @@ def decode_spec(stored: bytes) -> TaskSpec:
     try:
         spec = _SPECS.decode(stored)
     except _MALFORMED as error:
-        raise RecordError(f"a task must have the fields of its type, got: {error!s:.300}") from None
+        raise RecordError(
+            f"a task must have the fields of its type, got: {error!s:.300}; use the same release "
+            "of Nyala on all machines"
+        ) from None
     if spec.purpose not in ("train", "eval"):
         raise RecordError(f"purpose must be train or eval, got {quoted(spec.purpose, 20)}")
     return spec

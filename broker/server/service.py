@@ -356,7 +356,8 @@ class Service:
                 record = await asyncio.to_thread(self._objects.put_record, row.task_id, row.record)
         except OSError as error:  # a TimeoutError is one
             raise StoreUnreachable(
-                f"the object store must accept records, got {error!r}"
+                f"the object store must accept records, got {error!r}; see that the broker reaches "
+                "buffer.object_store and may write there"
             ) from error
         return row._replace(record=record)
 

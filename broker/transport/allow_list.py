@@ -238,8 +238,8 @@ def _check(name: str) -> None:
         )
     if NAME.fullmatch(name) is None:
         raise SettingsError(
-            f"the name of a key must be letters, digits, dots, dashes and underscores, at most 64, "
-            f"got {quoted(name)}; it becomes the name of a file"
+            "the name of a key must be letters, digits, dots, dashes and underscores, at most 64, "
+            f"got {quoted(name)}; choose another, because it becomes the name of a file"
         )
 
 

@@ -70,19 +70,26 @@ class EnrolledKeys:
         """
         if not is_key(public):
             raise SettingsError(
-                f"a key to enrol must be z85 of 40 characters, got {quoted(public)}"
+                f"a key to enrol must be z85 of 40 characters, got {quoted(public)}; make one with "
+                "`nyala keys`"
             )
         self._allowed.refresh()
         present = self._allowed.member(public)
         if present is not None and present.enrolled_by != enrolment:
-            raise SettingsError("a key to enrol must be new, got one that is on the list already")
+            raise SettingsError(
+                "a key to enrol must be new, got one that is on the list already; make another key "
+                "for this actor"
+            )
         name = f"{enrolment[:MAX_STEM]}-{hashlib.blake2b(public, digest_size=8).hexdigest()}"
         if present is None and not self._place(public, enrolment, name):
             return None
         self._allowed.refresh()
         member = self._allowed.member(public)
         if member is None:  # under two roles, of which one is in a file that was not read
-            raise SettingsError("a key to enrol must be new, got one that lies under another role")
+            raise SettingsError(
+                "a key to enrol must be new, got one that lies under another role; make another "
+                "key for this actor"
+            )
         return member.name
 
     def mark_seen(self, keys: Iterable[str]) -> None:
@@ -116,8 +123,8 @@ class EnrolledKeys:
             new.replace(place / f"{name}.pub")  # atomic
         except OSError as error:
             raise SettingsError(
-                f"{place} must be a folder that the broker can write, got {error.strerror}; "
-                "keys that actors register are kept there"
+                f"{place} must be a folder that the broker can write, got {error.strerror}; make "
+                "it writable: keys that actors register are kept there"
             ) from None
         return True
 

@@ -114,7 +114,10 @@ class WeightPort:
             try:
                 envelope = decode(frames[1].bytes, max_bytes=MAX_REQUEST_BYTES)
                 if envelope.run != self._run:
-                    raise RecordError(f"run must be {self._run}, got {envelope.run:.64}")
+                    raise RecordError(
+                        f"run must be {self._run}, got {envelope.run:.64}; connect to the endpoint "
+                        "of that run"
+                    )
                 route = Route(frames[0].bytes, envelope.v)
                 self._on_message(route, key, envelope.inc, envelope.message)
             except RecordError as error:

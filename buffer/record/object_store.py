@@ -128,7 +128,9 @@ class ObjectStore:
             try:
                 return bytes(self._files.cat_file(path))
             except FileNotFoundError:
-                raise RecordError(f"object {path} must exist, got none") from None
+                raise RecordError(
+                    f"object {path} must exist, got none; see that the object store keeps its files"
+                ) from None
             except OSError as error:
                 if pause_s is None:
                     raise StoreUnreachable(f"object {path} cannot be read: {error}") from error

@@ -157,7 +157,10 @@ def _text_of(max_chars: int) -> Check:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise RecordError(f"{name} must be valid Unicode, got {quoted(value)}") from None
+            raise RecordError(
+                f"{name} must be valid Unicode, got {quoted(value)}; leave out halves of surrogate "
+                "pairs"
+            ) from None
 
     return check
 
@@ -168,7 +171,10 @@ def _name_of(max_chars: int) -> Check:
     def check(name: str, value: object) -> None:
         check_text(name, value)
         if not str(value).isprintable():
-            raise RecordError(f"{name} must be printable characters, got {quoted(value)}")
+            raise RecordError(
+                f"{name} must be printable characters, got {quoted(value)}; leave out line breaks "
+                "and control characters"
+            )
 
     return check
 
@@ -179,7 +185,7 @@ _check_name, _check_incarnation = _name_of(MAX_NAME_CHARS), _name_of(MAX_INCARNA
 def _entries_of(check_value: Check) -> Check:
     def check(name: str, entries: object) -> None:
         if type(entries) is not dict or len(entries) > MAX_ENTRIES:
-            shown = len(entries) if type(entries) is dict else quoted(entries)
+            shown = f"{len(entries)}; leave some out" if type(entries) is dict else quoted(entries)
             raise RecordError(f"{name} must be a map of at most {MAX_ENTRIES} entries, got {shown}")
         for key, value in entries.items():
             _check_name(f"key of {name}", key)

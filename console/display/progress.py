@@ -263,7 +263,7 @@ def naming_a_stop(folder: RunFolder, settings: Settings) -> Iterator[None]:
         if not folder.is_stopped:
             raise
         raise NyalaError(
-            f"{settings.run.name} must be running for its store to be read, got it "
+            f"{settings.run.name} must be running for its store to be read, got a run that is "
             f"{stopped_line(folder, steps=settings.run.steps)}"
         ) from error
 

@@ -108,10 +108,10 @@ def logs(
     console = Console()
     files = _files(folder, role)
     if not files and not follow:
-        raise SettingsError(
-            f"role must be one that has a log, got {role or 'none'} of: "
-            f"{', '.join(path.stem for path in _files(folder, None)) or 'no logs yet'}"
-        )
+        there = ", ".join(path.stem for path in _files(folder, None))
+        if not there:
+            raise SettingsError(f"{folder} must hold logs, got none; wait until the run has begun")
+        raise SettingsError(f"ROLE must be one that has a log, got {role}; there are: {there}")
     opened = {path: Log(path) for path in files}
     lines = merged(list(opened.values()))
     for line in lines[len(lines) - min(n, len(lines)) :]:

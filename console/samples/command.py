@@ -214,7 +214,9 @@ def samples(
     Example: `nyala samples runs/demo --worst -n 5`
     """
     if best and worst:
-        raise SettingsError("--best and --worst must be given one at a time, got both")
+        raise SettingsError(
+            "--best and --worst must be given one at a time, got both; leave one of the two out"
+        )
     folder = run_folder_of(run).path
     is_default = follow_prompt is not None and step == "newest"
     query = Query(

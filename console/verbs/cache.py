@@ -163,7 +163,10 @@ def unpack(file: Path, kind: Mapping[str, str]) -> int:
         SettingsError: It was compiled for another kind of machine, or is no such archive.
     """
     if not file.is_file():
-        raise SettingsError(f"FILE must be a file of `nyala cache pack`, got {file}; name one")
+        raise SettingsError(
+            f"FILE must be a file of `nyala cache pack`, got {file}; name one, or make it with "
+            "`nyala cache pack`"
+        )
     folders = _folders()
     place = next(iter(folders.values())).parent
     place.mkdir(parents=True, exist_ok=True)

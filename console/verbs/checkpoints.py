@@ -85,7 +85,7 @@ def export(
     from learner.checkpointing.inventory import intact  # noqa: PLC0415 - torch
 
     if to.exists():
-        raise typer.BadParameter(f"{to} must not be there yet")
+        raise typer.BadParameter(f"{to} must be a new folder, got one that exists; name another")
     settings = settings_of(run)
     path = intact(settings.run.folder, checkpoint)
     if adapter:

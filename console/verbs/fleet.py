@@ -55,7 +55,9 @@ def render(settings: Settings, target: Target, out: Path) -> list[Path]:
     """
     out = out.absolute()
     if not PLAIN.fullmatch(str(out)):
-        raise SettingsError(f"OUT must be a path without spaces and quotes, got {out}")
+        raise SettingsError(
+            f"OUT must be a path without spaces and quotes, got {out}; choose another"
+        )
     _refuse_what_it_cannot_run(settings, target)
     settings = with_value(settings, "run", "directory", _directory(settings, target))
     values = _template_values(settings, out)

@@ -105,11 +105,14 @@ def new(
     """
     if not re.fullmatch(r"[a-z][a-z0-9_-]{0,40}", name):
         raise SettingsError(
-            f"the name of a project must be small letters, digits, - and _, got {name!r}"
+            f"the name of a project must be small letters, digits, - and _, got {name!r}; choose "
+            "another"
         )
     folder = Path(name)
     if folder.exists():
-        raise SettingsError(f"{folder.absolute()} must be a new folder, got one that exists")
+        raise SettingsError(
+            f"{folder.absolute()} must be a new folder, got one that exists; choose another name"
+        )
     checked = None if model in {None, "init"} else _checked(str(model))
     if data is not None and checked is None:
         raise SettingsError(

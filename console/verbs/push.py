@@ -251,7 +251,9 @@ def push(
     Example: `nyala push runs/demo me/speller --private`
     """
     if name.count("/") != 1 or not all(name.split("/")):
-        raise typer.BadParameter(f"the name on the hub must be OWNER/NAME, got {name!r}")
+        raise typer.BadParameter(
+            f"the name on the hub must be OWNER/NAME, got {name!r}; write it such as ana/math-1b"
+        )
     folder = run_folder_of(run)
     _refuse_untrained(folder)
     settings = settings_of(folder.path)

@@ -127,7 +127,8 @@ def verified(run: Path, file: Path | None) -> ResultTable:
         if digests.setdefault(version, line["digest"]) != line["digest"]:
             raise WeightsError(
                 f"version {version} must have one digest, got {digests[version]} and "
-                f"{line['digest']}; two learners have written to this run"
+                f"{line['digest']}; two learners have written to this run: stop one of them, and "
+                "begin again with --fresh"
             )
     for before, after in pairwise(digests):
         if after <= before:
@@ -148,7 +149,7 @@ def _check_file(file: Path, digests: dict[tuple[int, int], str]) -> str:
     if expected != weights.actual:
         raise WeightsError(
             f"{file} must hold version {tuple(weights.version)} with digest {expected}, got "
-            f"{weights.actual}; it is damaged, or of another run"
+            f"{weights.actual}; it is damaged, or of another run: pull it again"
         )
     return f"{file} is version {weights.version.lineage}.{weights.version.step}"
 
@@ -169,7 +170,9 @@ def pulled(run: Path, to: Path, *, timeout_s: float) -> ResultTable:
         with Store(url, run=settings.run.name) as store:
             announced = store.run(operations.publication())
     if announced is None:
-        raise WeightsError(f"{run} must have published weights, got none; is its learner up?")
+        raise WeightsError(
+            f"{run} must have published weights, got none; look at its learner with `nyala logs`"
+        )
     publication = Publication(version=announced.version, **announced.fields)
     keys_folder = settings.broker.keys or folder.keys
     make_client(keys_folder, PULLER)

@@ -174,7 +174,8 @@ def refuse_if_taken_over(run_folder: Path, lineage: int) -> None:
         if (newest := max(read_lineages(run_folder), default=0)) > lineage:
             raise LostLineage(
                 f"a checkpoint must be of the newest lineage, {newest}, got one of {lineage}; "
-                "another learner has taken the run over, and this one must stop"
+                "another learner has taken the run over, and this one must stop: leave the other "
+                "one alone"
             )
 
 

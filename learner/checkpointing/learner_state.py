@@ -56,7 +56,10 @@ class LearnerState:
                 )
             return msgspec.json.decode(text, type=cls)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{STATE} must be a learner's state, got: {error}") from error
+            raise CheckpointError(
+                f"{STATE} must be a learner's state, got: {error}; restore the checkpoint from a "
+                "copy, or use another one"
+            ) from error
 
 
 class _Schema(msgspec.Struct):

@@ -165,7 +165,10 @@ def _begin_lineage(
         )
     )
     if lineage is None:
-        raise LostLineage("another learner has just taken the run over; this one must stop")
+        raise LostLineage(
+            "a run must have one learner, got another that has just taken it over; this one stops: "
+            "leave the other one alone"
+        )
     lineages = remembered | store.run(operations.lineages())
     write_lineages(run.folder, lineages)  # before anything is published under it
     groups = np.flatnonzero(known_groups(store, run))

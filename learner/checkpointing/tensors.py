@@ -114,7 +114,10 @@ class Shards:
                 file = safe_open(str(path), framework="pt")
                 boxes = json.loads(file.metadata()["boxes"])
             except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-                raise CheckpointError(f"{path} must hold tensors, got: {error}") from error
+                raise CheckpointError(
+                    f"{path} must hold tensors, got: {error}; restore the checkpoint from a copy, "
+                    "or use another one"
+                ) from error
             self._files.add(file, boxes)
         self.shapes = self._files.shapes
         self.dtypes = {name: TORCH_DTYPES[dtype] for name, dtype in self._files.dtypes.items()}
@@ -129,7 +132,8 @@ class Shards:
             if self.shapes.get(name) != tuple(tensor.shape):
                 raise CheckpointError(
                     f"{self._folder} must hold {name} of shape {tuple(tensor.shape)}, got "
-                    f"{self.shapes.get(name, 'none')}; it is of another model"
+                    f"{self.shapes.get(name, 'none')}; it is of another model: restore run.model, "
+                    "or use another checkpoint"
                 )
             self._read_box(name, local_of(tensor), box_of(tensor).offset)
 
@@ -144,7 +148,8 @@ class Shards:
         if filled != local.numel():
             raise CheckpointError(
                 f"{self._folder} must hold all of {name}, got {filled} of {local.numel()} elements "
-                f"from {offset} on; a rank's file is missing"
+                f"from {offset} on; a rank's file is missing: restore the checkpoint from a copy, "
+                "or use another one"
             )
 
 

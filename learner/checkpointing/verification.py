@@ -43,10 +43,14 @@ def verify(path: Path, hash_files: HashFiles | None = None) -> LearnerState:
         if digests[name] != digest:
             raise CheckpointError(
                 f"{path / name} must have the digest {digest[:12]}..., got "
-                f"{digests[name][:12]}...; it was changed or cut short"
+                f"{digests[name][:12]}...; it was changed or cut short: restore the checkpoint "
+                "from a copy, or use another one"
             )
     if STATE not in digests:
-        raise CheckpointError(f"{path / MANIFEST} must list {STATE}, got no such file")
+        raise CheckpointError(
+            f"{path / MANIFEST} must list {STATE}, got no such file; restore the checkpoint from a "
+            "copy, or use another one"
+        )
     return LearnerState.decode((path / STATE).read_text(encoding="utf-8"))
 
 
@@ -64,7 +68,10 @@ def hash_here(path: Path, names: list[str]) -> dict[str, str]:
                 while chunk := stream.read(READ_BYTES):
                     running.update(chunk)
         except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
-            raise CheckpointError(f"{path / name} must be readable, got: {error}") from error
+            raise CheckpointError(
+                f"{path / name} must be readable, got: {error}; restore the checkpoint from a "
+                "copy, or use another one"
+            ) from error
         digests[name] = running.hexdigest()
     return digests
 

@@ -180,8 +180,8 @@ class Claims:
         groups, of = len(self._episodes), self._run.groups_per_batch
         if now - wait.began > DEADLINE_S:
             raise DeadlineError(
-                f"batch {wait.step} must fill within {DEADLINE_S / 3600:.0f} h, got "
-                f"{groups} of {of} groups; start actors"
+                f"batch {wait.step} must fill within {DEADLINE_S / 3600:.0f} h, got {groups} of "
+                f"{of} groups; start actors, or look at their logs with `nyala logs`"
             )
         if now - wait.reported > REPORT_EVERY_S:
             wait.reported = now

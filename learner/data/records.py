@@ -83,7 +83,10 @@ class Records:
         self, task_id: int, record: bytes | None, unit: ClaimedUnit | None = None
     ) -> Episode:
         if record is None:
-            raise RecordError(f"the record of task {task_id} must be in the store, got none")
+            raise RecordError(
+                f"the record of task {task_id} must be in the store, got none; see that Redis "
+                "evicts no keys (maxmemory-policy noeviction)"
+            )
         if is_reference(record):
             if self._objects is None:
                 raise RecordError(

@@ -185,8 +185,9 @@ def adapt(causal_lm: PreTrainedModel, settings: LearnerSettings, base: str | Non
         setattr(parent, name, AdaptedLinear(linear, rank=settings.lora_rank, scale=scale))
     if not linears:
         raise SettingsError(
-            f"learner.lora_rank must be 0 for a model whose layers have no linear modules, got "
-            f"{settings.lora_rank} for {type(causal_lm).__name__}; train its weights"
+            "learner.lora_rank must be 0 for a model whose layers have no linear modules, got "
+            f"{settings.lora_rank} for {type(causal_lm).__name__}; set learner.lora_rank to 0 to "
+            "train its weights"
         )
     if base in {"bfloat16", "nf4"}:
         _narrow_base(causal_lm, is_packed=base == "nf4")
@@ -200,9 +201,9 @@ def _narrow_base(causal_lm: PreTrainedModel, *, is_packed: bool) -> None:
             continue
         if module.in_features % FOUR_BIT_BLOCK:
             raise SettingsError(
-                f"learner.base_dtype must be bfloat16 for a model whose matrices have a number of "
-                f"columns that {FOUR_BIT_BLOCK} does not divide, got nf4 with "
-                f"{module.in_features} of {name}"
+                "learner.base_dtype must be bfloat16 for a model whose matrices have a number of "
+                f"columns that {FOUR_BIT_BLOCK} does not divide, got nf4 with {module.in_features} "
+                f"of {name}; set learner.base_dtype to bfloat16"
             )
         module.pack()
     for parameter in causal_lm.parameters():

@@ -195,7 +195,8 @@ def _kind(device: str) -> str:
         raise SettingsError(left_out)
     if device == "cuda":
         raise SettingsError(
-            "learner.device must be cpu or auto on this machine, got cuda; torch sees no GPU"
+            "learner.device must be cpu or auto on this machine, got cuda; torch sees no GPU: set "
+            "it to auto, or mend the driver (`nvidia-smi`)"
         )
     return "cpu"
 

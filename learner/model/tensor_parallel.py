@@ -211,8 +211,9 @@ def _check(model: nn.Module, styles: Mapping[str, str], tensor: TensorGroup) -> 
     has_layers = any(isinstance(module, PreTrainedModel) for module in model.modules())
     if reason or (has_layers and not parents):
         raise SettingsError(
-            f"parallel.tensor must be 1 for a model that transformers has no plan of heads and "
-            f"inner width for, got {tensor.size} ({reason or 'no plan'}); set parallel.shard"
+            "parallel.tensor must be 1 for a model that transformers has no plan of heads and "
+            f"inner width for, got {tensor.size} ({reason or 'no plan'}); set parallel.tensor to "
+            "1, and parallel.shard instead"
         )
 
 

@@ -184,7 +184,8 @@ class RunSnapshot:
             told = msgspec.json.decode(text, type=_SnapshotFields)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RecordError(
-                f"a run snapshot must be one that this version's learner writes, got: {error}"
+                f"a run snapshot must be one that this version's learner writes, got: {error}; use "
+                "the release of Nyala that the learner has"
             ) from None
         run_snapshot = cls()
         for batch in told.batches[-RECENT:]:

@@ -91,7 +91,7 @@ class Sidecar:
             is_in_time = self._has_started.wait(START_TIMEOUT_S)
             self.check_publisher()
             if not is_in_time:
-                raise _failure(f"it was not listening after {START_TIMEOUT_S:.0f} s")
+                raise _failure(f"was not listening after {START_TIMEOUT_S:.0f} s")
         except BaseException:
             self.close()
             raise
@@ -208,13 +208,15 @@ class Sidecar:
         while now - self._restarts[0] > RESTART_WINDOW_S:
             self._restarts.popleft()
         if len(self._restarts) > MAX_RESTARTS:
-            raise _failure(f"it died {MAX_RESTARTS} times, last: {reason}")
+            raise _failure(f"died {MAX_RESTARTS} times, last: {reason}")
         pause_s = BACK_OFF_S[min(len(self._restarts) - 1, len(BACK_OFF_S) - 1)]
         return not self._is_closing.wait(pause_s)
 
 
 def _failure(reason: str) -> WeightsError:
-    return WeightsError(f"the weight publisher must run, but {reason}; see the log")
+    return WeightsError(
+        f"the weight publisher must run, got one that {reason}; look at the learner's log"
+    )
 
 
 def _stop(process: subprocess.Popen[bytes], *, patience_s: float = STOP_TIMEOUT_S) -> None:

@@ -96,7 +96,10 @@ def check_share(share: PeerEndpoint, key: str) -> None:
     if share.public_key != key:
         raise RecordError("an actor must share under the key of its connection, got another")
     if not ADDRESS.fullmatch(share.endpoint):
-        raise RecordError(f"an actor must share at tcp://host:port, got {quoted(share.endpoint)}")
+        raise RecordError(
+            f"an actor must share at tcp://host:port, got {quoted(share.endpoint)}; set "
+            "actors.share_endpoint of that actor to such an address"
+        )
 
 
 # --------------------------------------------------------------------------------------------------

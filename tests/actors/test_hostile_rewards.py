@@ -220,7 +220,7 @@ def test_a_worker_that_cannot_start_leaves_no_descriptor(monkeypatch):
         process = RewardProcess("reward.py:f", timeout_s=5)
         counts = []
         for _ in range(4):
-            with pytest.raises(RewardError, match=r"cannot start: .*Too many open files"):
+            with pytest.raises(RewardError, match=r"must start, got: .*Too many open files"):
                 await process.start()
             await asyncio.sleep(0)  # transports close in the next round of the loop
             counts.append(len(os.listdir("/proc/self/fd")))  # noqa: PTH208 - no paths are wanted

@@ -136,5 +136,8 @@ def test_a_run_that_has_published_nothing_says_so(tmp_path, redis_url):
     refused = weights("pull", settings.run.folder, "--to", tmp_path / "x")
 
     assert refused.exit_code == 2
-    assert "must have published weights, got none; is its learner up?" in refused.stderr
+    assert (
+        "must have published weights, got none; look at its learner with `nyala logs`"
+        in refused.stderr
+    )
     assert "0 versions published" in weights("log", settings.run.folder).stdout

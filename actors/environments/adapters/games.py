@@ -223,8 +223,8 @@ class RowGame:
         step = self._environment.step(text)
         if not isinstance(step, Mapping) or not {"observations", "reward", "done"} <= step.keys():
             raise SettingsError(
-                f"step must return observations, reward and done, as skyrl-gym's does, got "
-                f"{quoted(step)}"
+                "step must return observations, reward and done, as skyrl-gym's does, got "
+                f"{quoted(step)}; change what its step returns"
             )
         done = bool(step["done"])
         if not done and not step["observations"]:

@@ -114,8 +114,8 @@ class ToolConversation:
             return str({"error": str(error)})
         if isinstance(result, list) and any(isinstance(part, Mapping) for part in result):
             raise SettingsError(
-                f"the tool {call.name} must return a text, got a list of parts; images are not "
-                f"supported"
+                f"the tool {call.name} must return a text, got a list of parts; join the texts in "
+                "the tool, and leave images out, which are not supported"
             )
         return str(result)
 
@@ -147,7 +147,8 @@ def _appended(prompt: GivenPrompt, told: object) -> GivenPrompt:
     """Return the prompt with the text that `reset` returned behind it."""
     if told is not None and not isinstance(told, str):
         raise SettingsError(
-            f"reset must return a text or None, got {type(told).__name__}; images are not supported"
+            f"reset must return a text or None, got {type(told).__name__}; return the question as "
+            "one text, and leave images out, which are not supported"
         )
     if isinstance(prompt, str):
         return prompt + (told or "")
@@ -168,6 +169,6 @@ def _schema(method: Callable[..., Any], setting: str) -> dict[str, Any]:
     except Exception as error:  # several kinds, none of them public
         raise SettingsError(
             f"{setting} must have tools with type hints and a docstring that describes each "
-            f"argument under `Args:`, got {method.__name__}: {error}"
+            f"argument under `Args:`, got {method.__name__}: {error}; write what is missing"
         ) from error
     return schema

@@ -180,8 +180,9 @@ class Dataset:
             return DatasetConversation(self._held_out_row(index), self._settings, self._scorer)
         if not self._training:
             raise SettingsError(
-                f"run.environment_settings.path must have rows to train on, got "
-                f"{len(self._rows)} in {self._settings.path}, all of them held out"
+                f"run.environment_settings.path must have rows to train on, got {len(self._rows)} "
+                f"in {self._settings.path}, all of them held out; add rows, or name another file "
+                "as held_out"
             )
         turn, place = divmod(index, len(self._training))
         row = self._rows[self._training[int(self._order(turn)[place])]]
@@ -274,7 +275,8 @@ class Dataset:
             if not prompt or not isinstance(prompt, (str, Sequence)):
                 raise SettingsError(
                     f"row {number} of {path} must have a text or messages to ask, got "
-                    f"{quoted(prompt, 60)}"
+                    f"{quoted(prompt, 60)}; mend that row, or name the column of the question in "
+                    "prompt"
                 )
             if settings.answer is not None:
                 self._check_reference(reference_of(row, settings), number, path)
@@ -298,7 +300,10 @@ class Dataset:
     def _check_reference(self, reference: Any, number: int, path: str) -> None:
         column = self._settings.answer
         if reference is None or reference == "":
-            raise SettingsError(f"row {number} of {path} must have an answer in {column}, got none")
+            raise SettingsError(
+                f"row {number} of {path} must have an answer in {column}, got none; write one "
+                "there, or leave the row out"
+            )
         plain = (str, int, float, *STRUCTURED.get(_scorer(self._settings), ()))
         if not isinstance(reference, plain):
             raise SettingsError(
@@ -311,7 +316,10 @@ class Dataset:
         try:
             self._scorer("", reference)
         except ValueError as error:
-            raise SettingsError(f"{column} of row {number} of {path} {error}") from None
+            raise SettingsError(
+                f"{column} of row {number} of {path} {error}; mend that row, or choose another "
+                "scorer"
+            ) from None
 
     def _shuffle(self, turn: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         key = hashlib.blake2b(f"{self._settings.seed} {turn}".encode(), digest_size=8).digest()

@@ -63,7 +63,7 @@ def open_rows(path: str, *, subset: str | None = None, split: str = "train") -> 
     if reader is None:
         raise SettingsError(
             f"the path of a dataset must end with one of {', '.join(_READERS)}, or be a folder of "
-            f"`datasets` or a name on its hub, got {path}"
+            f"`datasets` or a name on its hub, got {path}; convert it, or name another"
         )
     try:
         return reader(place)
@@ -76,12 +76,15 @@ def open_rows(path: str, *, subset: str | None = None, split: str = "train") -> 
     except OSError as error:
         raise SettingsError(
             f"the path of a dataset must be a readable file, got {path} in {Path.cwd()}: "
-            f"{error.strerror or error}"
+            f"{error.strerror or error}; name a file that this user can read"
         ) from None
     except UnicodeDecodeError as error:
         raise _not_utf8(path, place, error) from None
     except ValueError as error:  # of CSV, JSON and parquet
-        raise SettingsError(f"a dataset must be readable, got {path}: {error!s:.200}") from None
+        raise SettingsError(
+            f"a dataset must be readable, got {path}: {error!s:.200}; mend the file, or name "
+            "another"
+        ) from None
 
 
 class JsonLinesRows:
@@ -123,7 +126,9 @@ class JsonLinesRows:
             except UnicodeDecodeError as error:
                 raise _not_utf8(self._where(number), self._path, error) from None
             except ValueError as error:
-                raise SettingsError(f"{self._where(number)} must be JSON, got: {error}") from None
+                raise SettingsError(
+                    f"{self._where(number)} must be JSON, got: {error}; mend that line"
+                ) from None
             _check_characters(row, self._where(number))
         return row if type(row) is dict else _checked_row(row, self._where(number))
 
@@ -206,8 +211,8 @@ def _load_saved(datasets: Any, path: str) -> Any:
         return datasets.load_from_disk(str(Path(path).expanduser()))
     except Exception as error:  # noqa: BLE001 - whatever that package raises, there are no rows
         raise SettingsError(
-            f"the path of a dataset must be a file, or a folder that `datasets` has saved with "
-            f"save_to_disk, got {path}: {_one_line(error)}"
+            "the path of a dataset must be a file, or a folder that `datasets` has saved with "
+            f"save_to_disk, got {path}: {_one_line(error)}; save it in this way, or name another"
         ) from None
 
 
@@ -269,7 +274,10 @@ def _check_characters(row: Any, where: str) -> None:
 
 def _checked_row(row: Any, where: str) -> Row:
     if not isinstance(row, dict):
-        raise SettingsError(f"{where} must be an object of columns, got {quoted(row, 60)}")
+        raise SettingsError(
+            f"{where} must be an object of columns, got {quoted(row, 60)}; write names of columns "
+            "with their values"
+        )
     return row
 
 

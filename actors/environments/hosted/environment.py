@@ -139,7 +139,10 @@ class Host:
                 raise SettingsError(str(error)) from error
             text = str(error)
         setting, name, python = self._settings.setting, self._settings.name, self._settings.python
-        raise SettingsError(f"{setting} must be made by {name} in {python}, got {text}")
+        raise SettingsError(
+            f"{setting} must be made by {name} in {python}, got {text}; mend the class, or the "
+            "settings it is made with"
+        )
 
 
 async def ask(process: HostProcess, do: str, *, limit_s: float, **arguments: Any) -> dict[str, Any]:
@@ -277,7 +280,10 @@ class HostedConversation:
         try:
             return msgspec.convert(reply, kind)
         except msgspec.ValidationError as error:
-            raise HostError(f"an answer of the environment to {do}: {error}") from None
+            raise HostError(
+                f"what an environment returns for {do} must have the types in "
+                f"docs/environments.md, got: {error}; mend what its class returns"
+            ) from None
 
 
 class HostedEnvironment:

@@ -89,7 +89,7 @@ def _installed_python(requirements: Sequence[str]) -> Path:
     except OSError as error:
         raise SettingsError(
             f"{SETTING} must be installed in a folder that can be written, got {kept}: "
-            f"{error.strerror}"
+            f"{error.strerror}; make it writable, or set run.environment_python"
         ) from None
     return python
 
@@ -113,7 +113,9 @@ def _run(*command: str) -> None:
         reason = f"no end within {INSTALL_S:g} s"
     else:
         return
-    raise SettingsError(f"{SETTING} must be packages that uv can install, got: {reason}")
+    raise SettingsError(
+        f"{SETTING} must be packages that uv can install, got: {reason}; change what uv refuses"
+    )
 
 
 @contextmanager

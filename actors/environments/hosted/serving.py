@@ -55,7 +55,10 @@ def pack_message(message: Mapping[str, Any]) -> bytes:
     try:
         body = json.dumps(message, default=_plain).encode()
     except (TypeError, RecursionError) as error:
-        raise ValueError(f"what an environment gives must be plain data: {error}") from error
+        raise ValueError(
+            f"what an environment gives must be plain data, got: {error}; return texts, numbers, "
+            "lists and maps"
+        ) from error
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(
             f"what an environment gives must be at most {MAX_FRAME_BYTES:,} bytes, "

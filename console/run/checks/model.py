@@ -153,7 +153,8 @@ def _refuse_other_files(path: Path) -> None:
 def _check_model_folder(path: Path, tokens: int) -> None:
     if not (path / "config.json").is_file():
         raise SettingsError(
-            f"run.model must be a Hugging Face model directory, got {path} without a config.json"
+            f"run.model must be a Hugging Face model directory, got {path} without a config.json; "
+            "name the folder that has it, or download the model again"
         )
     if not any(path.glob("*.safetensors")):
         raise SettingsError(
@@ -177,10 +178,14 @@ def _read_config(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise SettingsError(
-            f"run.model must have a config.json that can be read, got {path}: {error}"
+            f"run.model must have a config.json that can be read, got {path}: {error}; download "
+            "the model again"
         ) from None
     if not isinstance(config, dict):
-        raise SettingsError(f"run.model must have a JSON object as its config.json, got {path}")
+        raise SettingsError(
+            f"run.model must have a JSON object as its config.json, got {path}; download the model "
+            "again"
+        )
     return config
 
 
@@ -213,8 +218,9 @@ def _hub_config(model: str) -> Path:
     except Exception as error:  # noqa: BLE001 - whatever the hub's client raises, the model is not there
         first_line = str(error).strip().partition("\n")[0]
         raise SettingsError(
-            f"run.model must be a model directory, a name on the Hugging Face hub, or `init`, got "
-            f"{model!r}: there is no such directory, and the hub says: {first_line}"
+            "run.model must be a model directory, a name on the Hugging Face hub, or `init`, got "
+            f"{model!r}: there is no such directory, and the hub says: {first_line}; correct the "
+            "name, or log in to the hub with `hf auth login` if the model is not public"
         ) from None
     return Path(config)
 

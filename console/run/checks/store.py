@@ -32,7 +32,8 @@ def check_redis(run: RunSettings, url: str | None) -> str:
         raise
     except NyalaError as error:
         raise SettingsError(
-            f"buffer.url must be a Redis server that accepts this connection, got: {error}"
+            f"buffer.url must be a Redis server that accepts this connection, got: {error}; start "
+            "the server, or correct buffer.url"
         ) from None
     return without_password(url)
 

@@ -37,7 +37,10 @@ class TrackioRun:
         with naming_server("trackio", self._settings.url):
             version = self._api.get("version").get("api_version")
             if version != API_VERSION:
-                raise OSError(f"its API must have version {API_VERSION}, got {version}")
+                raise OSError(
+                    f"its API must have version {API_VERSION}, got {version}; install a trackio "
+                    "that has it on the server"
+                )
             status = self._api.post("api/get_run_mutation_status", {"args": [], "kwargs": {}})
         if not status.get("data", {}).get("allowed"):
             raise SettingsError(

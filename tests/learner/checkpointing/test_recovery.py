@@ -206,7 +206,7 @@ def test_a_learner_that_another_was_faster_than_begins_no_lineage(
     before = store.run(operations.stats())
     assert store.run(operations.begin_lineage(1, 0, owner="the other")) == 2
 
-    with pytest.raises(LostLineage, match="another learner has just taken the run over"):
+    with pytest.raises(LostLineage, match="got another that has just taken it over"):
         _begin_lineage(settings.run, cast("RetryingStore", store), before, _state(0, 1), None)
 
     assert read_lineages(settings.run.folder) == {}
