@@ -102,9 +102,9 @@ def check_architecture(config: Mapping[str, Any], *, tokens: int = 0) -> None:
     experts = max(_number(config.get(key)) for key in NUMBERS_OF_EXPERTS)
     if experts > 1:
         raise SettingsError(
-            f"run.model must be a dense model, got {name} with {experts} experts: which of them "
-            "the sampler chose is not recorded, and ratios would be wrong: choose a model without "
-            "experts"
+            f"run.model must be a dense model, got {name} with {experts} experts; choose a model "
+            "without experts: which of them the sampler chose is not recorded, and ratios would be "
+            "wrong"
         )
     changes = [key for key in UNKNOWN_CHANGES if config.get(key) not in (None, 1.0)]
     if changes:

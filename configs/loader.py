@@ -178,7 +178,9 @@ def _read(path: Path) -> Tree:
         ) from None
     except _UNREADABLE as error:
         text = f"{type(error).__name__}: {error}"
-        raise SettingsError(f"{path} must be a YAML file, got a value with {text:.200}") from None
+        raise SettingsError(
+            f"{path} must be a YAML file, got a value with {text:.200}; mend that value"
+        ) from None
     if tree is None:
         raise SettingsError(
             f"{path} must have a `run:` table with a `model`, got an empty file; write them, or "
@@ -187,7 +189,7 @@ def _read(path: Path) -> Tree:
     if not isinstance(tree, dict):
         raise SettingsError(
             f"{path} must have tables such as `run:`, got {type(tree).__name__} "
-            f"{quoted(str(tree), 60)}"
+            f"{quoted(str(tree), 60)}; write the settings under them"
         )
     return {str(table): {} if keys is None else keys for table, keys in tree.items()}
 

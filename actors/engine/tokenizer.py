@@ -117,8 +117,8 @@ class ModelTokenizer:
         if "strftime_now" in str(tokenizer.chat_template) and DATE not in self._template_kwargs:
             raise SettingsError(
                 f"run.chat_template_kwargs must have {DATE}, as in {{{DATE}: 1 Jan 2026}}, got "
-                f"none: the chat template of run.model writes the current date into every prompt, "
-                f"so prompts would change at midnight"
+                "none; set it: the chat template of run.model writes the current date into every "
+                "prompt, so prompts would change at midnight"
             )
         self._encode_literal = cache(self._literal_tokens)
         # Kept: every turn needs it, and the tokenizer searches for it each time.

@@ -227,8 +227,8 @@ def compact_style(dataset: str) -> CompactStyle:
         return STYLES[dataset]
     except KeyError:
         raise SettingsError(
-            f"run.environment_settings.prompt_style must be full for {dataset}, got compact; "
-            f"short prompts are written for {', '.join(sorted(STYLES))}"
+            f"run.environment_settings.prompt_style must be full for {dataset}, got compact; leave "
+            f"it out: short prompts are written for {', '.join(sorted(STYLES))}"
         ) from None
 
 
@@ -515,8 +515,8 @@ class ReasoningGym:
             )
         except (TypeError, ValueError, AssertionError, AttributeError) as error:
             raise SettingsError(
-                f"run.environment_settings must be valid for reasoning-gym's {name}, "
-                f"got {self._extra}; it says: {error}"
+                f"run.environment_settings must be valid for reasoning-gym's {name}, got "
+                f"{self._extra}, which says: {error}; correct or leave out that key"
             ) from error
         module: Any = sys.modules[type(dataset).__module__]
         if "eval(answer)" in _source_of(dataset):

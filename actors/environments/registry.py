@@ -190,8 +190,8 @@ def _make_from_settings(
         ) from error
     except TypeError as error:
         raise SettingsError(
-            f"run.environment_settings must be keywords of {run.environment}, "
-            f"got {run.environment_settings}; it says: {error}"
+            f"run.environment_settings must be keywords of {run.environment}, got "
+            f"{run.environment_settings}, which says: {error}; correct or leave out that key"
         ) from error
     except NyalaError:
         raise
@@ -357,7 +357,7 @@ def _load_factory(name: str) -> Callable[..., Any]:
         names = ", ".join(sorted(OURS))
         raise SettingsError(
             f"run.environment must be one of {names}, or path/to/file.py:Class or module:Class, "
-            f"got {name!r}"
+            f"got {name!r}; choose one, or name your class in this form"
         )
     factory: Callable[..., Any] = load_user_code(
         OURS.get(name, name), setting="run.environment", kind="class"

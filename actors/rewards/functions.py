@@ -170,10 +170,14 @@ def values_of(answer: Any, *, count: int) -> list[object]:
     if hasattr(values, "tolist"):  # an array or a tensor
         values = values.tolist()
     if not isinstance(values, list | tuple):
-        raise RewardError(f"reward must be a list of floats, got {type(values).__name__}")
+        raise RewardError(
+            f"reward must be a list of floats, got {type(values).__name__}; return such a list "
+            "from it"
+        )
     if len(values) != count:
         raise RewardError(
-            f"reward must be a list of {count} floats, one for each completion, got {len(values)}"
+            f"reward must be a list of {count} floats, one for each completion, got {len(values)}; "
+            "return as many"
         )
     return list(values)
 
@@ -200,10 +204,12 @@ def checked(value: object) -> float | None:
     if callable(as_python):
         value = as_python()
     if not isinstance(value, int | float):
-        raise RewardError(f"reward must be a float, got {quoted(value)}")
+        raise RewardError(f"reward must be a float, got {quoted(value)}; return a number from it")
     number = float(value)
     if not math.isfinite(number):
-        raise RewardError(f"reward must be finite, got {number}")
+        raise RewardError(
+            f"reward must be finite, got {number}; return 0 or another number for such a sample"
+        )
     return number
 
 

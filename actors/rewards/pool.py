@@ -129,7 +129,10 @@ class RewardPool:
             if result is not None:
                 parts[name] = result
         if not parts:
-            return RewardError("a reward must count for each sample, got None from every function")
+            return RewardError(
+                "a reward must count for each sample, got None from every function; return a "
+                "number from one of them"
+            )
         return parts
 
 

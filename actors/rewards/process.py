@@ -134,7 +134,10 @@ class RewardProcess:
         while len(results) < len(samples):
             if num_hangs >= PATIENCE:
                 self._gave_up = True
-                error = RewardError(f"reward was given up: it hung {num_hangs} times in one batch")
+                error = RewardError(
+                    f"run.reward must return in time, got {num_hangs} hung calls in one batch; "
+                    "bound the time of a call"
+                )
                 return results + [error] * (len(samples) - len(results))
             part = samples[len(results) : len(results) + batch]
             answers, death = await self._call(part)

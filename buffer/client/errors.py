@@ -68,7 +68,8 @@ def explain(error: redis.RedisError, operation: str, place: str) -> StoreError:
     code, _, detail = text.partition(" ")
     if code == "LOST":
         return LostLineage(
-            f"{operation}: {place} belongs to lineage {detail}; this learner must stop"
+            f"{operation}: {place} belongs to lineage {detail}; another learner has taken the run "
+            "over, and this one must stop"
         )
     if isinstance(error, NewServerIdentity):
         restarted = StoreRestarted(f"{operation}: {text}; ask again when it is recovered ({place})")

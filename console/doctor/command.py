@@ -99,7 +99,10 @@ def _outcome(check: Check) -> tuple[CheckStatus, str]:
         return CheckStatus.FAILED, str(error)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - code of the user may raise anything
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        return CheckStatus.FAILED, f"{check.name} must be checked without an error, got {reason}"
+        return (
+            CheckStatus.FAILED,
+            f"{check.name} must be checked without an error, got {reason}; mend what it names",
+        )
     return (
         (CheckStatus.WARNING, answer.text)
         if isinstance(answer, CheckWarning)

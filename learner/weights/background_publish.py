@@ -114,6 +114,6 @@ class _Publish:
 
 def _hangs() -> DeadlineError:
     return DeadlineError(
-        f"weights must be handed over within {DEADLINE_S:.0f} s, and were not; look at the other "
-        "ranks' logs"
+        f"weights must be handed over within {DEADLINE_S:.0f} s, got an unfinished publication; "
+        "look at the other ranks' logs"
     )

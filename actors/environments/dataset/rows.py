@@ -200,7 +200,8 @@ def _load_by_datasets(load: Callable[[Any, str], Any], path: str, split: str) ->
     parts = loaded if isinstance(loaded, datasets.DatasetDict) else {split: loaded}
     if split not in parts:
         raise SettingsError(
-            f"the split of a dataset must be one of {', '.join(parts)}, got {split!r} of {path}"
+            f"the split of a dataset must be one of {', '.join(parts)}, got {split!r} of {path}; "
+            "set run.environment_settings.split to one of them"
         )
     rows: Rows = parts[split]
     return rows

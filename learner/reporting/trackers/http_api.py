@@ -85,7 +85,9 @@ class HttpApi:
                 raise OSError(text) from None
             raise RefusedCall(error.code, str(told.get("error_code", "")), text) from None
         except http.client.HTTPException as error:
-            raise OSError(f"{url} must speak HTTP, got {error!r}") from None
+            raise OSError(
+                f"{url} must speak HTTP, got {error!r}; correct the url of that tracker"
+            ) from None
 
 
 class _Parts:
