@@ -149,9 +149,12 @@ def _load_file(name: str, setting: str) -> ModuleType:
         hidden = [package for package in PACKAGES if (path.parent / package).is_dir()]
         if path.parent == ROOT or not isinstance(error, ImportError):
             hidden = []
-        advice = f"; rename its {hidden[0]}/: Nyala has a package of that name" if hidden else ""
+        advice = "mend it"
+        if hidden:
+            advice = f"rename its {hidden[0]}/: Nyala has a package of that name"
         raise SettingsError(
-            f"{setting} must be a file that can be imported, got {name!r}; {explain(error)}{advice}"
+            f"{setting} must be a file that can be imported, got {name!r}; "
+            f"{explain(error)}; {advice}"
         ) from error
     return module
 

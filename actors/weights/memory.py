@@ -129,7 +129,9 @@ def _check(slot: _MappedSlot, number: int, manifest: WeightManifest) -> None:
         for start in range(0, len(whole), BUCKET_BYTES):
             hasher.update(whole[start : start + BUCKET_BYTES])
     checksum = hasher.hexdigest()
-    if checksum != manifest.checksum or not slot.is_still(number):
+    if not slot.is_still(number):
+        raise WeightsError("a slot must not change while it is read, got a newer version in it")
+    if checksum != manifest.checksum:
         raise WeightsError(
-            f"checksum must be {manifest.checksum}, got {checksum}; overwritten or corrupt"
+            f"the checksum of a slot must be {manifest.checksum}, got {checksum}; it is corrupt"
         )

@@ -55,11 +55,17 @@ def run_key(run_folder: Path) -> bytes:
         key = bytes.fromhex(file.read_text(encoding="utf-8"))
     except ValueError:
         key = b""
-    if len(key) != KEY_BYTES or mode & 0o077:
+    if mode & 0o077:
         raise CheckpointError(
-            f"{file} must hold {KEY_BYTES} bytes in hexadecimal and be readable by its owner "
-            f"alone, got {len(key)} bytes and mode {mode:04o}; restore it from a copy, or remove "
-            f"it: the next start then asks you to trust a checkpoint by name"
+            f"{file} must be readable by its owner alone, got mode {mode:04o}; `chmod 600 {file}` "
+            "if nobody else has read it, or remove it: the next start then asks you to trust a "
+            "checkpoint by name"
+        )
+    if len(key) != KEY_BYTES:
+        raise CheckpointError(
+            f"{file} must hold {KEY_BYTES} bytes in hexadecimal, got {len(key)} that can be read; "
+            "restore it from a copy, or remove it: the next start then asks you to trust a "
+            "checkpoint by name"
         )
     return key
 

@@ -26,7 +26,7 @@ def check_compiler(device_type: str) -> None:
     if not _is_installed(names):
         raise SettingsError(
             f"learner.compile must be false without a compiler, got true; none of {names} is "
-            "installed: install one, or leave learner.compile at its default"
+            "installed: install one, or set learner.compile to false"
         )
 
 
