@@ -366,8 +366,8 @@ configs.loader:load  reads the YAML file
 configs.tables.run:RunSettings  the field, its range and its default
 configs.settings:Settings._tables_agree  checks it beside the other tables
 configs.validation.tables:disagreements  by one check after the other
-configs.validation.tables:_publishes_too_rarely  at least one version must come within the lag
-configs.validation.algorithm:_drops_the_ratio  without a lag no ratio is needed
+configs.validation.tables:_check_publish_every  at least one version must come within the lag
+configs.validation.algorithm:_check_correction_is_set  without a lag no ratio is needed
 configs.validation.learner:deterministic_disagreements  a repeatable run has none
 configs.validation.store:max_units_in_flight  how many groups it admits between lease and training
 configs.validation.store:memory_shortage  whose episodes Redis has to hold

@@ -1,7 +1,8 @@
-"""Everything that crosses a process boundary: messages, sockets, keys, and the stateless server.
+"""All that crosses a process boundary: messages, sockets, keys, weights, and the stateless server.
 
 __main__      `python -m broker --config runs/x/config.yaml`: serve one run until SIGTERM
-client        Client of the broker: calls that are sent again until they are answered
+client        Client of the broker: calls sent again until answered, and release of leases granted
+              too late
 connection    Connection of a client to one of the run's brokers: one DEALER and the state of its
               handshake
 metrics_page  The broker's page of `/metrics`: its actors, and the counts of the store that it

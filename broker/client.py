@@ -1,4 +1,4 @@
-"""Client of the broker: calls that are sent again until they are answered.
+"""Client of the broker: calls sent again until answered, and release of leases granted too late.
 
 Consumes the actor's requests; each waits for the reply with its own `seq`, is resent with growing
 pauses, and ends at its deadline. Every request is idempotent (fences, and a grant is remembered by

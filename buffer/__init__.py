@@ -1,6 +1,7 @@
 """The replay buffer: the episode record and the Redis store with its leases.
 
-admin         A whole server: its runs, their keys (`nyala up --fresh`), maxmemory (`nyala chaos`)
+admin         Administration of a whole Redis server: its runs, deletion of a run, another port,
+              maxmemory
 client/       The client of one Redis server: address, identity, connection, scripts, errors
 live_brokers  Live brokers of a run, from the figures that each leaves in the store
 operations/   Operations on the store, as values that `Store` and `AsyncStore` can run

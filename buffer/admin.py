@@ -1,4 +1,4 @@
-"""A whole server: its runs, their keys (`nyala up --fresh`), maxmemory (`nyala chaos`)."""
+"""Administration of a whole Redis server: its runs, deletion of a run, another port, maxmemory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The architecture of a model, as its `config.json` has it: can it be trained, and how is it run.
+"""A run's model by its `config.json`: whether it can be trained, how it is run, its longest text.
 
 Ratios compare the learner's log-probs with the sampler's, so the learner must compute exactly what
 the sampler did. A model that departs from the common decoder is run as it is defined, or refused by

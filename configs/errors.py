@@ -1,4 +1,4 @@
-"""The tree of errors: one class per failure that a person or a caller can act on.
+"""The tree of errors, one class per failure to act on; exit codes; values quoted in error texts.
 
 NyalaError
 ├── SettingsError      a setting is wrong: names the key, the value and what is allowed

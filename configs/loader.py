@@ -1,4 +1,4 @@
-"""Settings from a YAML file and `table.key=value` overrides, and back to a file.
+"""Settings from a YAML file and `table.key=value` overrides, and back to a file; their JSON schema.
 
 Owns reading, overriding and saving. Errors are worded in `error_text.py`, settings are
 described in `tables/`.

@@ -1,4 +1,4 @@
-"""Facts about the machine of a process: cards, arithmetic, memory, files, libraries."""
+"""Facts about the machine of a process: GPUs, processor, memory, files, caches, libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of a role: descriptions, addresses that serve them, health, use of cards."""
+"""Metrics of a role: descriptions, histograms, addresses that serve them, health, use of GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serving of a role's metrics where its settings ask for it; else nothing is imported."""
+"""Start of a role's metrics server where its settings ask for it; else nothing is imported."""
 
 from __future__ import annotations
 

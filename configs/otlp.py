@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry over HTTP. The only module that imports its packages.
+"""Client of an OpenTelemetry collector over HTTP; the only module that imports OpenTelemetry.
 
 Spans are made of what has ended, with ids of ours: the SDK's own tracer would draw them. Headers,
 certificates, compression and the deadline of a request (10 s) are those of the variables

@@ -1,4 +1,4 @@
-"""Traces of episodes: spans, the episodes that have one, and what a process has seen of them."""
+"""Traces of episodes: ids, spans, which episodes have one, and what each role records."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
 """Messages that cross a process boundary, and their wire form.
 
-codec            Codec of messages: one msgpack map {v, run, inc, seq, message} in one frame
+codec            Codec of messages and task specs: one msgpack map {v, run, inc, seq, message} in
+                 one frame
 fields           Building blocks of messages: structs that msgspec turns into msgpack and back,
                  within limits
-manifest         The weight manifest: layout and digests of the bytes of a policy version
+manifest         The weight manifest: layout, digests and probe of a policy version, and updates
+                 that lead to it
 messages         Messages between the broker and its actors, observers and operators
 weight_messages  Messages of the weight plane, between an actor's receiver and the weight publisher
 """

@@ -1,4 +1,4 @@
-"""Codec of messages: one msgpack map {v, run, inc, seq, message} in one frame.
+"""Codec of messages and task specs: one msgpack map {v, run, inc, seq, message} in one frame.
 
 Owns the wire form and its limits (`fields.py`). Any input is a message of a wire version that is
 served, or raises `RecordError`, never anything else. The meaning of messages lies elsewhere.

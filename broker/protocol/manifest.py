@@ -1,4 +1,4 @@
-"""The weight manifest: layout and digests of the bytes of a policy version.
+"""The weight manifest: layout, digests and probe of a policy version, and updates that lead to it.
 
 Producer: the learner. Consumer: the publisher and the actors' receivers. The canonical wire form of
 a version is the concatenation of its tensors (Hugging Face names, publish dtype, order of the

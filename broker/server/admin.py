@@ -1,4 +1,4 @@
-"""Requests that no actor sends: status of the run, revocation and enrolment of keys, drains.
+"""Requests of observers, operators and enrolling actors: run status, revocation, drains, enrolment.
 
 Has no socket, like the service. A revocation or an enrolment changes the keys folder of this
 broker; each broker with a folder of its own needs a request of its own.

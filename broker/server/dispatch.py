@@ -1,4 +1,4 @@
-"""Dispatch: reads messages of a socket, has each answered in a task of its own, sends replies.
+"""Dispatch of requests: read from a socket, each answered in a task of its own; a broker's parts.
 
 Consumes frames of [routing id, message]; waits for the next. Every message counts at once as a sign
 of life, even if it is refused later, and goes into its lane: heartbeats overtake work. A message is

@@ -1,4 +1,4 @@
-"""Lanes of requests: heartbeats never wait behind work, and work that would wait too long is shed.
+"""Lanes of requests: heartbeats before work, late work shed; the clock that silence is measured by.
 
     arrives -> (waits, a queue for each holder, which have their turns) -> runs -> done
                   └── waited for `most_wait_s`, or would: refused as `busy`, to be sent again later

@@ -1,4 +1,4 @@
-"""Leases of tasks: grant, wait for work, take back a lost grant, reap what expired.
+"""Leases of tasks: grant, wait for work, share between actors, take back a lost grant, reap.
 
 A request is granted at most once: the grant is kept with the request's `seq`, and a resent copy
 gets the same leases; if its broker has died, the next one has them from the store. An actor that is

@@ -1,4 +1,4 @@
-"""Liveness of actors: the incarnations that the broker serves, and when each was last heard.
+"""Liveness of actors: who is served, when each was last heard, how soon others have its work.
 
     (unknown) ──HELLO──▶ LIVE ──heartbeat_timeout_s──▶ SUSPECT ──10 times that──▶ (unknown)
                           ▲ └──BYE──▶ (unknown)        │

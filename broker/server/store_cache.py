@@ -1,4 +1,4 @@
-"""Facts of the store that every request needs, read at intervals by one call each.
+"""State of the store that every request needs, read at intervals by one call each.
 
 The publication goes out with every reply, at most `PUBLICATION_S` old. The addresses of the run's
 brokers go out with replies to HELLO and heartbeats. Memory pressure closes leasing, as do a pause

@@ -1,4 +1,4 @@
-"""Validation of messages: ranges, and records that match their claims and are possible in this run.
+"""Validation of messages: permissions, ranges, and records that are possible in this run.
 
 Runs before the store is touched, so a message that fails here has changed nothing.
 """

@@ -1,4 +1,4 @@
-"""Allow-list: public keys in `allowed/` and their roles, followed while the process runs.
+"""Allow-list: public keys in `allowed/` and their roles, read again on change, added and revoked.
 
     allowed/*.pub             actors: lease, beat, submit
     allowed/actor/*.pub       the same

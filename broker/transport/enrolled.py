@@ -1,4 +1,4 @@
-"""Registered keys: pairs that actors made at their start, allowed through an enrolment key.
+"""Keys registered by actors that share an enrolment key; rotation of the keys of a run.
 
     allowed/enrolment/fleet.pub                        an enrolment key that replicas share
     allowed/actor/fleet/fleet-1f0c9a72b3d45e60.pub     the key of one of them

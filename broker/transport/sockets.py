@@ -1,4 +1,4 @@
-"""ZeroMQ sockets of the project, with every option that a default would get wrong.
+"""ZeroMQ sockets of the project, with every option that a default would get wrong; endpoints.
 
 One ROUTER per server, one DEALER per client and server, request and reply with explicit numbers.
 No PUB and no PUSH: both drop messages silently. Works with `zmq.Context` and `zmq.asyncio.Context`.

@@ -1,4 +1,4 @@
-"""Identity of a Redis server, checked on every connect, before the first operation.
+"""Identity of a Redis server, checked on every connect; releases of Redis and Valkey that are safe.
 
 A Redis that was restarted, or replaced after a failover, may have lost its last seconds, which its
 replies would not show. Its `run_id` is new in every life of a server, so a client compares it and

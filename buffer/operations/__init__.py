@@ -20,13 +20,14 @@ All of the learner's writes carry its lineage, the learner's fence: with a lower
 they raise LostLineage. Every operation may be sent again when its reply was lost; only
 `claim(start=True)` would then count two starts.
 
-batches    Batches and policy versions, for the learner; every write carries its lineage
+batches    The learner's batches, kept units and publication; every write carries the learner's
+           lineage
 keys       Keys of a run in Redis: names, types, contents and writers
 leases     Leases, partial and finished episodes, and failures: a broker's calls on behalf of actors
 operation  Operations as values: calls of Lua scripts and reads, and the value made of their replies
-run        A run as a whole: its entry into the store, counts, memory, publication, actors and
-           brokers
-tasks      Tasks: their creation, evaluation rounds, and the end of a run, for the learner
+run        A run as a whole: entry, counts, memory, actors and brokers, and recovery after lost
+           writes
+tasks      Tasks: creation, evaluation and end, for the learner; dead letters and states, for people
 values     Arguments and results of the store's operations
 """
 

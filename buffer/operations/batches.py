@@ -1,4 +1,4 @@
-"""Batches and policy versions, for the learner; every write carries its lineage."""
+"""The learner's batches, kept units and publication; every write carries the learner's lineage."""
 
 from __future__ import annotations
 

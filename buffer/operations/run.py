@@ -1,4 +1,4 @@
-"""A run as a whole: its entry into the store, counts, memory, publication, actors and brokers."""
+"""A run as a whole: entry, counts, memory, actors and brokers, and recovery after lost writes."""
 
 from __future__ import annotations
 

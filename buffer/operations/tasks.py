@@ -1,4 +1,4 @@
-"""Tasks: their creation, evaluation rounds, and the end of a run, for the learner."""
+"""Tasks: creation, evaluation and end, for the learner; dead letters and states, for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of a record that its schema cannot state: parts that agree, and valid numbers.
+"""Rules of a record that its schema cannot state: parts that agree, valid numbers, limits of a run.
 
 Numbers of several records are checked together: a call of numpy costs more than its work on one
 completion, and a broker validates every episode of the fleet.

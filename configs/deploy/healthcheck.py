@@ -1,4 +1,4 @@
-"""Exit code 0 if the role in this container is ready, that is, waits for nothing but work.
+"""Health check of a container: exit code 0 if its role is ready, waiting for nothing but work.
 
 `healthcheck.py 9470` asks `/readyz` at that port of its `metrics_endpoint`.
 """

@@ -1,14 +1,15 @@
 """Tables of settings: names, types, defaults, ranges and meanings.
 
 actors        `actors`: the processes that sample; `fleet`: their number, and what they may cost
-algorithm     `algorithm`: the mathematics of training
+algorithm     `algorithm`, `critic` and `rewards`: how rewards become gradients
 all_tables    All tables of settings in one model; `settings.py` adds the rules between tables
 base          Base class and field types of the tables of settings
 broker        `broker`: the server between actors and buffer, for how long it leases, how often it
               tries
 buffer        `buffer` and `replay`: the Redis store, and the groups in it that are trained again
 environments  `run.environments`: several environments of one run, and which of them an item is of
-learner       `learner`: the processes that train
-run           `run`: settings that all roles of a run share
+learner       `learner`, `parallel`, `guards`: the processes that train, their groups, and bad
+              batches
+run           `run`: what all roles share, with samples and traces; `console`: display and restarts
 trackers      `trackers`: experiment trackers that get the run's figures and sampled texts
 """

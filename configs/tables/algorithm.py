@@ -1,4 +1,4 @@
-"""`algorithm`: the mathematics of training."""
+"""`algorithm`, `critic` and `rewards`: how rewards become gradients."""
 
 from __future__ import annotations
 

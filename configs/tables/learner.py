@@ -1,4 +1,4 @@
-"""`learner`: the processes that train."""
+"""`learner`, `parallel`, `guards`: the processes that train, their groups, and bad batches."""
 
 from __future__ import annotations
 

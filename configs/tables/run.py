@@ -1,4 +1,4 @@
-"""`run`: settings that all roles of a run share."""
+"""`run`: what all roles share, with samples and traces; `console`: display and restarts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Checks between settings of different tables.
+"""Checks of settings against each other, run whenever a `Settings` is made.
 
-algorithm  Rules of the mathematics; each check returns an error text, or None
-learner    Rules between settings of the learner; each check returns an error text, or None
-store      Memory that a run needs in Redis, and rules of replay; each check returns a text, or None
-tables     Rules between tables of settings; each check returns an error text, or None
+algorithm  Rules of algorithm, critic and reference KL; each check returns an error text, or None
+learner    Rules of the learner, of `run.deterministic`, and of `parallel` against ranks and model
+store      Bytes that a run needs in Redis and in messages, and rules of replay
+tables     All rules of settings together; those between tables, of the fleet and of addresses
 """

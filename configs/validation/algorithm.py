@@ -1,4 +1,4 @@
-"""Rules of the mathematics; each check returns an error text, or None.
+"""Rules of algorithm, critic and reference KL; each check returns an error text, or None.
 
 pi/mu enters a loss once, and a ratio is taken against the policy that it is meant for.
 """
@@ -18,21 +18,21 @@ SEQUENCE_WEIGHTS = ("seq_tis", "geo_tis", "seq_mis")
 def algorithm_disagreements(settings: AllTables) -> list[str]:
     """List choices that do not make a method together, each with what to change."""
     checks = (
-        _drops_the_ratio,
-        _ignores_nothing,
-        _moves_the_anchor,
-        _measures_from_another_policy,
-        _corrects_what_tapers,
-        _clips_products,
-        _truncates_before_clipping,
-        _clips_twice_in_vain,
-        _keeps_nothing,
-        _cuts_groups,
+        _check_correction_is_set,
+        _check_ignore_behaviour,
+        _check_interpolated_anchor,
+        _check_proximal_of_surrogate,
+        _check_correction_of_topr,
+        _check_surrogate_of_sequence_weights,
+        _check_rho_bar_above_clip,
+        _check_dual_clip,
+        _check_mask_bounds,
+        _check_num_minibatches,
     )
     return [text for check in checks if (text := check(settings)) is not None]
 
 
-def _drops_the_ratio(settings: AllTables) -> str | None:
+def _check_correction_is_set(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     is_dropped = algorithm.correction == "none" and algorithm.proximal != "behaviour"
     if not is_dropped or algorithm.ignore_behaviour or settings.run.max_policy_lag == 0:
@@ -47,7 +47,7 @@ def _drops_the_ratio(settings: AllTables) -> str | None:
     )
 
 
-def _ignores_nothing(settings: AllTables) -> str | None:
+def _check_ignore_behaviour(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     if not algorithm.ignore_behaviour:
         return None
@@ -60,7 +60,7 @@ def _ignores_nothing(settings: AllTables) -> str | None:
     )
 
 
-def _moves_the_anchor(settings: AllTables) -> str | None:
+def _check_interpolated_anchor(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     steps = algorithm.num_epochs * algorithm.num_minibatches
     if algorithm.proximal != "interpolated" or steps == 1:
@@ -72,7 +72,7 @@ def _moves_the_anchor(settings: AllTables) -> str | None:
     )
 
 
-def _measures_from_another_policy(settings: AllTables) -> str | None:
+def _check_proximal_of_surrogate(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     if algorithm.surrogate not in ABOUT_MU or algorithm.proximal == "behaviour":
         return None
@@ -83,7 +83,7 @@ def _measures_from_another_policy(settings: AllTables) -> str | None:
     )
 
 
-def _corrects_what_tapers(settings: AllTables) -> str | None:
+def _check_correction_of_topr(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     if algorithm.surrogate != "topr" or algorithm.correction == "none":
         return None
@@ -93,7 +93,7 @@ def _corrects_what_tapers(settings: AllTables) -> str | None:
     )
 
 
-def _clips_products(settings: AllTables) -> str | None:
+def _check_surrogate_of_sequence_weights(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     if algorithm.correction not in SEQUENCE_WEIGHTS or algorithm.proximal != "behaviour":
         return None
@@ -106,7 +106,7 @@ def _clips_products(settings: AllTables) -> str | None:
     )
 
 
-def _truncates_before_clipping(settings: AllTables) -> str | None:
+def _check_rho_bar_above_clip(settings: AllTables) -> str | None:
     algorithm, bound = settings.algorithm, 1 + settings.algorithm.clip_high
     if algorithm.proximal != "behaviour" or algorithm.surrogate not in ("clip", "cispo"):
         return None
@@ -118,7 +118,7 @@ def _truncates_before_clipping(settings: AllTables) -> str | None:
     )
 
 
-def _clips_twice_in_vain(settings: AllTables) -> str | None:
+def _check_dual_clip(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     if algorithm.dual_clip is None:
         return None
@@ -135,7 +135,7 @@ def _clips_twice_in_vain(settings: AllTables) -> str | None:
     return None
 
 
-def _keeps_nothing(settings: AllTables) -> str | None:
+def _check_mask_bounds(settings: AllTables) -> str | None:
     for low, high in (("mask_low", "mask_high"), ("geo_low", "geo_high")):
         lowest, highest = getattr(settings.algorithm, low), getattr(settings.algorithm, high)
         if not lowest <= 1 <= highest:
@@ -146,7 +146,7 @@ def _keeps_nothing(settings: AllTables) -> str | None:
     return None
 
 
-def _cuts_groups(settings: AllTables) -> str | None:
+def _check_num_minibatches(settings: AllTables) -> str | None:
     parts, groups = settings.algorithm.num_minibatches, settings.run.groups_per_batch
     if parts <= groups:
         return None
@@ -166,18 +166,18 @@ TOKEN_LEVEL = ("gae", "vtrace")
 def critic_disagreements(settings: AllTables) -> list[str]:
     """List what is wrong about the critic, each with what to change."""
     checks = (
-        _is_missing_or_idle,
-        _counts_behaviour_twice_or_never,
-        _whitens_groups,
-        _centres_what_is_weighed,
-        _trace_outlasts_targets,
-        _shares_no_trunk,
-        _never_trains_the_policy,
+        _check_critic_kind,
+        _check_ratios_of_vtrace,
+        _check_whitening_with_critic,
+        _check_whitening_of_vtrace,
+        _check_trace_bounds,
+        _check_trunk_gradient,
+        _check_critic_warmup,
     )
     return [text for check in checks if (text := check(settings)) is not None]
 
 
-def _is_missing_or_idle(settings: AllTables) -> str | None:
+def _check_critic_kind(settings: AllTables) -> str | None:
     advantage, kind = settings.algorithm.advantage, settings.critic.kind
     if (advantage in TOKEN_LEVEL) == (kind != "none"):
         return None
@@ -192,7 +192,7 @@ def _is_missing_or_idle(settings: AllTables) -> str | None:
     )
 
 
-def _counts_behaviour_twice_or_never(settings: AllTables) -> str | None:
+def _check_ratios_of_vtrace(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     if algorithm.advantage != "vtrace":
         return None
@@ -211,7 +211,7 @@ def _counts_behaviour_twice_or_never(settings: AllTables) -> str | None:
     return None
 
 
-def _whitens_groups(settings: AllTables) -> str | None:
+def _check_whitening_with_critic(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     if algorithm.advantage not in TOKEN_LEVEL or algorithm.whiten != "group":
         return None
@@ -221,7 +221,7 @@ def _whitens_groups(settings: AllTables) -> str | None:
     )
 
 
-def _centres_what_is_weighed(settings: AllTables) -> str | None:
+def _check_whitening_of_vtrace(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     if algorithm.advantage != "vtrace" or algorithm.whiten != "batch":
         return None
@@ -231,7 +231,7 @@ def _centres_what_is_weighed(settings: AllTables) -> str | None:
     )
 
 
-def _trace_outlasts_targets(settings: AllTables) -> str | None:
+def _check_trace_bounds(settings: AllTables) -> str | None:
     critic = settings.critic
     if critic.c_bar <= critic.rho_bar:
         return None
@@ -241,7 +241,7 @@ def _trace_outlasts_targets(settings: AllTables) -> str | None:
     )
 
 
-def _shares_no_trunk(settings: AllTables) -> str | None:
+def _check_trunk_gradient(settings: AllTables) -> str | None:
     critic = settings.critic
     if critic.kind == "head" or not critic.trunk_gradient:
         return None
@@ -251,7 +251,7 @@ def _shares_no_trunk(settings: AllTables) -> str | None:
     )
 
 
-def _never_trains_the_policy(settings: AllTables) -> str | None:
+def _check_critic_warmup(settings: AllTables) -> str | None:
     warmup, steps = settings.critic.warmup_batches, settings.run.steps
     if settings.critic.kind == "none" or warmup < steps:
         return None
@@ -271,10 +271,10 @@ REWARDED_BY_TOKEN = ("reinforce_pp", "gae", "vtrace")
 def reference_disagreements(settings: AllTables) -> list[str]:
     """List what is wrong about the KL to a reference, each with what to change."""
     checks = (
-        _adapts_nothing,
-        _pays_by_group,
-        _pays_what_has_no_gradient,
-        _whitens_groups_beside_kl,
+        _check_kl_target,
+        _check_advantage_of_kl_reward,
+        _check_kl_estimator,
+        _check_whitening_with_kl_reward,
     )
     return [text for check in checks if (text := check(settings)) is not None]
 
@@ -284,7 +284,7 @@ def pays_in_reward(settings: AllTables) -> bool:
     return settings.algorithm.kl_coefficient > 0 and settings.algorithm.kl_in == "reward"
 
 
-def _adapts_nothing(settings: AllTables) -> str | None:
+def _check_kl_target(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     if algorithm.kl_target is None or algorithm.kl_coefficient > 0:
         return None
@@ -294,7 +294,7 @@ def _adapts_nothing(settings: AllTables) -> str | None:
     )
 
 
-def _pays_by_group(settings: AllTables) -> str | None:
+def _check_advantage_of_kl_reward(settings: AllTables) -> str | None:
     advantage = settings.algorithm.advantage
     if not pays_in_reward(settings) or advantage in REWARDED_BY_TOKEN:
         return None
@@ -305,7 +305,7 @@ def _pays_by_group(settings: AllTables) -> str | None:
     )
 
 
-def _pays_what_has_no_gradient(settings: AllTables) -> str | None:
+def _check_kl_estimator(settings: AllTables) -> str | None:
     estimator = settings.algorithm.kl_estimator
     if not pays_in_reward(settings) or estimator == "k1":
         return None
@@ -315,7 +315,7 @@ def _pays_what_has_no_gradient(settings: AllTables) -> str | None:
     )
 
 
-def _whitens_groups_beside_kl(settings: AllTables) -> str | None:
+def _check_whitening_with_kl_reward(settings: AllTables) -> str | None:
     if not pays_in_reward(settings) or settings.algorithm.whiten != "group":
         return None
     return (

@@ -1,4 +1,4 @@
-"""Rules between settings of the learner; each check returns an error text, or None."""
+"""Rules of the learner, of `run.deterministic`, and of `parallel` against ranks and model."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from configs.tables.learner import ParallelSettings
 def learner_disagreements(settings: AllTables) -> list[str]:
     """List what is wrong about the learner, each with what to change."""
     checks = (
-        _orthogonalises_on_the_host,
-        _offloads_too_much,
-        _keeps_what_is_compiled,
-        _forms_groups_nowhere,
-        _forms_groups_out_of_reach,
-        _scales_no_adapter,
-        _keeps_no_base,
-        _packs_what_is_compiled,
-        _adapts_with_another_optimizer,
-        _compares_what_adapters_describe,
-        _divides_what_must_be_whole,
+        _check_offload_of_muon,
+        _check_offloaded_activations,
+        _check_checkpointing_when_compiled,
+        _check_broadcast_ports,
+        _check_broadcast_when_advertised,
+        _check_lora_alpha,
+        _check_base_dtype,
+        _check_nf4_when_compiled,
+        _check_optimizer_of_lora,
+        _check_sparse_weights_of_lora,
+        _check_tensor_parallelism,
     )
     return [text for check in checks if (text := check(settings)) is not None]
 
 
-def _orthogonalises_on_the_host(settings: AllTables) -> str | None:
+def _check_offload_of_muon(settings: AllTables) -> str | None:
     learner = settings.learner
     if learner.optimizer != "muon" or "parameters" not in learner.offload:
         return None
@@ -38,7 +38,7 @@ def _orthogonalises_on_the_host(settings: AllTables) -> str | None:
     )
 
 
-def _offloads_too_much(settings: AllTables) -> str | None:
+def _check_offloaded_activations(settings: AllTables) -> str | None:
     kept = settings.learner.activation_checkpointing
     if "activations" not in settings.learner.offload or kept in (None, "full"):
         return None
@@ -48,7 +48,7 @@ def _offloads_too_much(settings: AllTables) -> str | None:
     )
 
 
-def _keeps_what_is_compiled(settings: AllTables) -> str | None:
+def _check_checkpointing_when_compiled(settings: AllTables) -> str | None:
     if not settings.learner.compile or settings.learner.activation_checkpointing != "selective":
         return None
     return (
@@ -57,7 +57,7 @@ def _keeps_what_is_compiled(settings: AllTables) -> str | None:
     )
 
 
-def _forms_groups_out_of_reach(settings: AllTables) -> str | None:
+def _check_broadcast_when_advertised(settings: AllTables) -> str | None:
     learner = settings.learner
     if not learner.broadcast or learner.advertise is None:
         return None
@@ -68,7 +68,7 @@ def _forms_groups_out_of_reach(settings: AllTables) -> str | None:
     )
 
 
-def _forms_groups_nowhere(settings: AllTables) -> str | None:
+def _check_broadcast_ports(settings: AllTables) -> str | None:
     """Require two ports: a group that ends holds its port for as long as a broadcast may take."""
     ports, learner = settings.learner.broadcast_ports, settings.learner
     if ports is None:
@@ -93,7 +93,7 @@ def _forms_groups_nowhere(settings: AllTables) -> str | None:
     return None
 
 
-def _scales_no_adapter(settings: AllTables) -> str | None:
+def _check_lora_alpha(settings: AllTables) -> str | None:
     if settings.learner.lora_rank or settings.learner.lora_alpha is None:
         return None
     return (
@@ -102,7 +102,7 @@ def _scales_no_adapter(settings: AllTables) -> str | None:
     )
 
 
-def _keeps_no_base(settings: AllTables) -> str | None:
+def _check_base_dtype(settings: AllTables) -> str | None:
     base = settings.learner.base_dtype
     if settings.learner.lora_rank or base is None:
         return None
@@ -112,7 +112,7 @@ def _keeps_no_base(settings: AllTables) -> str | None:
     )
 
 
-def _packs_what_is_compiled(settings: AllTables) -> str | None:
+def _check_nf4_when_compiled(settings: AllTables) -> str | None:
     if not settings.learner.compile or settings.learner.base_dtype != "nf4":
         return None
     return (
@@ -121,7 +121,7 @@ def _packs_what_is_compiled(settings: AllTables) -> str | None:
     )
 
 
-def _adapts_with_another_optimizer(settings: AllTables) -> str | None:
+def _check_optimizer_of_lora(settings: AllTables) -> str | None:
     if not settings.learner.lora_rank or settings.learner.optimizer == "adamw":
         return None
     return (
@@ -131,7 +131,7 @@ def _adapts_with_another_optimizer(settings: AllTables) -> str | None:
     )
 
 
-def _compares_what_adapters_describe(settings: AllTables) -> str | None:
+def _check_sparse_weights_of_lora(settings: AllTables) -> str | None:
     if not settings.learner.lora_rank or not settings.learner.sparse_weights:
         return None
     return (
@@ -140,7 +140,7 @@ def _compares_what_adapters_describe(settings: AllTables) -> str | None:
     )
 
 
-def _divides_what_must_be_whole(settings: AllTables) -> str | None:
+def _check_tensor_parallelism(settings: AllTables) -> str | None:
     learner, tensor = settings.learner, settings.parallel.tensor
     if tensor == 1:
         return None
@@ -190,10 +190,10 @@ RULES: tuple[tuple[str, Value, str], ...] = (
 
 def deterministic_disagreements(settings: AllTables) -> list[str]:
     """List settings under which two runs would not be equal bit for bit."""
-    return list(_broken(settings)) if settings.run.deterministic else []
+    return list(_broken_rules(settings)) if settings.run.deterministic else []
 
 
-def _broken(settings: AllTables) -> Iterator[str]:
+def _broken_rules(settings: AllTables) -> Iterator[str]:
     for name, value, why in RULES:
         table, _, key = name.partition(".")
         got: Value = getattr(getattr(settings, table), key)
@@ -238,7 +238,7 @@ def layout_of(parallel: ParallelSettings, ranks: int) -> Layout:
             f"rank computes with whole matrices"
         )
     if tensor > 1:
-        return _with_tensor(parallel, ranks)
+        return _layout_with_tensor(parallel, ranks)
     if ranks % replicate:
         raise SettingsError(
             f"parallel.replicate must divide the learner's {ranks} rank(s), got {replicate}; "
@@ -257,7 +257,7 @@ def layout_of(parallel: ParallelSettings, ranks: int) -> Layout:
     return Layout(replicate, ranks // replicate, sequence)
 
 
-def _with_tensor(parallel: ParallelSettings, ranks: int) -> Layout:
+def _layout_with_tensor(parallel: ParallelSettings, ranks: int) -> Layout:
     """Divide the ranks that have the same part of each matrix."""
     tensor = parallel.tensor
     alike = parallel.model_copy(update={"tensor": 1})

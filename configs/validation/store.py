@@ -1,4 +1,4 @@
-"""Memory that a run needs in Redis, and rules of replay; each check returns a text, or None."""
+"""Bytes that a run needs in Redis and in messages, and rules of replay."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ MIB = 2**20
 def store_disagreements(settings: AllTables) -> list[str]:
     """List settings that exceed Redis' memory or never take effect, each with what to change."""
     checks = (
-        _refuses_its_episodes,
-        _cuts_its_episodes,
-        _keeps_no_group,
-        _forgets_before_it_keeps,
-        _ranks_groups_of_one,
-        _is_too_small,
-        _quota_is_too_small,
+        _check_max_episode_bytes,
+        _check_max_message_bytes,
+        _check_replay_capacity,
+        _check_replay_lag,
+        _check_replay_priority,
+        _check_maxmemory,
+        _check_max_run_bytes,
     )
     return [text for check in checks if (text := check(settings)) is not None]
 
 
-def _refuses_its_episodes(settings: AllTables) -> str | None:
+def _check_max_episode_bytes(settings: AllTables) -> str | None:
     """Require room for the longest episode, which would otherwise be sampled and lost each time."""
     run, bound = settings.run, settings.buffer.max_episode_bytes
     beside = BYTES_BESIDE_TOKENS + BYTES_PER_PROMPT_TOKEN * run.max_prompt_tokens
@@ -54,7 +54,7 @@ def _refuses_its_episodes(settings: AllTables) -> str | None:
     )
 
 
-def _cuts_its_episodes(settings: AllTables) -> str | None:
+def _check_max_message_bytes(settings: AllTables) -> str | None:
     """Require messages that hold an episode; a longer message cuts its actor's connection."""
     least = settings.buffer.max_episode_bytes + RECORD_MARGIN
     if settings.broker.max_message_bytes >= least:
@@ -123,7 +123,7 @@ def max_partial_bytes(run: RunSettings, buffer: BufferSettings) -> int:
     return min(buffer.max_episode_bytes, 2 * longest)
 
 
-def _is_too_small(settings: AllTables) -> str | None:
+def _check_maxmemory(settings: AllTables) -> str | None:
     buffer = settings.buffer
     if buffer.url is not None:
         return None  # the learner asks that server when it starts
@@ -131,7 +131,7 @@ def _is_too_small(settings: AllTables) -> str | None:
     return text and text + "raise buffer.maxmemory_mb, or lower buffer.max_uncommitted_bytes"
 
 
-def _quota_is_too_small(settings: AllTables) -> str | None:
+def _check_max_run_bytes(settings: AllTables) -> str | None:
     buffer, quota = settings.buffer, settings.buffer.max_run_bytes
     if quota is None:
         return None
@@ -148,7 +148,7 @@ def _quota_is_too_small(settings: AllTables) -> str | None:
     )
 
 
-def _keeps_no_group(settings: AllTables) -> str | None:
+def _check_replay_capacity(settings: AllTables) -> str | None:
     capacity, size = settings.replay.capacity, settings.run.group_size
     if not 0 < capacity < size:
         return None
@@ -158,7 +158,7 @@ def _keeps_no_group(settings: AllTables) -> str | None:
     )
 
 
-def _forgets_before_it_keeps(settings: AllTables) -> str | None:
+def _check_replay_lag(settings: AllTables) -> str | None:
     max_lag, every = settings.replay.max_lag, settings.learner.checkpoint_every
     if not settings.replay.capacity or max_lag >= every:
         return None
@@ -168,7 +168,7 @@ def _forgets_before_it_keeps(settings: AllTables) -> str | None:
     )
 
 
-def _ranks_groups_of_one(settings: AllTables) -> str | None:
+def _check_replay_priority(settings: AllTables) -> str | None:
     replay = settings.replay
     if settings.run.group_size > 1 or not replay.capacity or replay.sampling != "prioritised":
         return None

@@ -1,4 +1,4 @@
-"""Rules between tables of settings; each check returns an error text, or None."""
+"""All rules of settings together; those between tables, of the fleet and of addresses."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ WITHOUT_GROUPS = ("reinforce_pp", "gae", "vtrace")
 def disagreements(settings: AllTables) -> list[str]:
     """List what is wrong between the tables, each with what to change."""
     checks = (
-        _publishes_too_rarely,
-        _engine_is_too_short,
-        _beats_too_rarely,
-        _best_of_more_than_there_are,
-        _punishes_every_length,
-        _filters_what_teaches,
-        _names_two_rewards_alike,
-        _names_environments_twice,
-        _trains_no_environment,
-        _pulls_from_nobody,
-        _has_a_site_and_no_neighbours,
-        _broadcasts_to_anybody,
-        _keeps_no_best,
-        _exits_with_an_error_code,
-        _misuses_concurrency,
-        _has_workers_in_one_process,
+        _check_publish_every,
+        _check_max_model_len,
+        _check_heartbeat,
+        _check_pass_k,
+        _check_overlong_buffer,
+        _check_zero_variance_filter,
+        _check_reward_names,
+        _check_environment_names,
+        _check_environment_shares,
+        _check_pull_from,
+        _check_site,
+        _check_broadcast_network,
+        _check_keep_best,
+        _check_exit_codes,
+        _check_concurrent_episodes,
+        _check_process_of_tensor_parallel,
     )
     between_tables = [text for check in checks if (text := check(settings)) is not None]
     mathematics = algorithm_disagreements(settings) + critic_disagreements(settings)
@@ -45,7 +45,7 @@ def disagreements(settings: AllTables) -> list[str]:
     return between_tables + mathematics + rest + deterministic_disagreements(settings)
 
 
-def _publishes_too_rarely(settings: AllTables) -> str | None:
+def _check_publish_every(settings: AllTables) -> str | None:
     longest = settings.run.max_policy_lag + 1
     if settings.learner.publish_every <= longest:
         return None
@@ -56,7 +56,7 @@ def _publishes_too_rarely(settings: AllTables) -> str | None:
     )
 
 
-def _engine_is_too_short(settings: AllTables) -> str | None:
+def _check_max_model_len(settings: AllTables) -> str | None:
     longest = settings.run.max_prompt_tokens + settings.run.max_completion_tokens
     if settings.actors.max_model_len is None or settings.actors.max_model_len >= longest:
         return None
@@ -67,7 +67,7 @@ def _engine_is_too_short(settings: AllTables) -> str | None:
     )
 
 
-def _beats_too_rarely(settings: AllTables) -> str | None:
+def _check_heartbeat(settings: AllTables) -> str | None:
     beat_s, broker = settings.actors.heartbeat_s, settings.broker
     if 2 * beat_s >= broker.lease_timeout_s:
         return (
@@ -84,7 +84,7 @@ def _beats_too_rarely(settings: AllTables) -> str | None:
     return None
 
 
-def _exits_with_an_error_code(settings: AllTables) -> str | None:
+def _check_exit_codes(settings: AllTables) -> str | None:
     for role, table in (("actors", settings.actors), ("learner", settings.learner)):
         if 0 < (code := table.exit_when_told) < FIRST_FREE_CODE:
             return (
@@ -94,7 +94,7 @@ def _exits_with_an_error_code(settings: AllTables) -> str | None:
     return None
 
 
-def _misuses_concurrency(settings: AllTables) -> str | None:
+def _check_concurrent_episodes(settings: AllTables) -> str | None:
     actors = settings.actors
     if actors.least_concurrent_episodes > actors.most_concurrent_episodes:
         return (
@@ -117,7 +117,7 @@ def _misuses_concurrency(settings: AllTables) -> str | None:
     return None
 
 
-def _has_workers_in_one_process(settings: AllTables) -> str | None:
+def _check_process_of_tensor_parallel(settings: AllTables) -> str | None:
     size = settings.actors.tensor_parallel_size
     if size == 1 or not settings.actors.in_process:
         return None
@@ -127,7 +127,7 @@ def _has_workers_in_one_process(settings: AllTables) -> str | None:
     )
 
 
-def _best_of_more_than_there_are(settings: AllTables) -> str | None:
+def _check_pass_k(settings: AllTables) -> str | None:
     k, size = settings.algorithm.pass_k, settings.run.group_size
     if settings.algorithm.advantage != "pass_at_k" or k < size:
         return None
@@ -137,7 +137,7 @@ def _best_of_more_than_there_are(settings: AllTables) -> str | None:
     )
 
 
-def _punishes_every_length(settings: AllTables) -> str | None:
+def _check_overlong_buffer(settings: AllTables) -> str | None:
     buffer, limit = settings.rewards.overlong_buffer_tokens, settings.run.max_completion_tokens
     if buffer <= limit:
         return None
@@ -147,7 +147,7 @@ def _punishes_every_length(settings: AllTables) -> str | None:
     )
 
 
-def _filters_what_teaches(settings: AllTables) -> str | None:
+def _check_zero_variance_filter(settings: AllTables) -> str | None:
     if not settings.algorithm.filter_zero_variance:
         return None
     if settings.algorithm.advantage in WITHOUT_GROUPS:
@@ -164,7 +164,7 @@ def _filters_what_teaches(settings: AllTables) -> str | None:
     return None
 
 
-def _names_two_rewards_alike(settings: AllTables) -> str | None:
+def _check_reward_names(settings: AllTables) -> str | None:
     for run in (settings.run, *settings.run.by_environment.values()):
         rewards = run.reward
         if isinstance(rewards, list) and len(run.reward_functions) != len(rewards):
@@ -175,7 +175,7 @@ def _names_two_rewards_alike(settings: AllTables) -> str | None:
     return None
 
 
-def _names_environments_twice(settings: AllTables) -> str | None:
+def _check_environment_names(settings: AllTables) -> str | None:
     run = settings.run
     if not run.environments:
         return None
@@ -194,7 +194,7 @@ def _names_environments_twice(settings: AllTables) -> str | None:
     )
 
 
-def _trains_no_environment(settings: AllTables) -> str | None:
+def _check_environment_shares(settings: AllTables) -> str | None:
     run = settings.run
     total = sum(environment.share for environment in run.environments)
     if not run.is_trained:
@@ -211,7 +211,7 @@ def _trains_no_environment(settings: AllTables) -> str | None:
     )
 
 
-def _pulls_from_nobody(settings: AllTables) -> str | None:
+def _check_pull_from(settings: AllTables) -> str | None:
     pull_from = settings.actors.pull_from
     if "publisher" in pull_from:
         return None
@@ -221,7 +221,7 @@ def _pulls_from_nobody(settings: AllTables) -> str | None:
     )
 
 
-def _has_a_site_and_no_neighbours(settings: AllTables) -> str | None:
+def _check_site(settings: AllTables) -> str | None:
     actors = settings.actors
     if actors.site is None:
         return None
@@ -239,7 +239,7 @@ def _has_a_site_and_no_neighbours(settings: AllTables) -> str | None:
     return None
 
 
-def _broadcasts_to_anybody(settings: AllTables) -> str | None:
+def _check_broadcast_network(settings: AllTables) -> str | None:
     if not settings.learner.broadcast or is_closed(settings.run, settings.learner):
         return None
     return (
@@ -250,7 +250,7 @@ def _broadcasts_to_anybody(settings: AllTables) -> str | None:
     )
 
 
-def _keeps_no_best(settings: AllTables) -> str | None:
+def _check_keep_best(settings: AllTables) -> str | None:
     run, every = settings.run, settings.learner.checkpoint_every
     if not settings.learner.keep_best or (run.eval_every and run.eval_every % every == 0):
         return None
@@ -316,11 +316,11 @@ def server_disagreements(settings: AllTables) -> list[str]:
         "trackers.trackio.url": trackio.url if trackio else None,
         "run.tracing.endpoint": settings.run.tracing.endpoint,
     }
-    checked = [_is_no_address(name, url) for name, url in chosen.items() if url is not None]
+    checked = [_check_address(name, url) for name, url in chosen.items() if url is not None]
     return [text for text in checked if text is not None]
 
 
-def _is_no_address(name: str, url: str) -> str | None:
+def _check_address(name: str, url: str) -> str | None:
     if "@" in url or "?" in url or "write_token=" in url:
         return (
             f"{name} must be without passwords and tokens, got one of "

@@ -459,7 +459,7 @@ FOLDERS = {
 """Folder before -> folder or module now, for texts that name one."""
 
 RENAMED = {
-    ("configs.validation.reference", "_whitens_groups"): "_whitens_groups_beside_kl",
+    ("configs.validation.reference", "_whitens_groups"): "_check_whitening_with_kl_reward",
     ("console.api.up_process", "LOOK_EVERY_S"): "POLL_UP_EVERY_S",
     ("actors.environments.hosted.frames", "pack_frame"): "pack_message",
     ("actors.environments.hosted.frames", "read_frame"): "read_message",
