@@ -1,9 +1,9 @@
 """Client of the broker: calls sent again until answered, and release of leases granted too late.
 
-Consumes the actor's requests; each waits for the reply with its own `seq`, is resent with growing
-pauses, and ends at its deadline. Every request is idempotent (fences, and a grant is remembered by
-its `seq`), so a resent one does no harm. A broker that restarted asks for HELLO, and the client
-repeats it by itself.
+Used by actors, and by `nyala top` for a run elsewhere. Each request waits for the reply with its
+own `seq`, is resent with growing pauses, and ends at its deadline. Every request is idempotent
+(fences, and a grant is remembered by its `seq`), so a resent one does no harm. A broker that
+restarted asks for HELLO, and the client repeats it by itself.
 
 Example:
     client = BrokerClient(endpoint, server_key=..., keys=..., run="demo", incarnation="actor-1")
@@ -294,13 +294,13 @@ class BrokerClient:
                 f"got {len(frame)} bytes; raise it on all machines, or make the episode shorter"
             )
         try:
-            async with asyncio.timeout(deadline_s), self._place(message):
+            async with asyncio.timeout(deadline_s), self._limit_in_flight(message):
                 return await self._until_answered(seq, frame, kind, broker_wait_s)
         except TimeoutError:
             asked = f"{type(message).__name__} had no answer in {deadline_s:g} s"
             raise DeadlineError(f"{asked} from {self._connection.description}") from None
 
-    def _place(self, message: object) -> AbstractAsyncContextManager[None]:
+    def _limit_in_flight(self, message: object) -> AbstractAsyncContextManager[None]:
         """Bound the calls under way, except for those in `PROMPT`."""
         return nullcontext() if isinstance(message, PROMPT) else self._credit
 
@@ -312,7 +312,9 @@ class BrokerClient:
         cap_s = self._lease_timeout_s / 2 if kind is LeaseReply else math.inf
         try:
             while True:
-                reply = await self._try(seq, frame, broker_wait_s + _jitter(pause), cap_s, asked_at)
+                reply = await self._send_once(
+                    seq, frame, broker_wait_s + _jitter(pause), cap_s, asked_at
+                )
                 if isinstance(reply, kind):
                     if isinstance(reply, LeaseReply) and not reply.leases and pause > FIRST_WAIT_S:
                         self._abandoned.add(seq, None)  # a lost answer to a copy may have had some
@@ -334,13 +336,13 @@ class BrokerClient:
         finally:
             self._pending.pop(seq, None)
 
-    async def _try(
+    async def _send_once(
         self, seq: int, frame: bytes, wait_s: float, cap_s: float, asked_at: float
     ) -> object | None:
         """Send once and wait for the reply; None if there is none yet."""
         if self._is_closed or self._refusal_text is not None:
             raise RefusedError(self._refusal_text or "the client is closed; make another")
-        self._start()
+        self._start_receiving()
         answer = self._pending[seq] = asyncio.get_running_loop().create_future()
         while not answer.done():
             try:
@@ -375,7 +377,7 @@ class BrokerClient:
                 log.info("sending HELLO again", endpoint=self._connection.endpoint)
                 await self.hello(hello)
 
-    def _start(self) -> None:
+    def _start_receiving(self) -> None:
         if not self._tasks:
             for work in (self._receive(), self._connection.watch()):
                 task = asyncio.create_task(work)

@@ -1,4 +1,7 @@
-"""Administration of a whole Redis server: its runs, deletion of a run, another port, maxmemory."""
+"""Administration of a whole Redis server: its runs, deletion of a run, another port, maxmemory.
+
+Used by `nyala up --fresh` and lists of runs; `nyala chaos` opens ports and lowers maxmemory.
+"""
 
 from __future__ import annotations
 

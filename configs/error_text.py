@@ -278,18 +278,18 @@ def unknown_key(path: Sequence[str], value: object) -> str:
     if own_keys := _keys_below(path[:-1]):
         near = difflib.get_close_matches(path[-1], own_keys, n=1, cutoff=0.75)
         then = f"did you mean {near[0]}?" if near else f"its keys are {', '.join(own_keys)}"
-        return f"{where} is not a setting, got {_show(value)}; {then}"
+        return f"{where} is not a setting, got {_as_yaml(value)}; {then}"
     guess = suggest(path)
     if guess is not None:
-        return f"{where} is not a setting, got {_show(value)}; did you mean {guess}?"
+        return f"{where} is not a setting, got {_as_yaml(value)}; did you mean {guess}?"
     table = path[0]
     if len(path) > 1 and any(setting.startswith(f"{table}.") for setting in settings):
         keys = ", ".join(
             setting.partition(".")[2] for setting in settings if setting.startswith(f"{table}.")
         )
-        return f"{where} is not a setting, got {_show(value)}; {table} has {keys}"
+        return f"{where} is not a setting, got {_as_yaml(value)}; {table} has {keys}"
     tables = ", ".join(dict.fromkeys(setting.partition(".")[0] for setting in settings))
-    return f"{where} is not a setting, got {_show(value)}; the tables are {tables}"
+    return f"{where} is not a setting, got {_as_yaml(value)}; the tables are {tables}"
 
 
 def suggest(path: Sequence[str]) -> str | None:
@@ -331,12 +331,12 @@ def allowed(path: str) -> str:
     Args:
         path: `table.key`, or deeper, such as `run.environments.0.share`.
     """
-    return _constraint(_schema(path.split(".")) or {})
+    return _constraint(_schema_of(path.split(".")) or {})
 
 
 def meaning(path: str) -> str:
     """Return the first sentence of a setting's description; its path is as for `allowed`."""
-    text = str((_schema(path.split(".")) or {}).get("description", "")).replace("\n", " ")
+    text = str((_schema_of(path.split(".")) or {}).get("description", "")).replace("\n", " ")
     return text.partition(". ")[0].rstrip(".")
 
 
@@ -351,13 +351,13 @@ def _describe(detail: ErrorDetails) -> Iterator[str]:
         yield from _missing(path)
         return
     # In a union, the path goes on with the name of a branch.
-    prefixes = [path[:end] for end in range(len(path), 1, -1) if _schema(path[:end])]
+    prefixes = [path[:end] for end in range(len(path), 1, -1) if _schema_of(path[:end])]
     if prefixes:
         setting = ".".join(prefixes[0])
         about = f"; it is: {meaning(setting)}" if meaning(setting) else ""
-        yield f"$.{setting} must be {allowed(setting)}, got {_show(value)}{about}"
+        yield f"$.{setting} must be {allowed(setting)}, got {_as_yaml(value)}{about}"
     elif len(path) == 1:
-        yield f"$.{path[0]} must be a table of keys, got {_show(value)}"
+        yield f"$.{path[0]} must be a table of keys, got {_as_yaml(value)}"
     else:
         # The checks across tables: their text already names what is wrong and what follows.
         text = str(detail["msg"]).removeprefix("Value error, ")
@@ -399,13 +399,13 @@ def _constraint(schema: Schema) -> str:
         return "a path"
     kind = str(_resolved(schema).get("type"))
     if kind == "array":
-        return _list_of(schema)
+        return _items_constraint(schema)
     noun = NOUNS.get(kind, "a value")
     bounds = [f"{sign} {_number(schema[key])}" for key, sign in BOUNDS.items() if key in schema]
     return f"{noun} {' and '.join(bounds)}".rstrip()
 
 
-def _list_of(schema: Schema) -> str:
+def _items_constraint(schema: Schema) -> str:
     if "prefixItems" in schema:
         return (
             f"a list of {len(schema['prefixItems'])}, each {_constraint(schema['prefixItems'][0])}"
@@ -417,14 +417,14 @@ def _number(bound: float) -> str:
     return str(int(bound)) if float(bound).is_integer() else str(bound)
 
 
-def _show(value: object) -> str:
+def _as_yaml(value: object) -> str:
     """Write a value as in YAML, short."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:50]}...{text[-27:]}"  # with its closing quote
 
 
 @cache
-def _whole() -> Schema:
+def _whole_schema() -> Schema:
     return Settings.model_json_schema()
 
 
@@ -433,12 +433,12 @@ def _properties() -> dict[str, Schema]:
     """Return the schema of every `table.key`, in the order of the settings."""
     return {
         f"{table}.{key}": part
-        for table, reference in _whole()["properties"].items()
+        for table, reference in _whole_schema()["properties"].items()
         for key, part in _resolved(reference)["properties"].items()
     }
 
 
-def _schema(path: Sequence[str]) -> Schema | None:
+def _schema_of(path: Sequence[str]) -> Schema | None:
     """Return the schema of a setting, or of what is below one; None if there is none."""
     schema = _properties().get(".".join(path[:2]))
     for part in path[2:]:
@@ -455,12 +455,12 @@ def _table_in(schema: Schema) -> Schema:
 
 def _resolved(schema: Schema) -> Schema:
     name = str(schema.get("$ref", "")).rpartition("/")[2]
-    return _whole()["$defs"][name] if name else schema
+    return _whole_schema()["$defs"][name] if name else schema
 
 
 def _keys_below(path: Sequence[str]) -> list[str]:
     """Return the keys of a table within a setting."""
-    schema = _schema(path) if len(path) > 2 else None
+    schema = _schema_of(path) if len(path) > 2 else None
     return list(_resolved(_table_in(schema or {})).get("properties", {}))
 
 
@@ -469,6 +469,6 @@ def _required() -> list[str]:
     """List every `table.key` that has no default."""
     return [
         f"{table}.{key}"
-        for table, reference in _whole()["properties"].items()
+        for table, reference in _whole_schema()["properties"].items()
         for key in _resolved(reference).get("required", [])
     ]

@@ -1,4 +1,8 @@
-"""The size of a fleet of actors: how many a run wants, and what they cost."""
+"""The size of a fleet of actors: how many a run wants, and what they cost.
+
+The learner measures and decides after each batch. The broker's `/metrics` shows the number to
+whatever starts actors.
+"""
 
 from __future__ import annotations
 
@@ -169,8 +173,8 @@ FEWEST_BATCHES = 3
 
 
 @dataclass(slots=True)
-class _Stretch:
-    """One batch, and the looks since the previous one; all in seconds."""
+class _BatchInterval:
+    """Times since the batch before: of the learner, and as observed, of actors; all in seconds."""
 
     span_s: float = field(init=False)
     wait_s: float = field(init=False)
@@ -188,8 +192,8 @@ class Meter:
     """Averages looks at actors and batches over the last minutes."""
 
     def __init__(self) -> None:
-        self._window: deque[_Stretch] = deque()
-        self._now = _Stretch()
+        self._window: deque[_BatchInterval] = deque()
+        self._now = _BatchInterval()
         self._looked_at: float | None = None
         self._busy: Mapping[str, float] = {}
         self._version_s: float  # of the last look, without which nothing is measured
@@ -226,7 +230,7 @@ class Meter:
         window, stretch = self._window, self._now
         stretch.wait_s, stretch.span_s = wait_s, span_s
         window.append(stretch)
-        self._now = _Stretch()
+        self._now = _BatchInterval()
         while len(window) > FEWEST_BATCHES and self._total("span_s") - window[0].span_s > WINDOW_S:
             window.popleft()
         span_s, looked_s, known_s = map(self._total, ("span_s", "looked_s", "known_s"))

@@ -1,5 +1,7 @@
 """Forks of a process that has imported libraries: whether one is safe, and what it lets go of.
 
+Asked before an actor forks vLLM's engine, and by the process that `nyala up` forks roles from.
+
 Only the thread that forks exists in the fork. A lock that another thread held stays locked there,
 and the work of that thread is not done. A fork that does not run a new program also keeps every
 open file of its parent: a connection that the parent closes would stay open for the other side, and

@@ -63,18 +63,18 @@ def settings_hash(run: RunSettings) -> str:
     if run.environments:
         shared["environments"] = [
             environment.model_dump(mode="json", exclude=LOCAL_KEYS, exclude_defaults=True)
-            | _named(alone)
+            | _environment_and_data(alone)
             for environment, alone in zip(
                 run.environments, run.by_environment.values(), strict=True
             )
         ]
     else:
-        shared |= _named(run)
+        shared |= _environment_and_data(run)
     text = json.dumps(shared, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _named(run: RunSettings) -> dict[str, object]:
+def _environment_and_data(run: RunSettings) -> dict[str, object]:
     """Return the environment of a run and its data, named by their files."""
     named: dict[str, object] = {"environment": run.environment.rpartition("/")[2]}
     if data := data_files(run) | _factory(run):

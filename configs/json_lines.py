@@ -1,4 +1,7 @@
-"""Files of lines, most of them JSON, that are followed while others write them."""
+"""Files of lines, most of them JSON, that are followed while others write them.
+
+The learner and logs write them; displays, reports and trackers follow them.
+"""
 
 from __future__ import annotations
 

@@ -341,11 +341,12 @@ def gpu_left_out(device: str, cuda: str | None) -> str | None:
         return None
     return (
         f"learner.device must be cpu to train without this machine's {len(names)} GPU(s), got "
-        f"{device}: nvidia-smi lists {names[0]}, and {_reason(cuda)}, or set learner.device: cpu"
+        f"{device}: nvidia-smi lists {names[0]}, and {_why_no_gpu(cuda)}, "
+        f"or set learner.device: cpu"
     )
 
 
-def _reason(cuda: str | None) -> str:
+def _why_no_gpu(cuda: str | None) -> str:
     """Describe why torch sees no GPU, and what to do."""
     if cuda is None:
         return "torch is a build for CPUs; set up with PROFILE=cuda ./run setup"

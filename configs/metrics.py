@@ -206,12 +206,12 @@ class Cards:
     def values(self) -> dict[str, Value | None]:
         """Return the values of `CARD_METRICS`, by the cards' numbers; nothing without cards."""
         if time.monotonic() - self._asked_at > FRESH_S:
-            self._values = _ask()
+            self._values = _query_cards()
             self._asked_at = time.monotonic()
         return self._values
 
 
-def _ask() -> dict[str, Value | None]:
+def _query_cards() -> dict[str, Value | None]:
     visible = set(visible_gpus())
     use, memory = dict[str, float](), dict[str, float]()
     for line in query_gpus("index,uuid,utilization.gpu,memory.used"):

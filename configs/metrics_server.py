@@ -113,9 +113,9 @@ class MetricsServer:
             case "/metrics":
                 return HTTPStatus.OK, CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
             case "/livez":
-                return _verdict(self._health.not_alive())
+                return _probe_answer(self._health.not_alive())
             case "/readyz":
-                return _verdict(self._health.not_ready())
+                return _probe_answer(self._health.not_ready())
             case _:
                 return HTTPStatus.NOT_FOUND, "text/plain", b"/metrics, /livez, /readyz\n"
 
@@ -162,7 +162,7 @@ def _family(metric: Metric, value: Value) -> Family:
     return family
 
 
-def _verdict(fault: str | None) -> tuple[HTTPStatus, str, bytes]:
+def _probe_answer(fault: str | None) -> tuple[HTTPStatus, str, bytes]:
     if fault is None:
         return HTTPStatus.OK, "text/plain", b"ok\n"
     return HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{fault}\n".encode()

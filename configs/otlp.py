@@ -1,8 +1,8 @@
 """Client of an OpenTelemetry collector over HTTP; the only module that imports OpenTelemetry.
 
-Spans are made of what has ended, with ids of ours: the SDK's own tracer would draw them. Headers,
-certificates, compression and the deadline of a request (10 s) are those of the variables
-`OTEL_EXPORTER_OTLP_*`; `OTEL_RESOURCE_ATTRIBUTES` are added to the process's.
+Used by `tracing.py`. Spans are made of what has ended, with ids of ours: the SDK's own tracer would
+draw them. Headers, certificates, compression and the deadline of a request (10 s) are those of the
+variables `OTEL_EXPORTER_OTLP_*`; `OTEL_RESOURCE_ATTRIBUTES` are added to the process's.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class OtlpCollector:
 
     def __init__(self, endpoint: str, resource: dict[str, str]) -> None:
         self._resource = Resource.create(dict(resource))
-        logging.getLogger(OTLPSpanExporter.__module__).addFilter(_WORDS)
+        logging.getLogger(OTLPSpanExporter.__module__).addFilter(_FAILURE_REASON)
         self._exporter = OTLPSpanExporter(endpoint=endpoint.rstrip("/") + PATH)
 
     def send(self, spans: Sequence[Span]) -> str | None:
         """Send spans, with several tries; returns why the collector has not taken them."""
-        _WORDS.first = ""
+        _FAILURE_REASON.first = ""
         result = self._exporter.export([self._readable(span) for span in spans])
         if result is SpanExportResult.SUCCESS:
             return None
-        return _WORDS.first[:MAX_REASON] or "it has given no reason"
+        return _FAILURE_REASON.first[:MAX_REASON] or "it has given no reason"
 
     def close(self) -> None:
         """Shut the exporter down; nothing is retried any more."""
@@ -67,7 +67,7 @@ class OtlpCollector:
         )
 
 
-class _Words(logging.Filter):
+class _FailureReason(logging.Filter):
     """Keeps the reason of a failure, which the exporter only logs, at each try."""
 
     first = ""
@@ -77,7 +77,7 @@ class _Words(logging.Filter):
         return False
 
 
-_WORDS = _Words()
+_FAILURE_REASON = _FailureReason()
 
 
 def _context(address: SpanAddress) -> SpanContext:

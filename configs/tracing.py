@@ -1,4 +1,7 @@
-"""Tracing in one process where the settings ask for it: the exporting thread; else nothing."""
+"""Tracing in one process where the settings ask for it: the exporting thread; else nothing.
+
+Entered once in each process of an actor, broker and learner.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def source_of(name: str, *, setting: str) -> Path:
     place = name.rpartition(":")[0]
     if place.endswith(".py"):
         return Path(place).expanduser()
-    _add(Path.cwd())
+    _add_to_path(Path.cwd())
     try:
         spec = importlib.util.find_spec(place)
     except Exception:  # noqa: BLE001 - `a.b` runs `a`, which is the user's: it cannot be imported
@@ -142,7 +142,7 @@ def _load_file(name: str, setting: str) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    _add(path.parent)  # so that it can import what lies beside it
+    _add_to_path(path.parent)  # so that it can import what lies beside it
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -161,7 +161,7 @@ def _load_file(name: str, setting: str) -> ModuleType:
 
 def _load_module(name: str, setting: str) -> ModuleType:
     place = name.rpartition(":")[0]
-    _add(Path.cwd())
+    _add_to_path(Path.cwd())
     try:
         return importlib.import_module(place)
     except (Exception, SystemExit) as error:
@@ -171,6 +171,6 @@ def _load_module(name: str, setting: str) -> ModuleType:
         ) from error
 
 
-def _add(folder: Path) -> None:
+def _add_to_path(folder: Path) -> None:
     if str(folder) not in sys.path:
         sys.path.append(str(folder))

@@ -254,7 +254,7 @@ class Dispatcher:
         return await self._service.answer(envelope, request.key, tag, request.route)
 
     async def _answer_lease(
-        self, asked: PendingRequest, envelope: Envelope, peer: PeerSession, first: LeaseReply
+        self, pending: PendingRequest, envelope: Envelope, peer: PeerSession, first: LeaseReply
     ) -> None:
         """Let an unserved LEASE wait; release a grant that cannot be sent."""
         reply: object | None = first
@@ -268,7 +268,7 @@ class Dispatcher:
                 reply = Refusal("store", f"the store does not answer; send again later: {error}")
         if reply is None:
             return
-        was_sent = self._send(asked.route, asked.header, reply, peer.tag)
+        was_sent = self._send(pending.route, pending.header, reply, peer.tag)
         if not was_sent and isinstance(reply, LeaseReply) and reply.leases:
             await self._leasing.release_unsent(peer, reply)
 
@@ -280,14 +280,14 @@ class Dispatcher:
             return error.errno == zmq.EAGAIN  # its queue is full
         return True
 
-    def _refuse(self, route: bytes, asked: Header, refusal: Refusal, peer: str) -> None:
+    def _refuse(self, route: bytes, header: Header, refusal: Refusal, peer: str) -> None:
         self._audit.record_refusal(refusal.code, peer, refusal.text)
-        self._send(route, asked, refusal, peer)
+        self._send(route, header, refusal, peer)
 
-    def _send(self, route: bytes, asked: Header, reply: object, tag: str) -> bool:
+    def _send(self, route: bytes, header: Header, reply: object, tag: str) -> bool:
         """Hand a reply to ZeroMQ, in the peer's version; False if it is gone or does not read."""
         frame = encode(
-            reply, run=self._run, incarnation="broker", seq=asked.seq, version=asked.version
+            reply, run=self._run, incarnation="broker", seq=header.seq, version=header.version
         )
         if not self._reply_limiter.allows(route, holder_of(tag), len(frame)):
             self._audit.record_refusal("unread", "a peer that is sent too much")

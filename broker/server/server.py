@@ -99,7 +99,7 @@ class Broker:
                     receive_hwm=receive_hwm(self._settings),
                 )
                 bound = bound_endpoint(socket)
-                self._endpoint = self._as_reached(bound)
+                self._endpoint = self._advertised_endpoint(bound)
                 log.info("listening", stage="listening", endpoint=bound, reached_as=self._endpoint)
                 if on_ready is not None:
                     on_ready(bound)
@@ -151,7 +151,7 @@ class Broker:
         with suppress(StoreError):  # other brokers will see its silence instead
             await self._store.run(broker_seen(self._endpoint, STOPPED))
 
-    def _as_reached(self, bound: str) -> str:
+    def _advertised_endpoint(self, bound: str) -> str:
         """Return the address of this broker that actors are told, also by other brokers."""
         address = self._settings.advertise
         return reachable(bound) if address is None else advertised(bound, address)
@@ -217,9 +217,9 @@ class Broker:
         figures = {"at": time.time(), "actors": len(peers), "suspect": suspect}
         refused = {f"refused_{code}": count for code, count in audit.refusals.items()}
         await self._store.run(broker_seen(self._endpoint, figures | refused))
-        peers.in_store = await self._in_store()
+        peers.in_store = await self._actors_in_store()
 
-    async def _in_store(self) -> frozenset[str]:
+    async def _actors_in_store(self) -> frozenset[str]:
         """Return the actors of the run that were heard recently, where there are other brokers."""
         if len(self.parts.cache.brokers) < 2:
             return frozenset()

@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 
 class StoreCache:
-    """The publication and the memory pressure that were read last."""
+    """What was read last: publication, brokers, memory pressure, and pauses of leasing."""
 
     def __init__(
         self, store: AsyncStore, *, pause_at_memory: float, max_run_bytes: int | None = None

@@ -93,14 +93,14 @@ def check_hello(hello: Hello, *, incarnation: str) -> None:
         raise RecordError(
             f"incarnation must be {quoted(incarnation)}, got {quoted(hello.incarnation)}"
         )
-    _name("incarnation", hello.incarnation)
-    _name("host", hello.host)
-    _in_range("capacity", hello.capacity, 1, MAX_LINES)
+    _check_name("incarnation", hello.incarnation)
+    _check_name("host", hello.host)
+    _check_range("capacity", hello.capacity, 1, MAX_LINES)
 
 
 def check_lease(request: LeaseRequest, *, capacity: int) -> None:
     """Refuse a request for more than the capacity that the actor declared."""
-    _in_range("n", request.n, 1, capacity)
+    _check_range("n", request.n, 1, capacity)
 
 
 def check_beats(request: BeatRequest, *, max_bytes: int, limits: EpisodeLimits) -> Versions:
@@ -159,7 +159,7 @@ def _newest(summaries: list[Summary]) -> PolicyVersion | None:
     return PolicyVersion(*max([summary.newest for summary in summaries])) if summaries else None
 
 
-def _name(field: str, value: str) -> None:
+def _check_name(field: str, value: str) -> None:
     """Refuse a name that is empty or long, or that a terminal would take for a command."""
     if not 0 < len(value) <= MAX_INCARNATION_CHARS or not value.isprintable():
         raise RecordError(
@@ -168,6 +168,6 @@ def _name(field: str, value: str) -> None:
         )
 
 
-def _in_range(name: str, value: int, low: int, high: int) -> None:
+def _check_range(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
         raise RecordError(f"{name} must be between {low} and {high}, got {value}")

@@ -7,6 +7,8 @@
     allowed/observer/*.pub    may read the status, and change nothing
     allowed/operator/*.pub    may read the status, revoke keys and drain actors; no episodes
 
+The broker, the publisher and actors that share weights read it; `nyala keys` changes it.
+
 Fails closed: a file that cannot be read allows no key, a folder of another name is ignored, a
 folder that cannot be read is empty, and a key under two roles has none. A registered key counts
 only while its enrolment key is allowed, under no other role. Where connections of strangers have
@@ -139,7 +141,7 @@ def add(folder: Path, name: str, role: Role) -> Path:
     Raises:
         SettingsError: The name is taken or no file name, or the folder cannot be written.
     """
-    _check(name)
+    _check_name(name)
     if any(member.name == name for member, _ in _entries(folder)):
         raise SettingsError(
             f"the name of a new key must be free, got {name}, which is allowed already; "
@@ -163,7 +165,7 @@ def revoke(folder: Path, name: str) -> list[Role]:
     Raises:
         SettingsError: No key of this name is allowed, or the folder cannot be written.
     """
-    _check(name)
+    _check_name(name)
     entries = _entries(folder)
     held = [member.role for member, _ in entries if member.name == name]
     if not held:
@@ -231,7 +233,7 @@ def _identity(path: Path) -> tuple[int, int, int]:
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
-def _check(name: str) -> None:
+def _check_name(name: str) -> None:
     if name.partition(".")[0] in SERVERS:
         raise SettingsError(
             f"the name of a client's key must not be a server's, got {name}; choose another"

@@ -81,7 +81,7 @@ class EnrolledKeys:
                 "for this actor"
             )
         name = f"{enrolment[:MAX_STEM]}-{hashlib.blake2b(public, digest_size=8).hexdigest()}"
-        if present is None and not self._place(public, enrolment, name):
+        if present is None and not self._write_key(public, enrolment, name):
             return None
         self._allowed.refresh()
         member = self._allowed.member(public)
@@ -112,7 +112,8 @@ class EnrolledKeys:
                 path.unlink(missing_ok=True)
         return [path.stem for path in unused if not path.exists()]
 
-    def _place(self, public: bytes, enrolment: str, name: str) -> bool:
+    def _write_key(self, public: bytes, enrolment: str, name: str) -> bool:
+        """Write the file of a new key; False if there is no room for it."""
         place = enrolled_folder(self._folder, enrolment)
         try:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -129,6 +130,7 @@ class EnrolledKeys:
         return True
 
     def _make_room(self, place: Path) -> bool:
+        """Remove the keys that were silent longest; False if all that are left are in use."""
         silences = {p: s for p, s in self._silences().items() if p.parent == place}
         files = sorted(silences, key=silences.__getitem__, reverse=True)
         while len(files) >= self._max_keys:

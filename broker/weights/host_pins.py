@@ -1,5 +1,7 @@
 """Mappings of weights that are registered with the CUDA driver, so that a card copies them itself.
 
+Used by the learner for the slots it writes, and by engines for the files they load.
+
 Other ("pageable") memory goes through a small buffer of the driver, which a core fills while its
 caller waits. Registration takes about as long as a touch of every page, so it is done once for the
 life of a mapping. This module does not import torch: it gets the functions of the CUDA runtime.

@@ -3,7 +3,7 @@
 A number is split at bit k: the part above is written as so many zeros and a one, the k bits below
 unchanged. With the right k that is within a few per cent of the entropy of a geometric
 distribution, which the gaps between independent events have. Each block of numbers has its own k,
-so that a change of scale within them costs little.
+so that a change of scale within them costs little. `sparse.py` writes gaps and moves in it.
 
     numbers = k of each block, one byte; length of the upper parts; upper parts; lower parts
 
@@ -39,7 +39,7 @@ def encode_numbers(numbers_C: Numbers) -> bytes:
     upper[ends_C - 1] = True
     bits_CK = np.unpackbits(numbers_C.astype(">u4").view(np.uint8).reshape(-1, 4), axis=1)
     packed = np.packbits(upper).tobytes()
-    lower = np.packbits(bits_CK[_is_lower(splits_C)]).tobytes()
+    lower = np.packbits(bits_CK[_lower_bits(splits_C)]).tobytes()
     return splits_B.astype(np.uint8).tobytes() + _LENGTH.pack(len(packed)) + packed + lower
 
 
@@ -49,16 +49,16 @@ def decode_numbers(code: memoryview, count: int) -> tuple[NDArray[np.uint32], me
     Raises:
         WeightsError: The code holds fewer or more. Work is bounded by the length of the code.
     """
-    splits_B, code = _split(code, -(-count // BLOCK))
+    splits_B, code = _take_bytes(code, -(-count // BLOCK))
     splits_C = np.repeat(splits_B.astype(np.uint32), BLOCK)[:count]
-    length, code = _split(code, _LENGTH.size)
-    packed, code = _split(code, int(length.view("<u4")[0]))
+    length, code = _take_bytes(code, _LENGTH.size)
+    packed, code = _take_bytes(code, int(length.view("<u4")[0]))
     ends_C = np.flatnonzero(np.unpackbits(packed))
     if len(ends_C) != count or (count and splits_B.max() > MAX_SPLIT):
         raise WeightsError(f"a sparse update must hold {count} numbers here, got {len(ends_C)}")
-    is_lower_CK = _is_lower(splits_C)
+    is_lower_CK = _lower_bits(splits_C)
     num_bits = int(splits_C.sum())
-    packed, code = _split(code, -(-num_bits // 8))
+    packed, code = _take_bytes(code, -(-num_bits // 8))
     bits_CK = np.zeros((count, 32), np.uint8)
     bits_CK[is_lower_CK] = np.unpackbits(packed)[:num_bits]
     lower_C = np.packbits(bits_CK, axis=1).view(">u4")[:, 0].astype(np.uint32)
@@ -78,13 +78,14 @@ def _splits(numbers_C: Numbers) -> NDArray[np.uint32]:
     return splits
 
 
-def _is_lower(splits_C: Numbers) -> NDArray[np.bool_]:
+def _lower_bits(splits_C: Numbers) -> NDArray[np.bool_]:
     """Mark the bits below each k in rows of 32 bits, the highest first."""
     is_lower_CK: NDArray[np.bool_] = np.arange(32) >= 32 - splits_C[:, None].astype(np.int64)
     return is_lower_CK
 
 
-def _split(code: memoryview, length: int) -> tuple[NDArray[np.uint8], memoryview]:
+def _take_bytes(code: memoryview, length: int) -> tuple[NDArray[np.uint8], memoryview]:
+    """Return the first bytes of a code, and those after them."""
     if length > len(code):
         raise WeightsError(f"a sparse update must hold {length} more bytes, got {len(code)}")
     return np.frombuffer(code[:length], np.uint8), code[length:]

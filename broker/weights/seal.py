@@ -1,8 +1,9 @@
 """Seal of a slot in shared memory, by which readers see writes to it: a seqlock.
 
-The seal is a number in a file beside the slot. Its one writer makes it odd before the first byte
-and even after the last. Readers hold no lock, so that no reader can delay the writer. If a reader
-sees the same even number twice, the slot was unchanged in between. A mapping outlives the folder.
+The seal is a number in a file beside the slot. Its one writer, the learner, makes it odd before the
+first byte and even after the last. Readers, the actors of this machine, hold no lock, so that no
+reader can delay the writer. If a reader sees the same even number twice, the slot was unchanged in
+between. A mapping outlives the folder.
 
 Writer and readers are thousands of instructions and some system calls away from the bytes when they
 touch the number, so that no processor's order of memory accesses shows.

@@ -9,7 +9,8 @@ need few bits. How far a weight moves is counted in its last bit: most often it 
     update  = segment of 1 Mi elements, segment, ...
     segment = number of changes, length of the rest; gaps; moves (0, 1, 2, 3: by -1, 1, -2, 2 ...)
 
-Free of tensors, versions and digests: the caller checks the digest after applying an update.
+The learner's publisher encodes, actors apply. Free of tensors, versions and digests: the caller
+checks the digest after applying an update.
 """
 
 from __future__ import annotations
@@ -140,6 +141,7 @@ def _distances(moves_C: NDArray[np.uint32]) -> NDArray[np.int64]:
 
 
 def _prefix(left: memoryview, length: int) -> memoryview:
+    """Return the first bytes of an update, after checking that there are so many."""
     if length > len(left):
         raise WeightsError(f"a sparse update must hold {length} more bytes, got {len(left)}")
     return left[:length]

@@ -63,13 +63,13 @@ def connect(url: str, **options: Any) -> redis.Redis:
     Raises:
         SettingsError: The URL has none of the forms above.
     """
-    options = _options() | {"retry": Retry(NoBackoff(), 0)} | options
+    options = _client_options() | {"retry": Retry(NoBackoff(), 0)} | options
     watched = parse_sentinel_url(url)
     if watched is None:
         return redis.Redis.from_url(url, **options)
     manager = Sentinel(
         watched.sentinels,
-        sentinel_kwargs=_options() | {"retry": Retry(NoBackoff(), 0)} | watched.of_sentinels,
+        sentinel_kwargs=_client_options() | {"retry": Retry(NoBackoff(), 0)} | watched.of_sentinels,
     )
     client: redis.Redis = manager.master_for(watched.service, **(options | watched.of_server))
     return client
@@ -77,14 +77,14 @@ def connect(url: str, **options: Any) -> redis.Redis:
 
 def connect_async(url: str, **options: Any) -> redis.asyncio.Redis:
     """Make an asyncio client; raises as `connect` does."""
-    options = _options() | {"retry": AsyncRetry(NoBackoff(), 0)} | options
+    options = _client_options() | {"retry": AsyncRetry(NoBackoff(), 0)} | options
     watched = parse_sentinel_url(url)
     if watched is None:
         client = redis.asyncio.Redis.from_url(url, **options)
     else:
         manager = AsyncSentinel(
             watched.sentinels,
-            sentinel_kwargs=_options()
+            sentinel_kwargs=_client_options()
             | {"retry": AsyncRetry(NoBackoff(), 0)}
             | watched.of_sentinels,
         )
@@ -128,7 +128,7 @@ def parse_sentinel_url(url: str) -> Watched | None:
         return None
     user, at, hosts = parts.netloc.rpartition("@")
     service, _, db = parts.path.strip("/").partition("/")
-    addresses = [_address(host, SENTINEL_PORT) for host in hosts.split(",") if host]
+    addresses = [_host_and_port(host, SENTINEL_PORT) for host in hosts.split(",") if host]
     if not addresses or not service or None in addresses:
         raise SettingsError(
             f"buffer.url must be {parts.scheme}://[user:password@]host:port,host:port/service/db, "
@@ -165,14 +165,14 @@ def split_url(url: str) -> SplitResult:
     return SplitResult(scheme, netloc, path, query, "")
 
 
-def _address(host: str, default_port: int) -> tuple[str, int] | None:
+def _host_and_port(host: str, default_port: int) -> tuple[str, int] | None:
     name, _, port = host.rpartition(":")
     if not name:
         return host, default_port
     return (name.strip("[]"), int(port)) if port.isdecimal() else None
 
 
-def _options() -> dict[str, Any]:
+def _client_options() -> dict[str, Any]:
     return {
         "socket_timeout": REPLY_TIMEOUT_S,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,

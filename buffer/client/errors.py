@@ -52,7 +52,13 @@ _PASSING_CODES = re.compile(r"\b(READONLY|OOM|MISCONF|MASTERDOWN|NOREPLICAS) ")
 
 @contextmanager
 def asking(url: str, operation: str, place: str) -> Iterator[redis.Redis]:
-    """Connect a client for a few commands, and turn its errors into Nyala's."""
+    """Connect a client for a few commands, and turn its errors into Nyala's.
+
+    Args:
+        url: URL of Redis.
+        operation: What the commands do, for errors.
+        place: The run or server that they concern, for errors.
+    """
     client = connect(url)
     try:
         yield client
@@ -84,11 +90,11 @@ def explain(error: redis.RedisError, operation: str, place: str) -> StoreError:
     if code in _REFUSALS:
         refusal = StoreRewound if code in ("NORUN", "REWOUND", "RESTARTED") else StoreError
         return refusal(f"{operation}: {_REFUSALS[code].format(detail)} ({place})")
-    kind = StoreUnreachable if _is_away(error) else StoreError
+    kind = StoreUnreachable if _is_passing(error) else StoreError
     return kind(f"{operation}: {_reason(error, text)} ({place})")
 
 
-def _is_away(error: redis.RedisError) -> bool:
+def _is_passing(error: redis.RedisError) -> bool:
     """Whether the same call may succeed later."""
     if isinstance(error, exceptions.AuthenticationError):
         return False

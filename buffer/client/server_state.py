@@ -1,6 +1,7 @@
 """State of a Redis server: version, eviction, durability, memory, clock.
 
-Uses only INFO and TIME, which the access rules of a run's users allow.
+Read by `nyala doctor` and before a start. Uses only INFO and TIME, which the access rules of a
+run's users allow.
 """
 
 from __future__ import annotations

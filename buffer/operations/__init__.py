@@ -5,7 +5,7 @@ Users of each (the table of keys is in `keys.py`):
 | role    | operations |
 | ------- | ---------- |
 | anyone  | confirm, begin_run, stats, memory, usage, publication, lineages, actors, brokers, |
-|         | shown, closed, inspect, audit |
+|         | read_run_snapshot, closed, inspect, audit |
 | broker  | lease, beat, submit, release, fail, cut, share, shrink, suspend, reap, actor_seen, |
 |         | broker_seen |
 | console | dead_letters, dead_letter, requeue_dead, purge_dead, peek, release_dead_actor, |
@@ -14,7 +14,7 @@ Users of each (the table of keys is in `keys.py`):
 |         | records, claim_bytes, eval_round, close_eval, reuse, forget_reused, trim_replay, |
 |         | clear_replay, references, recreate_dropped, recreations; after a rewind |
 |         | restore_lineage, known_tasks, committed_tasks, reconcile, |
-|         | restore_committed, check_replay, recovered; show |
+|         | restore_committed, check_replay, recovered; write_run_snapshot |
 
 All of the learner's writes carry its lineage, the learner's fence: with a lower one than the run's
 they raise LostLineage. Every operation may be sent again when its reply was lost; only

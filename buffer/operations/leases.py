@@ -200,7 +200,8 @@ def reap(*, max_attempts: int, batch: int = SLICE, every_ms: int = 1000) -> Oper
 def release_dead_actor(incarnation: str, key: str, *, max_attempts: int) -> Operation[list[int]]:
     """Take back every lease of an actor whose process has ended; return their tasks.
 
-    An attempt is charged, as by `reap`. Unless the run is RUNNING, the leases are left to expire.
+    `nyala up` calls it for actors of its machine. An attempt is charged, as by `reap`. Unless the
+    run is RUNNING, the leases are left to expire.
 
     Args:
         incarnation: The dead actor. Its messages under these leases are STALE from now on.

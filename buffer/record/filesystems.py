@@ -1,5 +1,7 @@
 """Folders and buckets by their URL, as fsspec writes it: `file:///folder`, `s3://bucket/folder`.
 
+Used for large records (`object_store.py`) and by the learner for copies of checkpoints.
+
 Buckets of S3, Google Cloud Storage and Azure need the package obstore (the extra `bucket`), or
 fsspec's own package for the kind. Credentials and endpoints come from the environment, as each of
 these packages reads it (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, ...).

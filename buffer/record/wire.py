@@ -276,7 +276,7 @@ def read(decoder: Decoder[Fields], record: bytes) -> Fields:
     try:
         return decoder.decode(record)
     except _UNREADABLE as error:
-        values = _values(record)
+        values = _msgpack_values(record)
         if len(values) != 1:
             raise RecordError(
                 f"a record must be one msgpack map, got {len(values)}; it is refused"
@@ -289,7 +289,7 @@ def read_several(decoder: Decoder[Fields], record: bytes) -> list[Fields]:
     try:
         return [decoder.decode(record)]
     except _UNREADABLE as error:
-        values: list[tuple[object, int]] = _values(record)
+        values: list[tuple[object, int]] = _msgpack_values(record)
         if len(values) == 1:
             raise refusal(values[0][0], decoder.type, error) from error
     ends = [0, *(end for _, end in values)]
@@ -327,7 +327,7 @@ def _check_plain_completion(fields: CompletionFields) -> None:
             raise TypeError("fences have the wrong type")
 
 
-def _values(record: bytes) -> list[tuple[object, int]]:
+def _msgpack_values(record: bytes) -> list[tuple[object, int]]:
     """Return all msgpack values with their ends; bytes that do not parse to the end are refused."""
     unpacker = msgpack.Unpacker(
         max_buffer_size=len(record), raw=False, strict_map_key=True, use_list=True

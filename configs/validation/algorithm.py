@@ -1,4 +1,4 @@
-"""Rules of algorithm, critic and reference KL; each check returns an error text, or None.
+"""Rules of algorithm, critic and reference KL.
 
 pi/mu enters a loss once, and a ratio is taken against the policy that it is meant for.
 """
@@ -280,7 +280,7 @@ def reference_disagreements(settings: AllTables) -> list[str]:
 
 
 def pays_in_reward(settings: AllTables) -> bool:
-    """Whether tokens pay the KL with their reward."""
+    """Whether the KL is taken off the rewards of tokens, and not added to the loss."""
     return settings.algorithm.kl_coefficient > 0 and settings.algorithm.kl_in == "reward"
 
 

@@ -1,4 +1,7 @@
-"""Rules of the learner, of `run.deterministic`, and of `parallel` against ranks and model."""
+"""Rules of the learner, of `run.deterministic`, and of `parallel` against ranks and model.
+
+`Settings` runs the rules; the learner's start and the checks of `nyala up` divide the ranks.
+"""
 
 from __future__ import annotations
 
@@ -216,7 +219,7 @@ def _shown(value: Value) -> str:
 
 
 class Layout(NamedTuple):
-    """`parallel` with its default filled in."""
+    """Sizes of groups of ranks: `parallel` with its default filled in."""
 
     replicate: int
     shard: int

@@ -1,4 +1,7 @@
-"""Bytes that a run needs in Redis and in messages, and rules of replay."""
+"""Bytes that a run needs in Redis and in messages, and rules of replay.
+
+The sums are also used by brokers, the learner and the checks before a start.
+"""
 
 from __future__ import annotations
 

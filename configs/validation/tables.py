@@ -1,4 +1,7 @@
-"""All rules of settings together; those between tables, of the fleet and of addresses."""
+"""All rules of settings together; those between tables, of the fleet and of addresses.
+
+`Settings` calls `disagreements`.
+"""
 
 from __future__ import annotations
 

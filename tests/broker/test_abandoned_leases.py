@@ -103,8 +103,8 @@ def test_an_empty_answer_to_a_second_copy_says_nothing_of_the_first(
         client = BrokerClient(
             "tcp://127.0.0.1:1", server_key=key.public, keys=key, run="r", incarnation="actor-1"
         )
-        monkeypatch.setattr(client, "_try", answer)
-        monkeypatch.setattr(client, "_start", lambda: None)
+        monkeypatch.setattr(client, "_send_once", answer)
+        monkeypatch.setattr(client, "_start_receiving", lambda: None)
         try:
             await client.lease(LeaseRequest(1, PolicyVersion(1, 0)))
             assert len(client._abandoned.calls) == remembered
@@ -166,7 +166,7 @@ def test_a_grant_whose_answer_was_lost_is_asked_for_before_it_expires(
     async def story() -> None:
         key = KeyPair(b"p" * 40, b"s" * 40)
         client = BrokerClient("nowhere", server_key=key.public, keys=key, run="r", incarnation="a")
-        monkeypatch.setattr(client, "_start", lambda: None)
+        monkeypatch.setattr(client, "_start_receiving", lambda: None)
         client._long_poll_s, client._lease_timeout_s = 2.0, lease_timeout_s
         with pytest.raises(DeadlineError):
             await client.lease(LeaseRequest(1, PolicyVersion(1, 0)), deadline_s=60)
