@@ -115,7 +115,7 @@ def sync_tree(folder: Path) -> None:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Make files that no other user reads, and that only this one writes.
+    """Make files in the block that only this user writes, and only its group may read too.
 
     A narrower umask stays as it is.
     """

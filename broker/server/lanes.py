@@ -3,6 +3,8 @@
     arrives -> (waits, a queue for each holder, which have their turns) -> runs -> done
                   └── waited for `most_wait_s`, or would: refused as `busy`, to be sent again later
 
+The dispatcher offers what it reads to a lane, which has it answered or refused when its turn comes.
+
 A broker that falls behind must refuse work while heartbeats still arrive: a queue of the length of
 a heartbeat timeout would turn a live fleet SUSPECT, and leasing its work again would lengthen the
 queue. Signs of life, registrations and operators have a lane of their own, so they wait neither for

@@ -8,6 +8,9 @@ batches that it trained.
     connect --known run_id--> use it
             --new run_id, CONFIRM--> met --`admits` it--> use it
                                          --`admits` not--> StoreRestarted
+
+`admits` is the decision of a broker or the learner; clients that only read have none. The checks
+before a start warn of releases that are not safe.
 """
 
 from __future__ import annotations
