@@ -89,14 +89,14 @@ def _train(settings: Settings, arguments: list[str], chosen: argparse.Namespace)
     elif chosen.nodes > 1:
         if chosen.node_rank and _is_over(settings):  # node 0 has ended, and would not answer
             return 0
-        return _launch_node(settings, arguments, chosen, stopping) or _code_of_end(settings)
+        return _launch_node(settings, arguments, chosen, stopping) or _exit_code_at_end(settings)
     elif settings.learner.ranks > 1:
         ranks = usable_ranks(settings.learner, fits_of(settings))
-        return launch(arguments, ranks=ranks, stopping=stopping) or _code_of_end(settings)
+        return launch(arguments, ranks=ranks, stopping=stopping) or _exit_code_at_end(settings)
     with without_collection():
         from .assembly import run_learner  # noqa: PLC0415 - torch
 
-    with _tracing(settings), _heard_at_once(stopping):
+    with _tracing(settings), _signals_in_long_calls(stopping):
         try:
             is_finished = run_learner(settings, stopping, partial(_leave, settings))
         except StoreUnreachable:  # gone before us, and there was nothing to save yet
@@ -104,11 +104,13 @@ def _train(settings: Settings, arguments: list[str], chosen: argparse.Namespace)
                 raise
             is_finished = False
     log.info("finished" if is_finished else "stopped")
-    return 0 if "RANK" in os.environ else _code_of_end(settings)  # of a rank its launcher decides
+    return (
+        0 if "RANK" in os.environ else _exit_code_at_end(settings)
+    )  # of a rank its launcher decides
 
 
 @contextmanager
-def _heard_at_once(stopping: threading.Event) -> Iterator[None]:
+def _signals_in_long_calls(stopping: threading.Event) -> Iterator[None]:
     """Set `stopping` at a signal even while the main thread is in a long call.
 
     A handler of Python runs between two of the main thread's steps, and one backward pass is one.
@@ -116,14 +118,14 @@ def _heard_at_once(stopping: threading.Event) -> Iterator[None]:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
 
-    def hear() -> None:
+    def read_signals() -> None:
         while number := os.read(reading, 1):
             if number[0] in {signal.SIGTERM, signal.SIGINT}:
                 stopping.set()
         os.close(reading)
 
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    Worker(hear, name="signals").start()
+    Worker(read_signals, name="signals").start()
     try:
         yield
     finally:
@@ -133,7 +135,7 @@ def _heard_at_once(stopping: threading.Event) -> Iterator[None]:
 
 def _leave(settings: Settings, error: Exception | None) -> None:
     """End this process from a thread: after a request to stop, or because of an error."""
-    code = 0 if "RANK" in os.environ else _code_of_end(settings)
+    code = 0 if "RANK" in os.environ else _exit_code_at_end(settings)
     if error is None:
         log.info("stopped")
     else:  # whose text its thread has logged
@@ -143,7 +145,7 @@ def _leave(settings: Settings, error: Exception | None) -> None:
     os._exit(code)
 
 
-def _code_of_end(settings: Settings) -> int:
+def _exit_code_at_end(settings: Settings) -> int:
     """Return the exit code of a learner that has ended well: at the last batch, or on request."""
     return 0 if _is_over(settings) else settings.learner.exit_when_told
 

@@ -64,15 +64,15 @@ class Coordinator(Protocol):
         """Count the trained batch and log its figures."""
         ...
 
-    def must_checkpoint(self, step: int, *, is_shaken: bool) -> bool:
+    def must_checkpoint(self, step: int, *, has_skipped_step: bool) -> bool:
         """Whether to checkpoint after batch `step` although no checkpoint is due. Collective.
 
         May wait for a checkpoint under way.
 
         Args:
             step: Batches that have been trained.
-            is_shaken: Whether an optimizer step of the last batch was skipped; a checkpoint that is
-                due by time then waits for a batch without one.
+            has_skipped_step: Whether an optimizer step of the last batch was skipped; a checkpoint
+                that is due by time then waits for a batch without one.
         """
         ...
 
@@ -146,7 +146,7 @@ class FollowerRank:
         self,
         step: int,  # noqa: ARG002 - as every coordinator
         *,
-        is_shaken: bool,  # noqa: ARG002
+        has_skipped_step: bool,  # noqa: ARG002
     ) -> bool:
         """Receive the decision, which may have to wait for a checkpoint under way."""
         while (decision := self._ranks.broadcast(None)) == WAIT:

@@ -214,8 +214,10 @@ class Loop:
             self._publish()
         self._coordinator.record(trained, times, alerts)
         # One that is due while steps are being skipped waits for the first good batch.
-        is_due_now = self._is_checkpoint_due() and not self._guard.is_shaken
-        must = self._coordinator.must_checkpoint(self._step, is_shaken=self._guard.is_shaken)
+        is_due_now = self._is_checkpoint_due() and not self._guard.has_skipped_step
+        must = self._coordinator.must_checkpoint(
+            self._step, has_skipped_step=self._guard.has_skipped_step
+        )
         if must or is_due_now:
             self._checkpoint()
         if is_repeatable:  # no version that has been sampled from is ever taken back

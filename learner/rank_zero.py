@@ -183,7 +183,7 @@ class RankZero:
         """Raise the error of a spent budget, if that is the reason."""
         self._batch_log.check_budget()
 
-    def must_checkpoint(self, step: int, *, is_shaken: bool) -> bool:
+    def must_checkpoint(self, step: int, *, has_skipped_step: bool) -> bool:
         """Decide for all ranks whether to checkpoint although none is due by the number of batches.
 
         `learner.checkpoint_minutes` have passed, which waits for a good batch where steps are being
@@ -200,7 +200,7 @@ class RankZero:
                 is_crowded = self._pressure.is_crowded(step)
         was_rewound = self._store.recoveries != self._recoveries
         minutes = (time.monotonic() - self._checkpoint_began) / 60
-        is_late = minutes >= self._minutes and not is_shaken
+        is_late = minutes >= self._minutes and not has_skipped_step
         return self._ranks.broadcast(YES if is_crowded or was_rewound or is_late else NO) == YES
 
     def begin_checkpoint(self, step: int, guards: GuardState) -> LearnerState:

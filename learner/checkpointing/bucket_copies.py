@@ -103,7 +103,7 @@ class BucketCopies:
             OSError: The bucket does not answer.
         """
         refused, newest = "", max(map(step_of, complete_checkpoints(folder)), default=0)
-        for name, is_committed in reversed(self._found().items()):
+        for name, is_committed in reversed(self._list_copies().items()):
             if step_of(Path(name)) <= newest:
                 return
             if not is_committed:
@@ -154,8 +154,8 @@ class BucketCopies:
                 f"{name} must be complete in {self._root}, got: {error}"
             ) from error
 
-    def _found(self) -> dict[str, bool]:
-        """Return whether each checkpoint that has an object counts, oldest first."""
+    def _list_copies(self) -> dict[str, bool]:
+        """List the copies in the bucket, oldest first: name -> whether it has COMMITTED."""
         self._files.invalidate_cache()
         counts: dict[str, bool] = {}
         for path in _retried(lambda: self._files.find(self._root)):
@@ -179,7 +179,7 @@ class BucketCopies:
         """Mark a copy as whole, and remove all copies that are not to stay."""
         self._put(checkpoint, [STATE])
         self._commit(checkpoint)
-        for name in self._found().keys() - {checkpoint.name, *stay}:
+        for name in self._list_copies().keys() - {checkpoint.name, *stay}:
             self._uncommit(name)  # first, so that a half of it never counts
             self._remove(self._place(name))
 

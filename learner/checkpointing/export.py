@@ -121,7 +121,7 @@ def export_model(checkpoint: Path, run: RunSettings, folder: Path) -> None:
         )
         names, dtype = [*shards.shapes], torch.float32
     with _put_in_place(folder) as unfinished:
-        _write_weights(shards, _filled(shards, names, dtype), dtype, unfinished)
+        _write_weights(shards, _split_into_files(shards, names, dtype), dtype, unfinished)
         config = AutoConfig.from_pretrained(run.model_path)
         config.dtype = dtype
         config.save_pretrained(unfinished)
@@ -199,10 +199,10 @@ def _copy_generation_config(model: str, folder: Path) -> None:
         shutil.copyfile(config_path, folder / GENERATION_CONFIG_NAME)
 
 
-def _filled(
+def _split_into_files(
     shards: Shards | MergedTensors, names: Iterable[str], dtype: torch.dtype
 ) -> list[list[str]]:
-    """Distribute tensors over files, in their order."""
+    """Split tensors, in their order, into files of at most `FILE_BYTES`, or of one tensor."""
     files: list[list[str]] = [[]]
     num_bytes = 0
     for name in names:

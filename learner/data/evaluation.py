@@ -290,7 +290,7 @@ class Evaluations:
     def _close(self, round_: _Open, records: Mapping[int, bytes], now: float) -> None:
         answers = self._answers(round_.step, records)
         self._keep(round_.step, answers)
-        metrics = self._found_in(answers)
+        metrics = self._metrics_for(answers)
         figures = figures_of(answers, metrics)
         if "score" not in figures:
             log.warning("an evaluation had no greedy answer", step=round_.step)
@@ -319,7 +319,7 @@ class Evaluations:
             )
         )
 
-    def _found_in(self, answers: Sequence[EvaluationAnswer]) -> dict[str, AnswerMetric]:
+    def _metrics_for(self, answers: Sequence[EvaluationAnswer]) -> dict[str, AnswerMetric]:
         """Return the metric by which the answers of each environment can be judged."""
         metrics = {}
         for name, metric in self._metrics.items():

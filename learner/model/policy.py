@@ -73,20 +73,20 @@ def compile_layers(layers: Iterable[nn.Module], device_type: str) -> None:
 # parameters gathered.
 
 
-def hold_gradients(module: nn.Module, *, holds: bool) -> None:
+def hold_gradients(module: nn.Module, *, keeps_whole: bool) -> None:
     """Choose whether the next backward pass adds gradients up only, or reduces the sums too.
 
     Args:
         module: A sharded module; on any other this does nothing.
-        holds: Keep gradients and parameters whole: a further backward pass follows.
+        keeps_whole: Keep gradients and parameters whole, as a further backward pass follows.
     """
     if isinstance(module, FSDPModule):
-        module.set_requires_gradient_sync(not holds)
-        module.set_reshard_after_backward(not holds)
+        module.set_requires_gradient_sync(not keeps_whole)
+        module.set_reshard_after_backward(not keeps_whole)
         _, *units = module.modules()  # the root stays gathered anyway
         for unit in units:
             if isinstance(unit, FSDPModule):
-                unit.set_reshard_after_forward(not holds, recurse=False)
+                unit.set_reshard_after_forward(not keeps_whole, recurse=False)
 
 
 def has_room(modules: Collection[nn.Module], ranks: Ranks) -> bool:

@@ -9,8 +9,8 @@ journal        The journal of a run: `metrics.jsonl`, `batches.jsonl`, `eval.jso
                `summary.json`
 metrics        Figures of a batch, its times, and the totals of the run
 metrics_page   The learner's page of `/metrics`: what rank 0 has trained, evaluated and published
-run_snapshot   Run snapshot: what the live view shows of a run's batches and evaluations, in
-               bounded size
+run_snapshot   Run snapshot: what the live view shows of a run's batches and evaluations, in bounded
+               size
 sample_writer  The thread that keeps episodes: text, line, file, all beside training
 samples        Kept episodes: their lines in `samples.jsonl`, and that file with its older parts
 trackers/      Experiment trackers: a process that sends what a run writes down to TensorBoard and

@@ -3,8 +3,8 @@
     calm -> skipped -> ... -> skipped (max_skipped_in_a_row) -> rolled back -> calm
                                                              -> DivergedError (after max_rollbacks)
 
-A batch with a skipped optimizer step (loss or gradient not finite) leaves the run shaken; a good
-one calms it. A rollback changes weights, moments and the two factors below, never the number of the
+A batch is skipped if one of its optimizer steps was (loss or gradient not finite); the next one
+that is not calms the run. A rollback changes weights, moments and the two factors below, never the number of the
 batch: what was trained since the checkpoint is not trained again (docs/design.md).
 
 Owns these decisions, and the coefficients that follow a target (KL penalty, entropy bonus). All are
@@ -65,7 +65,7 @@ class Guard:
         self._bounds = bounds
         self._algorithm = algorithm
         self.state = state
-        self.is_shaken = state.skipped_in_a_row > 0
+        self.has_skipped_step = state.skipped_in_a_row > 0
         """No good batch since the last skipped step: the weights are none to roll back to."""
 
     @property
@@ -99,8 +99,8 @@ class Guard:
         Raises:
             DivergedError: More than `max_rollbacks` rollbacks would be needed.
         """
-        self.is_shaken = trained.outcome.skipped_steps > 0
-        if self.is_shaken:
+        self.has_skipped_step = trained.outcome.skipped_steps > 0
+        if self.has_skipped_step:
             return self._count_skipped(trained.outcome)
         self.state.skipped_in_a_row = 0
         self._follow_targets(trained.divergence)
@@ -113,14 +113,14 @@ class Guard:
         self.state.restored_step = restored_step
 
     def checkpoints(self) -> None:
-        """Record a new checkpoint; rollbacks do not use one of a shaken run."""
-        if not self.is_shaken:
+        """Record a new checkpoint; rollbacks use none made after a batch with a skipped step."""
+        if not self.has_skipped_step:
             self.state.restored_step = None
 
     def state_to_save(self) -> GuardState:
         """Return the state for a checkpoint made now; the guard goes on unchanged."""
         return replace(
-            self.state, restored_step=self.state.restored_step if self.is_shaken else None
+            self.state, restored_step=self.state.restored_step if self.has_skipped_step else None
         )
 
     def _count_skipped(self, outcome: BatchOutcome) -> list[Alert]:

@@ -130,7 +130,7 @@ def _accumulate_all(
     losses = []
     for number, prepared in enumerate(share, start=1):
         for module in modules:
-            hold_gradients(module, holds=reduces_once and number < len(share))
+            hold_gradients(module, keeps_whole=reduces_once and number < len(share))
         losses.append(accumulate(policy, prepared, meter, settings, critic))
     return torch.stack(losses).double().sum()
 

@@ -20,12 +20,12 @@ WARM = 0.3  # a temperature that is not to be lowered any more
 HOT, HOT_NO_MORE = 1.0, 0.5  # standard deviations of sampled rewards below greedy ones
 
 
-def prompt_left_open(window: Window, settings: Settings, holds: bool) -> str | None:
+def prompt_left_open(window: Window, settings: Settings, holds_already: bool) -> str | None:
     """Find prompts that end where a turn ends: the template gave the policy no turn."""
     recent = window.last(5)
     groups = total(recent, lambda batch: batch.groups)
     share = total(recent, lambda batch: batch.open_prompts) / groups
-    if share <= (OPEN_NO_MORE if holds else OPEN):
+    if share <= (OPEN_NO_MORE if holds_already else OPEN):
         return None
     return (
         f"{share:.0%} of the last {groups:.0f} prompts end with the token that ends a turn, so the "
@@ -35,7 +35,7 @@ def prompt_left_open(window: Window, settings: Settings, holds: bool) -> str | N
     )
 
 
-def stop_token_ignored(window: Window, settings: Settings, holds: bool) -> str | None:
+def stop_token_ignored(window: Window, settings: Settings, holds_already: bool) -> str | None:
     """Find answers that go on behind a special token: no end token, although it is meant as one."""
     recent = window.last(5)
     episodes = total(recent, lambda batch: batch.episodes)
@@ -46,7 +46,7 @@ def stop_token_ignored(window: Window, settings: Settings, holds: bool) -> str |
         return None
     token, answers = counts.most_common(1)[0]
     share = answers / episodes
-    if share <= (PAST_NO_MORE if holds else PAST):
+    if share <= (PAST_NO_MORE if holds_already else PAST):
         return None
     stop = list(settings.run.stop)
     return (
@@ -56,12 +56,12 @@ def stop_token_ignored(window: Window, settings: Settings, holds: bool) -> str |
     )
 
 
-def answers_cut_off(window: Window, settings: Settings, holds: bool) -> str | None:
+def answers_cut_off(window: Window, settings: Settings, holds_already: bool) -> str | None:
     """Find a limit that most answers run into."""
     recent = window.last(5)
     episodes = total(recent, lambda batch: batch.episodes)
     share = total(recent, lambda e: e.response_truncated_fraction * e.episodes) / episodes
-    if share <= (CUT_NO_MORE if holds else CUT):
+    if share <= (CUT_NO_MORE if holds_already else CUT):
         return None
     run = settings.run
     length = middle(recent, lambda batch: batch.response_length_mean)
@@ -73,13 +73,13 @@ def answers_cut_off(window: Window, settings: Settings, holds: bool) -> str | No
     )
 
 
-def temperature_low(window: Window, settings: Settings, holds: bool) -> str | None:
+def temperature_low(window: Window, settings: Settings, holds_already: bool) -> str | None:
     """Find a temperature at which all answers to a prompt are the same."""
     temperature, recent = settings.run.temperature, window.last(5)
     groups = total(recent, lambda batch: batch.groups)
     alike = total(recent, lambda batch: batch.zero_variance_groups) / groups
     entropy = middle(recent, lambda batch: batch.entropy)
-    if temperature >= COLD or not (alike > ALIKE or entropy < SURE or holds):
+    if temperature >= COLD or not (alike > ALIKE or entropy < SURE or holds_already):
         return None
     return (
         f"at run.temperature {temperature:g} the policy has {entropy:.2g} nats of entropy per "
@@ -88,7 +88,7 @@ def temperature_low(window: Window, settings: Settings, holds: bool) -> str | No
     )
 
 
-def temperature_high(window: Window, settings: Settings, holds: bool) -> str | None:
+def temperature_high(window: Window, settings: Settings, holds_already: bool) -> str | None:
     """Find a temperature at which sampled answers are far worse than the model's likeliest ones."""
     first = window.first
     greedy = window.newest.greedy_reward
@@ -99,7 +99,7 @@ def temperature_high(window: Window, settings: Settings, holds: bool) -> str | N
     sampled = total(first, lambda batch: batch.reward_mean * batch.episodes) / episodes
     recent = window.last(5)
     newest = middle(recent, lambda batch: batch.reward_mean)
-    apart = (HOT_NO_MORE if holds else HOT) * middle(first, lambda batch: batch.reward_std)
+    apart = (HOT_NO_MORE if holds_already else HOT) * middle(first, lambda batch: batch.reward_std)
     # A difference that training has made up for needs no other temperature.
     if apart <= 0 or greedy - sampled <= apart or greedy - newest <= apart:
         return None
@@ -126,7 +126,7 @@ SIGNIFICANT = 4.0  # standard errors: once in ten thousand looks, and looks over
 OWN_END = ""  # a token of the model
 
 
-def stop_string_early(window: Window, settings: Settings, holds: bool) -> str | None:
+def stop_string_early(window: Window, settings: Settings, holds_already: bool) -> str | None:
     """Find a string that leaves answers empty, unread, or worse than those that end otherwise."""
     recent = window.last(20)
     episodes = total(recent, lambda batch: batch.episodes)
@@ -134,9 +134,9 @@ def stop_string_early(window: Window, settings: Settings, holds: bool) -> str | 
     for string in run.stop:
         ended = [batch.ends[string] for batch in recent if string in batch.ends]
         why = (
-            _is_blank(ended, episodes, holds)
-            or _is_unread(ended, episodes, holds)
-            or _is_worse(string, recent, episodes, holds)
+            _is_blank(ended, episodes, holds_already)
+            or _is_unread(ended, episodes, holds_already)
+            or _is_worse(string, recent, episodes, holds_already)
         )
         if why:
             return (
@@ -149,22 +149,24 @@ def stop_string_early(window: Window, settings: Settings, holds: bool) -> str | 
     return None
 
 
-def _is_blank(ended: Sequence[EndShare], episodes: float, holds: bool) -> str | None:
+def _is_blank(ended: Sequence[EndShare], episodes: float, holds_already: bool) -> str | None:
     blank = sum(share.blank for share in ended)
-    if blank <= (BLANK_NO_MORE if holds else BLANK) * episodes:
+    if blank <= (BLANK_NO_MORE if holds_already else BLANK) * episodes:
         return None
     return f"{blank} of those say nothing before it"
 
 
-def _is_unread(ended: Sequence[EndShare], episodes: float, holds: bool) -> str | None:
-    most, count = MOST_NO_MORE if holds else MOST, sum(share.episodes for share in ended)
+def _is_unread(ended: Sequence[EndShare], episodes: float, holds_already: bool) -> str | None:
+    most, count = MOST_NO_MORE if holds_already else MOST, sum(share.episodes for share in ended)
     unread = sum(share.unread for share in ended)
     if count <= most * episodes or unread <= most * count:
         return None
     return f"the scorer found no answer in {unread} of those"
 
 
-def _is_worse(string: str, recent: Sequence[Evidence], episodes: float, holds: bool) -> str | None:
+def _is_worse(
+    string: str, recent: Sequence[Evidence], episodes: float, holds_already: bool
+) -> str | None:
     """Compare answers within batches, as rewards rise from batch to batch."""
     difference, weight = 0.0, 0.0
     for batch in recent:
@@ -179,7 +181,7 @@ def _is_worse(string: str, recent: Sequence[Evidence], episodes: float, holds: b
     if not weight or not spread or count <= SOME * episodes:
         return None
     worse = difference / weight
-    apart = (WORSE_NO_MORE if holds else WORSE) * spread
+    apart = (WORSE_NO_MORE if holds_already else WORSE) * spread
     if worse <= max(apart, SIGNIFICANT * spread / math.sqrt(weight)):
         return None
     return f"their rewards are {worse:.2g} below those of answers that the model ended itself"

@@ -23,7 +23,7 @@ ALMOST_ALWAYS, OFTEN = 18, 14  # of 20 batches
 DYING = 5
 
 
-def leasing_paused(window: Window, settings: Settings, holds: bool) -> str | None:  # noqa: ARG001 - it is, or is not
+def leasing_paused(window: Window, settings: Settings, holds_already: bool) -> str | None:  # noqa: ARG001 - it is, or is not
     """Find a run that gives no work, and hence may train nothing more."""
     if not window.store.paused:
         return None
@@ -37,11 +37,11 @@ def leasing_paused(window: Window, settings: Settings, holds: bool) -> str | Non
     )
 
 
-def dead_letters_grow(window: Window, settings: Settings, holds: bool) -> str | None:
+def dead_letters_grow(window: Window, settings: Settings, holds_already: bool) -> str | None:
     """Find tasks that fail on every actor."""
     recent = window.last(20)
     died = recent[-1].store.dead - recent[0].store.dead
-    if died < (1 if holds else DYING):
+    if died < (1 if holds_already else DYING):
         return None
     why = " ".join(recent[-1].store.death.split())[:200] or "no reason given"
     return (
@@ -52,7 +52,7 @@ def dead_letters_grow(window: Window, settings: Settings, holds: bool) -> str | 
     )
 
 
-def groups_dropped(window: Window, settings: Settings, holds: bool) -> str | None:
+def groups_dropped(window: Window, settings: Settings, holds_already: bool) -> str | None:
     """Find a share of groups that is made and never trained, batch after batch."""
     counts: Counter[str] = Counter()
     batches = 0
@@ -62,8 +62,8 @@ def groups_dropped(window: Window, settings: Settings, holds: bool) -> str | Non
         batches += bool(lost)
     dropped = counts.total()
     share = dropped / (dropped + total(list(window), lambda batch: batch.groups))
-    often = batches / len(window) > (DROPPING_NO_MORE if holds else DROPPING)
-    if not often or share <= (DROPPED_NO_MORE if holds else DROPPED):
+    often = batches / len(window) > (DROPPING_NO_MORE if holds_already else DROPPING)
+    if not often or share <= (DROPPED_NO_MORE if holds_already else DROPPED):
         return None
     reason, run = counts.most_common(1)[0][0], settings.run
     remedy = (
@@ -79,12 +79,12 @@ def groups_dropped(window: Window, settings: Settings, holds: bool) -> str | Non
     )
 
 
-def learner_waits(window: Window, settings: Settings, holds: bool) -> str | None:
+def learner_waits(window: Window, settings: Settings, holds_already: bool) -> str | None:
     """Find a learner that more actors would feed."""
     recent = window.last(20)
     span_s = total(recent, lambda batch: batch.span_s)
     share = total(recent, lambda batch: batch.wait_s) / span_s if span_s else 0.0
-    if share <= (IDLE_NO_MORE if holds else IDLE):
+    if share <= (IDLE_NO_MORE if holds_already else IDLE):
         return None
     actors = max(1, recent[-1].store.actors)
     wanted = actors_to_feed(actors, span_s=span_s, least_s=(1 - share) * span_s)
@@ -106,7 +106,7 @@ def learner_waits(window: Window, settings: Settings, holds: bool) -> str | None
     )
 
 
-def actors_wait(window: Window, settings: Settings, holds: bool) -> str | None:
+def actors_wait(window: Window, settings: Settings, holds_already: bool) -> str | None:
     """Find actors that have nothing to do, as the bound on policy lag is reached."""
     looks = workless = 0
     for batch in reversed(list(window)):
@@ -115,7 +115,11 @@ def actors_wait(window: Window, settings: Settings, holds: bool) -> str | None:
             break
     share = workless / max(1, looks)
     actors = window.newest.store.actors
-    if looks < FEW_LOOKS or not actors or share <= (WORKLESS_NO_MORE if holds else WORKLESS):
+    if (
+        looks < FEW_LOOKS
+        or not actors
+        or share <= (WORKLESS_NO_MORE if holds_already else WORKLESS)
+    ):
         return None
     return (
         f"no actor had work at {share:.0%} of the last {looks} looks, which do not wait for "
@@ -144,13 +148,13 @@ def _quicker_learner(newest: Evidence, settings: Settings, actors: int) -> str:
     return ", or ".join(ways or [tokens])
 
 
-def actor_slow(window: Window, settings: Settings, holds: bool) -> str | None:
+def actor_slow(window: Window, settings: Settings, holds_already: bool) -> str | None:
     """Find an actor that takes longer per token than the others, in nearly every batch."""
     slow = []
     for name in window.newest.actors:
         ratios = _ratios(window, name)
         slower = sum(ratio > SLOWER for ratio in ratios)
-        if len(ratios) == 20 and slower >= (OFTEN if holds else ALMOST_ALWAYS):
+        if len(ratios) == 20 and slower >= (OFTEN if holds_already else ALMOST_ALWAYS):
             slow.append((median(ratios), name))
     if not slow:
         return None

@@ -22,13 +22,13 @@ SIGNIFICANT = 4.0  # standard errors: once in ten thousand looks, and looks over
 SHOWN = 200  # characters of an exception
 
 
-def reward_failing(window: Window, settings: Settings, holds: bool) -> str | None:
+def reward_failing(window: Window, settings: Settings, holds_already: bool) -> str | None:
     """Find rewards or environments that raise."""
     recent = window.last(10)
     failures = recent[-1].store.data_failures - recent[0].store.data_failures
     judged = failures + total(recent[1:], lambda batch: batch.episodes)
     share = failures / judged if judged else 0.0
-    if failures < 5 or share <= (FAILING_NO_MORE if holds else FAILING):
+    if failures < 5 or share <= (FAILING_NO_MORE if holds_already else FAILING):
         return None
     reward = settings.run.reward
     what = (
@@ -41,13 +41,13 @@ def reward_failing(window: Window, settings: Settings, holds: bool) -> str | Non
     )
 
 
-def answers_not_read(window: Window, settings: Settings, holds: bool) -> str | None:
+def answers_not_read(window: Window, settings: Settings, holds_already: bool) -> str | None:
     """Find answers that the scorer cannot read, which score 0 whatever they say."""
     judged = [batch for batch in window.last(5) if batch.unparsed is not None]
     if not judged:
         return None
     share = sum(batch.unparsed or 0.0 for batch in judged) / len(judged)
-    if share <= (UNREAD_NO_MORE if holds else UNREAD):
+    if share <= (UNREAD_NO_MORE if holds_already else UNREAD):
         return None
     scorer = settings.run.environment_settings.get("scorer")
     return (
@@ -58,7 +58,7 @@ def answers_not_read(window: Window, settings: Settings, holds: bool) -> str | N
     )
 
 
-def reward_constant(window: Window, settings: Settings, holds: bool) -> str | None:  # noqa: ARG001 - no milder constancy
+def reward_constant(window: Window, settings: Settings, holds_already: bool) -> str | None:  # noqa: ARG001 - no milder constancy
     """Find a reward that is the same whatever the policy does."""
     recent = window.last(5)
     lowest = min(batch.reward_min for batch in recent)
@@ -93,7 +93,7 @@ def reward_constant(window: Window, settings: Settings, holds: bool) -> str | No
     return f"all of the last {episodes:.0f} episodes had reward {highest:g}, {why}"
 
 
-def groups_flat(window: Window, settings: Settings, holds: bool) -> str | None:
+def groups_flat(window: Window, settings: Settings, holds_already: bool) -> str | None:
     """Find groups whose answers all get the same reward, and hence train nothing."""
     recent = window.last(10)
     filtered = total(recent, lambda batch: batch.filtered_groups)
@@ -101,7 +101,7 @@ def groups_flat(window: Window, settings: Settings, holds: bool) -> str | None:
     share = (total(recent, lambda batch: batch.zero_variance_groups) + filtered) / groups
     mean = total(recent, lambda batch: batch.reward_mean) / len(recent)
     is_solved = mean >= SOLVED * window.best_reward > 0
-    if is_solved or share <= (FLAT_NO_MORE if holds else FLAT):
+    if is_solved or share <= (FLAT_NO_MORE if holds_already else FLAT):
         return None
     run = settings.run
     lowest = min(batch.reward_min for batch in recent)
@@ -118,7 +118,7 @@ def groups_flat(window: Window, settings: Settings, holds: bool) -> str | None:
     )
 
 
-def actor_unlike_others(window: Window, settings: Settings, holds: bool) -> str | None:
+def actor_unlike_others(window: Window, settings: Settings, holds_already: bool) -> str | None:
     """Find an actor whose rewards are much lower than the others' at the same time."""
     unlike = []
     for name in window.newest.actors:
@@ -126,7 +126,10 @@ def actor_unlike_others(window: Window, settings: Settings, holds: bool) -> str 
         if not spread:
             continue
         apart = -difference / spread
-        if apart > (APART_NO_MORE if holds else FAR_APART) and -difference > SIGNIFICANT * error:
+        if (
+            apart > (APART_NO_MORE if holds_already else FAR_APART)
+            and -difference > SIGNIFICANT * error
+        ):
             unlike.append((apart, name, -difference, groups))
     if not unlike:
         return None

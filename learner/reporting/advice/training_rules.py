@@ -22,13 +22,13 @@ ENOUGH_WEIGHT = 100.0  # nats^2: five times as certain as that, with a rounding 
 BOUND_FACTOR = 5.0
 
 
-def engine_disagrees(window: Window, settings: Settings, holds: bool) -> str | None:
+def engine_disagrees(window: Window, settings: Settings, holds_already: bool) -> str | None:
     """Find an engine that computes other log-probs than the learner for the same weights."""
     compared = [batch for batch in window.last(20) if batch.lag0_tokens]
     tokens = total(compared, lambda batch: batch.lag0_tokens)
     if tokens < ENOUGH_TOKENS:
         return None
-    if excess := temperature_excess(compared, holds):
+    if excess := temperature_excess(compared, holds_already):
         return (
             f"the engine samples at {1 + excess:.3g} times run.temperature (now "
             f"{settings.run.temperature:g}), as {tokens:.0f} tokens of episodes by the very same "
@@ -38,7 +38,7 @@ def engine_disagrees(window: Window, settings: Settings, holds: bool) -> str | N
     difference = (
         total(compared, lambda batch: batch.lag0_logprob_diff_mean * batch.lag0_tokens) / tokens
     )
-    if difference <= (DISAGREE_NO_MORE if holds else DISAGREE):
+    if difference <= (DISAGREE_NO_MORE if holds_already else DISAGREE):
         return None
     run = settings.run
     return (
@@ -49,7 +49,7 @@ def engine_disagrees(window: Window, settings: Settings, holds: bool) -> str | N
     )
 
 
-def temperature_excess(compared: Sequence[Evidence], holds: bool = False) -> float:
+def temperature_excess(compared: Sequence[Evidence], holds_already: bool = False) -> float:
     """Return by what share the engine samples hotter than the learner assumes; 0 = not certain."""
     weight = total(compared, lambda batch: batch.lag0_temperature_weight)
     if weight < ENOUGH_WEIGHT:
@@ -58,10 +58,10 @@ def temperature_excess(compared: Sequence[Evidence], holds: bool = False) -> flo
         compared, lambda batch: batch.lag0_temperature_excess * batch.lag0_temperature_weight
     )
     excess = leans / weight
-    return excess if abs(excess) > (HOTTER_NO_MORE if holds else HOTTER) else 0.0
+    return excess if abs(excess) > (HOTTER_NO_MORE if holds_already else HOTTER) else 0.0
 
 
-def learning_rate_high(window: Window, settings: Settings, holds: bool) -> str | None:
+def learning_rate_high(window: Window, settings: Settings, holds_already: bool) -> str | None:
     """Find a policy that jumps from batch to batch, or has moved far from where it began."""
     recent = window.last(5)
     # A KL grows with the square of the distance, the distance with the batches in between.
@@ -69,7 +69,7 @@ def learning_rate_high(window: Window, settings: Settings, holds: bool) -> str |
     moved = sorted(steps)[len(steps) // 2]
     peak, step = window.peak
     rate = settings.learner.lr
-    if moved > (FAR_NO_MORE if holds else FAR):
+    if moved > (FAR_NO_MORE if holds_already else FAR):
         return (
             f"the policy moves {moved:.2g} nats per token in a batch, where good runs move less "
             f"than {USUAL:g}: learner.lr (now {rate:g}) is too high; take a tenth of it, and "
@@ -86,13 +86,13 @@ def learning_rate_high(window: Window, settings: Settings, holds: bool) -> str |
     )
 
 
-def lag_high(window: Window, settings: Settings, holds: bool) -> str | None:
+def lag_high(window: Window, settings: Settings, holds_already: bool) -> str | None:
     """Find episodes so old that few of their tokens still count."""
     recent, bound = window.last(10), settings.guards.min_ess
     share = middle(recent, lambda batch: batch.effective_sample_size)
     lag = middle(recent, lambda batch: batch.policy_lag_mean)
     kl = middle(recent, lambda batch: batch.kl)
-    is_far = share < bound * (1.2 if holds else 1.0) or kl > (0.3 if holds else 0.5)
+    is_far = share < bound * (1.2 if holds_already else 1.0) or kl > (0.3 if holds_already else 0.5)
     if lag < 1.0 or not is_far:
         return None
     run, algorithm = settings.run, settings.algorithm
@@ -105,7 +105,7 @@ def lag_high(window: Window, settings: Settings, holds: bool) -> str | None:
     )
 
 
-def clip_bounds_odd(window: Window, settings: Settings, holds: bool) -> str | None:  # noqa: ARG001 - settings do not change
+def clip_bounds_odd(window: Window, settings: Settings, holds_already: bool) -> str | None:  # noqa: ARG001 - settings do not change
     """Find clip bounds that are far from those of the surrogate's paper."""
     algorithm = settings.algorithm
     if algorithm.surrogate not in CLIP_BOUNDS:
@@ -126,11 +126,11 @@ def clip_bounds_odd(window: Window, settings: Settings, holds: bool) -> str | No
     return None
 
 
-def entropy_gone(window: Window, settings: Settings, holds: bool) -> str | None:
+def entropy_gone(window: Window, settings: Settings, holds_already: bool) -> str | None:
     """Find a policy that has stopped trying anything else, far from the best reward."""
     recent = window.last(5)
     entropy, first = middle(recent, lambda batch: batch.entropy), window.first_entropy
-    bound = min(SURE, (GONE_NO_MORE if holds else GONE) * first)
+    bound = min(SURE, (GONE_NO_MORE if holds_already else GONE) * first)
     if entropy >= bound or _is_solved(window):
         return None
     algorithm = settings.algorithm

@@ -69,7 +69,7 @@ def check_checkpoints(folder: Path) -> None:
     for step, content in contents.items():
         saved.save_bytes(replace(state, step=step), content)
     copies = BucketCopies(URL, "tiny")
-    assert copies._found() == {"step-000002": True, "step-000003": True}
+    assert copies._list_copies() == {"step-000002": True, "step-000003": True}
 
     for harm, expected in (("none", 3), ("committed", 2), ("bit", None)):
         if harm == "committed":

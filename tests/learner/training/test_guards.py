@@ -55,15 +55,15 @@ def test_skipped_batches_in_a_row_lead_to_a_rollback_and_then_to_an_error(ranks:
     guard = _guard(_settings({"max_skipped_in_a_row": 2, "max_rollbacks": 1}), GuardState())
 
     assert _names(guard, _trained(ranks, BAD)) == ["skipped"]
-    assert guard.is_shaken and not guard.must_roll_back
+    assert guard.has_skipped_step and not guard.must_roll_back
     assert _names(guard, _trained(ranks, GOOD)) == []
-    assert not guard.is_shaken
+    assert not guard.has_skipped_step
     assert _names(guard, _trained(ranks, BAD)) == ["skipped"]
     assert _names(guard, _trained(ranks, BAD)) == ["skipped", "rollback"]
     assert guard.must_roll_back
     guard.rolled_back(6)
     assert not guard.must_roll_back
-    assert guard.is_shaken, "no good batch yet: a checkpoint now would push older ones out"
+    assert guard.has_skipped_step, "no good batch yet: a checkpoint now would push older ones out"
 
     guard.watch(_trained(ranks, BAD))
     with pytest.raises(DivergedError, match=r"within guards\.max_rollbacks = 1, got 2 more"):
@@ -174,10 +174,15 @@ def test_a_guard_restored_from_its_state_decides_alike(ranks: Ranks) -> None:
 
     for batch in batches[5:]:
         assert restored.watch(batch) == guard.watch(batch)
-        assert (restored.state, restored.lr_scale, restored.is_shaken, restored.algorithm) == (
+        assert (
+            restored.state,
+            restored.lr_scale,
+            restored.has_skipped_step,
+            restored.algorithm,
+        ) == (
             guard.state,
             guard.lr_scale,
-            guard.is_shaken,
+            guard.has_skipped_step,
             guard.algorithm,
         )
 
