@@ -1,8 +1,8 @@
-"""Coordination of ranks: which batch comes next, and when to checkpoint.
+"""Coordination of ranks: what the loop asks of rank 0 and of followers; the components of a rank.
 
-Rank 0 (`rank_zero.py`) talks to the store, decides, and broadcasts; every other rank is a
-`FollowerRank`. The loop is the same on all ranks: it calls these methods in the same order
-everywhere.
+Rank 0 (`rank_zero.py`) talks to the store, decides which batch comes next and when to checkpoint,
+and broadcasts; every other rank is a `FollowerRank`. The loop is the same on all ranks: it calls
+these methods in the same order everywhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Small initial models, for runs that have no pretrained one: made, then started warm."""
+"""Small initial models for runs without a pretrained one: made, then warm-started on pairs.
+
+Run by `python -m learner warm-start`, which the console starts where `run.model` has to be made.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Start of the learner's ranks as processes of one machine, without torch."""
+"""Launcher of the learner: number, place and processes of this machine's ranks, without torch.
+
+`python -m learner` calls it to start several ranks here; `several_machines.py` builds on it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The learner's loop: claim -> train -> guard -> advance -> publish -> record -> checkpoint.
 
-Publishing runs in the background until the model is needed again (`background_publish.py`), and a
-checkpoint from the moment its tensors are copied (`checkpoint.py`).
+A batch that runs out of memory is trained by the next life, in smaller microbatches. Publishing
+runs in the background until the model is needed again (`background_publish.py`), and a checkpoint
+from the moment its tensors are copied (`checkpoint.py`).
 
 Consumes sealed claims. Waits for episodes, and at the very end for the last evaluation; never for
 an actor, a transfer of weights or an evaluation in between. All ranks run the same loop: what only

@@ -1,4 +1,4 @@
-"""Names of the phases of a batch, in their order; for readers that do not load torch as well."""
+"""Names of the phases of a batch, in their order; also for the console, which loads no torch."""
 
 PHASES: tuple[str, ...] = (
     "wait",

@@ -1,4 +1,4 @@
-"""Time and memory of a batch's phases, traces of chosen batches, and how busy the card was."""
+"""Time and memory of a batch's phases, traces of chosen batches, and use of the card (MFU)."""
 
 from __future__ import annotations
 

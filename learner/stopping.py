@@ -1,4 +1,6 @@
-"""A stop in the middle of a batch: the state before it is saved at once, and the learner leaves.
+"""Stop in the middle of a batch: the state before it is saved at once, and the learner leaves.
+
+The loop holds and releases the state; a thread waits for the request to stop.
 
     begin (a batch) ──▶ held ──before_step──▶ let go: the batch is finished, then the learner stops
                           │ told to stop
@@ -61,7 +63,7 @@ class BatchHold:
     Args:
         stopping: Set when the learner is asked to stop.
         leave: Ends the process; None = the main thread ends, before the batch's optimizer step.
-        grace_s: After which a learner that is asked to stop is killed.
+        grace_s: Time after which a learner that is asked to stop is killed.
         on_unsaved: Notes the batch that is left without its state; called in another thread.
     """
 

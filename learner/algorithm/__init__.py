@@ -3,7 +3,8 @@
 advantages        Advantages of a batch's episodes, from their rewards
 aggregations      Aggregations: the weight of a token in the loss of a batch, computed before the
                   forward pass
-catalogue         Catalogue of the choices by name, read from the registries
+catalogue         Catalogue of what the settings of the loss choose by name, for `nyala losses` and
+                  the docs
 corrections       Corrections: the importance weight of a token, and the tokens left out, from pi/mu
 losses            The policy-gradient loss: advantage x correction x surrogate x aggregation, each
                   chosen by name

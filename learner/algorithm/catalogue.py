@@ -1,4 +1,4 @@
-"""Catalogue of the choices by name, read from the registries.
+"""Catalogue of what the settings of the loss choose by name, for `nyala losses` and the docs.
 
     registries -> Entry (name, formula, use, paper, defaults) -> `nyala losses`, docs
 

@@ -1,8 +1,8 @@
 """Published methods as settings: PPO, GRPO, DAPO and others.
 
-Lists only the choices that define a method: learning rates, batch sizes and the like belong to the
-run. Where the paper of a surrogate has bounds of its own (`clip_low`, `clip_high`), they are the
-surrogate's defaults.
+`nyala up --method` turns one into overrides; `nyala losses` lists them. A method has only the
+choices that define it: learning rates, batch sizes and the like belong to the run. Where the paper
+of a surrogate has bounds of its own (`clip_low`, `clip_high`), they are the surrogate's defaults.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Export of a checkpoint: a model as `transformers` and vLLM load it, adapters as PEFT does.
 
-Read from the files of all ranks tensor by tensor, so that one file of weights is in memory at a
-time, and never a model.
+Called by the loop for a finished run, by `nyala checkpoints export` and by `nyala try`. Read from
+the files of all ranks tensor by tensor, so that one file of weights is in memory at a time, and
+never a model.
 """
 
 from __future__ import annotations

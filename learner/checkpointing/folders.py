@@ -1,9 +1,11 @@
-"""Folders of checkpoints: their names, the renames between them, the best of them, their list.
+"""Folders of checkpoints: names, renames, list, the best; and the run's file of lineages.
 
 checkpoints/.unfinished-step-000050/   -> written, hashed, synced
 checkpoints/step-000050/               -> renamed: it exists only if it is complete
 checkpoints/refused-step-000050/       -> found damaged and set aside, for a person to look at
 checkpoints/.replaced-step-000050/     -> of the same step, until the new one is in its place
+
+The learner renames; the console lists too, so nothing here loads torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The checkpoints of a run as a person asks for them: verified, chosen, removed."""
+"""The checkpoints of a run for `nyala checkpoints` and `nyala try`: found, verified, removed."""
 
 from __future__ import annotations
 

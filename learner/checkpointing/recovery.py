@@ -2,6 +2,9 @@
 
     CONFIRM -> lineage -> RECONCILE, COMMIT -> CREATE -> rounds, publication -> RECOVERED
 
+Rank 0 does all of it, at its start (`resume.py`) or in the thread that finds the store rewound
+(`retrying_store.py`); words in capitals are operations of the store.
+
 The store comes back older than the learner: batches that weights already contain may be claimed,
 ready or missing there. So the learner asserts what it trained, from the facts of its ledger, and
 creates again what else is missing. Every step may be repeated; leasing and claiming stay closed

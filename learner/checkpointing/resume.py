@@ -1,8 +1,12 @@
-"""Start of a learner: newest checkpoint -> new lineage -> recovery -> replay.
+"""Start of a learner from its newest checkpoint, rollback, and trust in another run's checkpoint.
+
+    rank 0, at its start     newest checkpoint -> new lineage -> recovery -> `StartState` to all
+    a guard, on each rank    `roll_back`, called by the loop
+    `--trust-checkpoint`     `trust_checkpoint`: a checkpoint of another run becomes the run's own
 
 A store that lost writes, or everything, is recovered here as after a rewind in the middle of a run;
-one that lost nothing is left as it is. Rank 0 decides and broadcasts the `StartState`, so that
-every rank loads the same checkpoint into the same lineage.
+one that lost nothing is left as it is. Rank 0 decides and broadcasts, so that every rank loads the
+same checkpoint into the same lineage.
 """
 
 from __future__ import annotations

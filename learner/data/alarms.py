@@ -1,4 +1,4 @@
-"""Alarms of the learner's data: episodes that nobody makes, and Redis memory that fills up."""
+"""Rank 0's alarm of episodes that nobody makes, and its early commits as Redis memory fills up."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ WORTH_COMMITTING = 0.05  # of maxmemory: committing less would not help whatever
 
 
 class CommitPressure:
-    """Decides when to commit before it is due."""
+    """Decides when rank 0 commits early, by the bytes of trained batches that are not committed."""
 
     def __init__(self, store: RetryingStore, buffer: BufferSettings) -> None:
         self._store = store

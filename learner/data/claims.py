@@ -327,7 +327,7 @@ class Claims:
 
 
 def refuse_losses(stats: Stats, run: RunSettings, step: int) -> None:
-    """Refuse to go on without a task of a run that is to be the same each time.
+    """Refuse to go on where a deterministic run (the same each time) has lost a task.
 
     Args:
         stats: Counts of the store.

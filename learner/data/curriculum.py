@@ -1,9 +1,9 @@
-"""Tasks as a pure function of (run seed, id), and the thread that creates them.
+"""Training and evaluation tasks as functions of (run seed, id); rank 0's thread that creates them.
 
-The feeder keeps new units in the store so that actors never wait for the step loop. It counts those
-still alive and creates no more than the run needs: the next id replaces a unit that was dropped or
-that failed. CREATE is idempotent by id, so a resumed feeder simply starts from its
-checkpointed cursor.
+Recovery and the console make the same tasks again. The feeder, which is that thread, keeps new
+units in the store so that actors never wait for the step loop. It counts those still alive and
+creates no more than the run needs: the next id replaces a unit that was dropped or that failed.
+CREATE is idempotent by id, so a resumed feeder simply starts from its checkpointed cursor.
 
 Consumes: the store's counts. Waits for: nothing but its own short pause. Ends when `stop` is called
 or a newer learner owns the run.

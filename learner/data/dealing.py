@@ -1,7 +1,8 @@
 """Dealing of a batch's sequences to ranks and microbatches.
 
-All ranks run their j-th microbatch together, layer by layer, so each waits for the one that costs
-most: not only the sums of the ranks are balanced, but each microbatch over the ranks.
+Called by `batch.py` on rank 0, and by a warm start. All ranks run their j-th microbatch together,
+layer by layer, so each waits for the one that costs most: not only the sums of the ranks are
+balanced, but each microbatch over the ranks.
 
 A prompt is computed once for its completions in a microbatch. Keeping them together saves prompts,
 but large bundles are dealt less alike, so several sizes of bundles are tried. They also leave gaps:

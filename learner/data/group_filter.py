@@ -1,6 +1,6 @@
-"""The filter of groups before training: impossible, stale, or without variance of rewards.
+"""Filter of groups before training (impossible, stale, equal rewards); counts of those dropped.
 
-Decides from a group's episodes alone; `claims.py` drops groups in the store.
+Decides from a group's episodes alone; `claims.py` asks it on rank 0, and drops groups in the store.
 """
 
 from __future__ import annotations

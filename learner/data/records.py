@@ -1,6 +1,7 @@
-"""Episodes from the records of tasks: fetch, decode, shape the rewards.
+"""Episodes from the records of tasks: fetch, decode, shape the rewards; removal of old objects.
 
-Separates readable records from unreadable ones; policy lag is judged in `claims.py`.
+Every rank reads its own; `nyala env` and the checks before a run shape rewards as it does.
+Separates readable records from unreadable ones; policy lag is judged in `group_filter.py`.
 """
 
 from __future__ import annotations

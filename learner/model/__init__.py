@@ -3,7 +3,7 @@
 activations        Activations of layers: computed again in the backward pass, or kept in host
                    memory
 attention          Attention within each of several packed sequences, which must not see one another
-compilers          Compilers of this machine, for code that is made while a model runs
+compilers          Checks for the compilers of code that is made while a model runs
 cpu                Faster steps on a CPU: linear layers by oneDNN, and freed memory that is kept
 frozen             Frozen weights in fewer bits than passes compute with, widened for each product
 fused              Norms, rotary embeddings and gated activations of layers by one kernel each, on a

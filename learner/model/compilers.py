@@ -1,4 +1,4 @@
-"""Compilers of this machine, for code that is made while a model runs.
+"""Checks for the compilers of code that is made while a model runs.
 
 `torch.compile` calls them for `learner.compile`, and Triton for the kernels of this folder. Where
 Triton cannot build them, torch's own operators are used.

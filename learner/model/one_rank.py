@@ -84,10 +84,10 @@ class Narrowed(Function):
         return (None,) * (2 + len(ctx.wide))
 
 
-def _copy(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-    """Copy all tensors, on a card by one kernel."""
-    if ours:
-        torch._foreach_copy_([*ours], [*theirs])  # pyright: ignore[reportPrivateImportUsage]
+def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy all sources into their targets, on a card by one kernel."""
+    if targets:
+        torch._foreach_copy_([*targets], [*sources])  # pyright: ignore[reportPrivateImportUsage]
 
 
 def narrow_layers(layers: Iterable[nn.Module], dtype: torch.dtype, *, joins: bool = False) -> None:

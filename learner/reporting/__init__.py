@@ -9,9 +9,9 @@ journal        The journal of a run: `metrics.jsonl`, `batches.jsonl`, `eval.jso
                `summary.json`
 metrics        Figures of a batch, its times, and the totals of the run
 metrics_page   The learner's page of `/metrics`: what rank 0 has trained, evaluated and published
-run_snapshot   Run snapshot: what the live view shows of a run's batches and evaluations, in bounded
-               size
-sample_writer  The thread that keeps episodes: text, line, file, all beside training
+run_snapshot   Run snapshot of bounded size: what the live view shows of batches and evaluations;
+               sparklines
+sample_writer  Rank 0's thread that keeps episodes as text in the run's files; the run's tokenizer
 samples        Kept episodes: their lines in `samples.jsonl`, and that file with its older parts
 trackers/      Experiment trackers: a process that sends what a run writes down to TensorBoard and
                others

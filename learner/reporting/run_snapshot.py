@@ -1,4 +1,4 @@
-"""Run snapshot: what the live view shows of a run's batches and evaluations, in bounded size.
+"""Run snapshot of bounded size: what the live view shows of batches and evaluations; sparklines.
 
 The learner puts it into the store with each batch, from where brokers hand it to observers; on the
 learner's machine `nyala up` and `nyala top` make the same from the run's files. Loads without

@@ -1,4 +1,4 @@
-"""The thread that keeps episodes: text, line, file, all beside training.
+"""Rank 0's thread that keeps episodes as text in the run's files; the run's tokenizer.
 
 Consumes a bounded queue of episodes, which the step only appends to. When the thread is behind,
 further episodes are dropped and counted: training never waits for it, nor ends with it.

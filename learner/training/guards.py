@@ -3,8 +3,8 @@
     calm -> skipped -> ... -> skipped (max_skipped_in_a_row) -> rolled back -> calm
                                                              -> DivergedError (after max_rollbacks)
 
-A batch is skipped if one of its optimizer steps was (loss or gradient not finite); the next one
-that is not calms the run. A rollback changes weights, moments and the two factors below, never the number of the
+`skipped` is a batch with a skipped optimizer step (loss or gradient not finite); one without calms
+the run. A rollback changes weights, moments and the two factors below, never the number of the
 batch: what was trained since the checkpoint is not trained again (docs/design.md).
 
 Owns these decisions, and the coefficients that follow a target (KL penalty, entropy bonus). All are

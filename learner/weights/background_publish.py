@@ -3,8 +3,9 @@
     step k ─▶ start ───────── gather, probe ─────────────▶ free ── digest, seal, announce ─▶ joined
                     └─▶ write down, claim and pack k + 1 ─▶ │ wait ─▶ step k + 1 ───────────▶ start
 
-Runs on every rank in a thread of its own, whose collectives use the process group of the model's
-mesh, which is idle meanwhile. Between `start` and `wait` the model must not change.
+The upper line is the thread's, the lower one the loop's. Runs on every rank in a thread of its own,
+whose collectives use the process group of the model's mesh, which is idle meanwhile. Between
+`start` and `wait` the model must not change.
 """
 
 from __future__ import annotations

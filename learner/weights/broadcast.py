@@ -1,8 +1,8 @@
 """Broadcast of one version to the members of a weight group, with a deadline for everything.
 
-Consumes READY, ACK and FAULT; waits for members until the deadlines of `epochs.py`; the last
-answer, a failure of the group, or the deadline unblocks it. Actors that lack the version then pull
-it.
+Run by the publisher's server (`server.py`). Consumes READY, ACK and FAULT; waits for members until
+the deadlines of `epochs.py`; the last answer, a failure of the group, or the deadline unblocks it.
+Actors that lack the version then pull it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sending end of a weight group: a torch process group of its own, rank 0.
+"""The sending end of a weight group, in the publisher: a torch process group of its own, rank 0.
 
 Not torch's default group: that one belongs to FSDP2, and no actor may be able to hang it. The
 store listens on one address only, and so does gloo; neither authenticates, so groups are for a

@@ -1,8 +1,9 @@
 """Strikes of members of NCCL groups: the members to which a broken broadcast is charged.
 
-Pure, as `epochs.py`. When a member dies, the collective fails at the other members too, so their
-reports do not tell which of them broke it. Members that send no JOIN afterwards were the cause, and
-only they get a strike. Where all send one, each of them may have been the cause and gets a strike.
+Pure, as `epochs.py`, which asks it for the members of the next group. When a member dies, the
+collective fails at the other members too, so their reports do not tell which of them broke it.
+Members that send no JOIN afterwards were the cause, and only they get a strike. Where all send one,
+each of them may have been the cause and gets a strike.
 
     clean ──NCCL_STRIKES in a row──▶ struck ──AGAIN_AFTER versions had by other ways──▶ on trial
       ▲                                ▲                                                  │

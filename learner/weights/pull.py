@@ -1,4 +1,4 @@
-"""Versions that can be pulled, whole or as updates, and the digests of their slices.
+"""Versions that actors can pull from the publisher, whole or as updates; digests of their slices.
 
 A version that is still being pulled stays: otherwise a slow actor would never finish one.
 

@@ -1,8 +1,8 @@
-"""Updates between the last versions, and the form in which a version travels to a group.
+"""Sparse updates between versions, and the form in which a version travels to a group.
 
     v3 ──link──▶ v4 ──link──▶ v5 (current)      an actor at v3 pulls both links, one at v2 all bytes
 
-Each version is compared with the one before it, in a copy that the publisher keeps of it. All bytes
+The publisher compares each version with the one before it, of which it keeps a copy. All bytes
 of the current version are always on offer too, so a chain needs no keyframes to begin at: it ends
 where its links together are as long as a version. A version of which too much has changed begins
 a new chain.

@@ -1,4 +1,4 @@
-"""The advisor: which rules hold after each batch.
+"""The advisor: which rules hold after each batch, and which advice that gives.
 
 silent --concludes, after `batches` batches--> holds --`CALM` batches without--> silent
 """

@@ -1,4 +1,4 @@
-"""The thread that advises: gathers evidence, asks the store, judges; training only hands it over.
+"""Rank 0's thread that judges batches for advice, and counts the actors that the run wants.
 
 Consumes a short queue of batches. A batch that finds it full is left out: rules pool many. The
 advice that a line of metrics has is that of the batches judged by then, most often all before it.

@@ -1,4 +1,7 @@
-"""Rules about how answers begin and end: prompt template, stop token, length, temperature."""
+"""Rules about how answers begin and end: prompt template, stop token, length, temperature.
+
+Their arguments and results are those of a `Conclusion` (`evidence.py`).
+"""
 
 from __future__ import annotations
 

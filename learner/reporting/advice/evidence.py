@@ -1,4 +1,4 @@
-"""Evidence of one batch: all that rules look at, as numbers.
+"""Evidence of a batch as numbers, the window of recent evidence that rules see, and a rule's type.
 
 Producer: `gathering.py`. Consumer: the rules. JSON can hold it, so that a run's evidence can be
 kept and judged again.

@@ -1,4 +1,7 @@
-"""Rules about flow: who waits for whom, what is dropped or dies, actors that are slow."""
+"""Rules about flow: who waits for whom, what is dropped or dies, actors that are slow.
+
+Their arguments and results are those of a `Conclusion` (`evidence.py`).
+"""
 
 from __future__ import annotations
 

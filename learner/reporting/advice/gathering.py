@@ -1,4 +1,6 @@
-"""From the episodes of a batch to its evidence: counts, in a few passes over arrays.
+"""Evidence of a batch from its episodes: counts, in a few passes over arrays.
+
+Called by the advisor's thread.
 
 Shapes: N tokens of all completions behind each other, B episodes.
 """

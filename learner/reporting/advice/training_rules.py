@@ -1,4 +1,7 @@
-"""Rules about optimization: learning rate, lag, engine against learner, entropy, clip bounds."""
+"""Rules about optimization: learning rate, lag, engine against learner, entropy, clip bounds.
+
+Their arguments and results are those of a `Conclusion` (`evidence.py`).
+"""
 
 from __future__ import annotations
 

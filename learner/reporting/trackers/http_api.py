@@ -1,4 +1,4 @@
-"""JSON over HTTP, as trackers' servers speak it: each call has a deadline and no try of its own."""
+"""JSON over HTTP for trackers: calls with a deadline and one try, and checks before a run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Names of figures in trackers: keys of `metrics.jsonl` and `eval.jsonl` in groups, with slashes.
+"""Figures and settings of a run under the names that trackers show, without secrets.
 
-Trackers draw one section for each first part of a name. Loads without torch.
+Keys of `metrics.jsonl` and `eval.jsonl` get groups and slashes, settings `table.key`. Trackers draw
+one section for each first part of a name. Loads without torch.
 """
 
 from __future__ import annotations
