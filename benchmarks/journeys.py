@@ -305,7 +305,7 @@ learner.weights.server:WeightServer._on_join  an actor says every two seconds wh
 learner.weights.broadcast:Broadcast.freeze_members  freezes the members of a group
 learner.weights.epochs:WeightEpochs.begin_epoch  by who is there and can be in one
 learner.weights.nccl_strikes:NcclStrikes.clean  and has broken none
-learner.weights.broadcast:Broadcast._form  invites them
+learner.weights.broadcast:Broadcast._form_group  invites them
 learner.weights.broadcast:Broadcast._send  sends when all are ready
 learner.weights.updates:form_for  all bytes, or only changes
 broker.weights.group_thread:GroupThread.call  in the thread of the group

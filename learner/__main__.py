@@ -1,5 +1,7 @@
 """`python -m learner`: train, or make the initial model.
 
+Started by `nyala up` and `nyala learner`, and by itself for each of several ranks.
+
     python -m learner --config runs/x/config.yaml
     python -m learner --config runs/x/config.yaml --nodes 2 --node-rank 1 --rendezvous 10.0.0.1:9000
     python -m learner warm-start --config runs/x/config.yaml --pairs pairs.jsonl --out runs/x/init

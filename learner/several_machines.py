@@ -1,9 +1,12 @@
 """Ranks on several machines: node 0 starts all of them, and all again when one is lost.
 
+`python -m learner --nodes N` runs it on each machine: `NodeZero` on node 0, `follow` on the others.
+
     every other node                  node 0
     join: its number, its ranks  -->  waits for all of them, or enough (`learner.min_ranks`)
     starts its ranks             <--  start: first rank, number of all, port of their store
     ended: exit code             -->  a failure, or a node that is silent, ends all ranks
+    stop: it was asked to stop   -->  stops as if it had been asked itself
     ends its ranks, joins again  <--  halt
     ends                         <--  finished: exit code
 

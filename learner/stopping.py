@@ -80,7 +80,7 @@ class BatchHold:
         self._changed = threading.Condition(threading.RLock())
         self._save: Save | None = None
         self._is_copied = self._has_left = self._is_closed = False
-        self._worker = Worker(self._watch, name="stop").start()
+        self._worker = Worker(self._wait_for_stop, name="stop").start()
 
     def hold_state(self, save: Save, *, is_copied: bool) -> None:
         """Hold the present state until the first optimizer step of the batch.
@@ -100,7 +100,7 @@ class BatchHold:
             LeftBatch: A stop has saved it.
             Exception: The error that ended the save.
         """
-        self._let_go(is_copied=self._is_copied)
+        self._release(is_copied=self._is_copied)
 
     def release_state(self) -> None:
         """Release the state: the batch is trained.
@@ -108,7 +108,7 @@ class BatchHold:
         Raises:
             Exception: The error that ended the save.
         """
-        self._let_go(is_copied=False)
+        self._release(is_copied=False)
 
     @property
     def has_left(self) -> bool:
@@ -123,7 +123,8 @@ class BatchHold:
             self._save = None
             self._changed.notify_all()
 
-    def _let_go(self, *, is_copied: bool) -> None:
+    def _release(self, *, is_copied: bool) -> None:
+        """Release the state, unless it is a copy; raises as `before_step` does."""
         with self._changed:  # waits for a save under way
             self._worker.raise_if_failed()
             if self._has_left:
@@ -131,7 +132,8 @@ class BatchHold:
             if not is_copied:
                 self._save = None
 
-    def _watch(self) -> None:
+    def _wait_for_stop(self) -> None:
+        """Wait for the request to stop, save the state that is held, and leave; in a thread."""
         while not self._stopping.wait(LOOK_EVERY_S):
             if self._is_closed:
                 return

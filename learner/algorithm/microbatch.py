@@ -93,7 +93,7 @@ class Sequences:
             before_T=_join(before, lengths),
             bounds=torch.tensor(bounds, dtype=torch.int32),
             lengths=lengths,
-            seen=None if is_alone else _seen(seen),
+            seen=None if is_alone else _attended_tokens(seen),
         )
 
     def to(self, device: torch.device) -> Sequences:
@@ -126,7 +126,7 @@ def _join(seen: Sequence[np.ndarray], lengths: Sequence[int]) -> Tensor:
     return torch.from_numpy(np.concatenate(parts))
 
 
-def _seen(seen: Sequence[np.ndarray]) -> AttendedTokens:
+def _attended_tokens(seen: Sequence[np.ndarray]) -> AttendedTokens:
     lengths = tuple(len(places) for places in seen)
     bounds = [0, *itertools.accumulate(lengths)]
     return AttendedTokens(
@@ -190,11 +190,13 @@ class PreparedMicrobatch:
 
     def select_tokens(self, places: Tensor | slice) -> PreparedMicrobatch:
         """Keep only some of the N tokens; values of sequences and episodes stay as they are."""
-        microbatch = replace(self.microbatch, **_taken(self.microbatch, places))
-        return replace(self, microbatch=microbatch, **_taken(self, places))
+        microbatch = replace(self.microbatch, **_select_fields(self.microbatch, places))
+        return replace(self, microbatch=microbatch, **_select_fields(self, places))
 
 
-def _taken(owner: Microbatch | PreparedMicrobatch, places: Tensor | slice) -> dict[str, Any]:
+def _select_fields(
+    owner: Microbatch | PreparedMicrobatch, places: Tensor | slice
+) -> dict[str, Any]:
     values = {f.name: getattr(owner, f.name) for f in fields(owner) if f.name.endswith("_N")}
     return {name: None if value is None else value[places] for name, value in values.items()}
 

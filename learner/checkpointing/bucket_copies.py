@@ -86,7 +86,7 @@ class BucketCopies:
         Raises:
             OSError: The copy cannot be written.
         """
-        mark = self._mark(checkpoint.name)
+        mark = self._marker_path(checkpoint.name)
         if _retried(lambda: self._files.exists(mark)):
             committed = bytes(_retried(lambda: self._files.cat_file(mark)))
             if committed == _digest(checkpoint):
@@ -142,7 +142,7 @@ class BucketCopies:
     def _fetch_files(self, name: str, unfinished: Path) -> None:
         try:
             self._fetch_file(name, MANIFEST, unfinished)
-            committed = _retried(lambda: self._files.cat_file(self._mark(name)))
+            committed = _retried(lambda: self._files.cat_file(self._marker_path(name)))
             if _digest(unfinished) != bytes(committed):
                 raise CheckpointError(
                     f"{name}/{MANIFEST} must be the one that was committed, got another digest"
@@ -165,7 +165,7 @@ class BucketCopies:
         return dict(sorted(counts.items(), key=lambda item: step_of(Path(item[0]))))
 
     def _put(self, checkpoint: Path, names: Iterable[str]) -> None:
-        place = self._place(checkpoint.name)
+        place = self._copy_path(checkpoint.name)
         _retried(lambda: self._files.makedirs(place, exist_ok=True))
         for name in names:
             here, there = str(checkpoint / name), f"{place}/{name}"
@@ -173,7 +173,9 @@ class BucketCopies:
 
     def _commit(self, checkpoint: Path) -> None:
         self._put(checkpoint, [MANIFEST])
-        _retried(lambda: self._files.pipe_file(self._mark(checkpoint.name), _digest(checkpoint)))
+        _retried(
+            lambda: self._files.pipe_file(self._marker_path(checkpoint.name), _digest(checkpoint))
+        )
 
     def _finish(self, checkpoint: Path, stay: Iterable[str]) -> None:
         """Mark a copy as whole, and remove all copies that are not to stay."""
@@ -181,10 +183,10 @@ class BucketCopies:
         self._commit(checkpoint)
         for name in self._list_copies().keys() - {checkpoint.name, *stay}:
             self._uncommit(name)  # first, so that a half of it never counts
-            self._remove(self._place(name))
+            self._remove(self._copy_path(name))
 
     def _uncommit(self, name: str) -> None:
-        mark = self._mark(name)
+        mark = self._marker_path(name)
         if _retried(lambda: self._files.exists(mark)):
             self._remove(mark)
 
@@ -193,16 +195,16 @@ class BucketCopies:
         with suppress(FileNotFoundError):
             _retried(lambda: self._files.rm(path, recursive=True))
 
-    def _mark(self, name: str) -> str:
-        return f"{self._place(name)}/{COMMITTED}"
+    def _marker_path(self, name: str) -> str:
+        return f"{self._copy_path(name)}/{COMMITTED}"
 
-    def _place(self, name: str) -> str:
+    def _copy_path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
     def _fetch_file(self, name: str, file: str, folder: Path) -> None:
         if Path(file).name != file:
             raise CheckpointError(f"{name}/{MANIFEST} must name files, got {file!r}")
-        path = f"{self._place(name)}/{file}"
+        path = f"{self._copy_path(name)}/{file}"
         size = _retried(lambda: int(self._files.size(path)))
         with (folder / file).open("wb") as stream:
             for start in range(0, size, CHUNK_BYTES):

@@ -118,8 +118,8 @@ def check_adapter(path: Path, wanted: Adapter | None) -> None:
             "learner.base_dtype, or begin again with --fresh"
         )
     raise CheckpointError(
-        f"{path} must be of {_settings(wanted)}, got one of {_settings(adapter)}; restore the "
-        "settings, or begin again with --fresh"
+        f"{path} must be of {_lora_settings(wanted)}, got one of {_lora_settings(adapter)}; "
+        "restore the settings, or begin again with --fresh"
     )
 
 
@@ -149,7 +149,7 @@ def check_critic(
         )
 
 
-def _settings(adapter: Adapter | None) -> str:
+def _lora_settings(adapter: Adapter | None) -> str:
     if adapter is None:
         return "learner.lora_rank = 0"
     return f"learner.lora_rank = {adapter.rank} and lora_alpha = {adapter.alpha:g}"

@@ -163,7 +163,7 @@ def _deal_bundles(
             return [places[row] for row in range(len(sizes))]
         tokens = [bundle.tokens for bundle in left]
         costs = [-bundle.negative_cost for bundle in left]
-        most = _most(tokens, costs, ranks, budget)
+        most = _cost_limit(tokens, costs, ranks, budget)
         dealt = _fill(range(len(left)), tokens, costs, most, ranks=ranks, room=budget)
         places |= {
             row: SequencePlacement(rank, number)
@@ -179,13 +179,14 @@ def _deal_bundles(
             prompts = {sizes[bundle.rows[0]].prompt for bundle in bundles_here}
             waiting = [row for bundle in left for row in bundle.rows if row not in places]
             places |= {
-                row: SequencePlacement(rank, number) for row in _gap(sizes, waiting, free, prompts)
+                row: SequencePlacement(rank, number)
+                for row in _rows_for_gap(sizes, waiting, free, prompts)
             }
-        left = sorted(_left_of(left, places, sizes, cost))
+        left = sorted(_without_placed(left, places, sizes, cost))
     raise AssertionError("unreachable")
 
 
-def _left_of(
+def _without_placed(
     bundles: Iterable[Bundle],
     places: Mapping[int, SequencePlacement],
     sizes: Sequence[Size],
@@ -200,7 +201,7 @@ def _left_of(
             yield Bundle.from_rows(rows, sizes, cost)
 
 
-def _gap(
+def _rows_for_gap(
     sizes: Sequence[Size], rows: Iterable[int], free: int, prompts: Container[bytes]
 ) -> Iterator[int]:
     """Choose the episodes that fill `free` tokens, the longest that fits first."""
@@ -244,7 +245,7 @@ def deal(
     left = sorted(range(len(costs)), key=lambda row: (-costs[row], row))
     number = 0
     while left:
-        most = _most(
+        most = _cost_limit(
             [tokens[row] for row in left], [costs[row] for row in left], ranks, microbatch_tokens
         )
         dealt = _fill(left, tokens, costs, most, ranks=ranks, room=microbatch_tokens)
@@ -254,7 +255,7 @@ def deal(
     return [places[row] for row in range(len(costs))]
 
 
-def _most(tokens: Sequence[int], costs: Sequence[float], ranks: int, budget: int) -> float:
+def _cost_limit(tokens: Sequence[int], costs: Sequence[float], ranks: int, budget: int) -> float:
     """Return the most that one of the next microbatches may cost, for sequences dearest first."""
     needed = math.ceil(sum(tokens) / (FILLED * ranks * budget))
     # The last microbatches take every sequence that fits, and a single rank waits for no other.

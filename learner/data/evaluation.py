@@ -206,7 +206,9 @@ def round_tasks(run: RunSettings, lineage: int, step: int) -> list[NewTask]:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenRound:
+    """A round that waits for answers, with its times."""
+
     step: int
     created: float
     counted_from: float
@@ -238,7 +240,7 @@ class Evaluations:
         self._report = report
         self._keep = keep
         self._clock = clock
-        self._open: list[_Open] = []
+        self._open: list[_OpenRound] = []
         self._is_sampled = False
         self._names, self._mixture = list(run.by_environment), run.mixture
         self._collected_at = -COLLECT_EVERY_S
@@ -251,7 +253,7 @@ class Evaluations:
         self._store.run(operations.create(self._lineage, tasks))
         trace_created((task.task_id for task in tasks), began_ns=began_ns)
         now = self._clock()
-        self._open.append(_Open(step, now, now))
+        self._open.append(_OpenRound(step, now, now))
 
     def note_sampling(self) -> None:
         """Note that episodes arrive: from now on every round has a deadline."""
@@ -287,7 +289,7 @@ class Evaluations:
             self.collect()
             time.sleep(0.05)
 
-    def _close(self, round_: _Open, records: Mapping[int, bytes], now: float) -> None:
+    def _close(self, round_: _OpenRound, records: Mapping[int, bytes], now: float) -> None:
         answers = self._answers(round_.step, records)
         self._keep(round_.step, answers)
         metrics = self._metrics_for(answers)

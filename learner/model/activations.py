@@ -86,7 +86,7 @@ class _Kept:
         tensor, self.tensor = self.tensor, None
         assert tensor is not None
         if tensor.is_cuda:
-            torch.cuda.current_stream().wait_stream(_copies(tensor.device))
+            torch.cuda.current_stream().wait_stream(_copy_stream(tensor.device))
             tensor.record_stream(torch.cuda.current_stream())
         return tensor
 
@@ -96,25 +96,25 @@ def to_host(tensor: Tensor) -> Tensor:
     if not tensor.is_cuda:
         return tensor
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    _copies(tensor.device).wait_stream(torch.cuda.current_stream())
-    with _on_copies(tensor.device):
+    _copy_stream(tensor.device).wait_stream(torch.cuda.current_stream())
+    with _on_copy_stream(tensor.device):
         host.copy_(tensor, non_blocking=True)
-    tensor.record_stream(_copies(tensor.device))
+    tensor.record_stream(_copy_stream(tensor.device))
     return host
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor back to a card, after all copies to the host."""
-    with _on_copies(device):
+    with _on_copy_stream(device):
         return host.to(device, non_blocking=True)
 
 
-def _on_copies(device: torch.device) -> AbstractContextManager[object]:
-    return torch.cuda.stream(_copies(device)) if device.type == "cuda" else nullcontext()
+def _on_copy_stream(device: torch.device) -> AbstractContextManager[object]:
+    return torch.cuda.stream(_copy_stream(device)) if device.type == "cuda" else nullcontext()
 
 
 @cache
-def _copies(device: torch.device) -> torch.cuda.Stream:
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 

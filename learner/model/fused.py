@@ -88,22 +88,22 @@ def fuse_layers(modules: Iterable[nn.Module], device_type: str) -> None:
 # The forward methods; None where a module computes something else.
 
 
-def _norm(module: Any, family: Rounding) -> Callable[..., Any] | None:
+def _norm_forward(module: Any, family: Rounding) -> Callable[..., Any] | None:
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    return None if eps is None else partial(_normed, module, float(eps), family)
+    return None if eps is None else partial(_run_norm, module, float(eps), family)
 
 
-def _normed(module: Any, eps: float, family: Rounding, hidden_states: Tensor, *added: Any) -> Any:
+def _run_norm(module: Any, eps: float, family: Rounding, hidden_states: Tensor, *added: Any) -> Any:
     """Norm states; where something is added to them, or None, return the sum too."""
     how = *family, bool(added), *added
     return _kernels().Norm.apply(hidden_states, module.weight, eps, *how)
 
 
-def _layer(module: Any, _family: Rounding) -> Callable[..., Any] | None:
-    return partial(_in_order, module) if type(module).__name__ in ORDINARY else None
+def _layer_forward(module: Any, _family: Rounding) -> Callable[..., Any] | None:
+    return partial(_run_layer, module) if type(module).__name__ in ORDINARY else None
 
 
-def _in_order(module: Any, hidden_states: Tensor, *places: Any, **how: Any) -> Tensor:
+def _run_layer(module: Any, hidden_states: Tensor, *places: Any, **how: Any) -> Tensor:
     """Run a layer whose second norm adds the output of attention to the kept states."""
     normed, kept = module.input_layernorm(hidden_states, None)
     attended, _ = module.self_attn(normed, *places, **how)
@@ -112,29 +112,29 @@ def _in_order(module: Any, hidden_states: Tensor, *places: Any, **how: Any) -> T
     return states
 
 
-def _inner(module: Any, _family: Rounding) -> Callable[..., Any] | None:
+def _mlp_forward(module: Any, _family: Rounding) -> Callable[..., Any] | None:
     activation = getattr(module, "act_fn", getattr(module, "activation_fn", None))
     name = type(activation).__name__
     if name not in SILU | GELU:
         return None
     is_joint = hasattr(module, "gate_up_proj")
-    return partial(_joint if is_joint else _gated, module, name in SILU)
+    return partial(_run_joint_mlp if is_joint else _run_mlp, module, name in SILU)
 
 
-def _gated(module: Any, is_silu: bool, x: Tensor) -> Any:
+def _run_mlp(module: Any, is_silu: bool, x: Tensor) -> Any:
     gate = module.gate_proj(x)
     if gate.shape[-1] > module.gate_proj.out_features:
         return module.down_proj(_kernels().JoinedGate.apply(gate, is_silu))
     return module.down_proj(_kernels().Gate.apply(gate, module.up_proj(x), is_silu))
 
 
-def _joint(module: Any, is_silu: bool, hidden_states: Tensor) -> Any:
+def _run_joint_mlp(module: Any, is_silu: bool, hidden_states: Tensor) -> Any:
     return module.down_proj(
         _kernels().JoinedGate.apply(module.gate_up_proj(hidden_states), is_silu)
     )
 
 
-def _attention(module: Any, _family: Rounding) -> Callable[..., Any] | None:
+def _attention_forward(module: Any, _family: Rounding) -> Callable[..., Any] | None:
     """Copy the forward method, with `_rotate` in the place of the function that it calls."""
     method = type(module).forward
     plain = method.__globals__.get(ROTARY)
@@ -154,7 +154,12 @@ def _rotate(plain: Callable[..., Any], q: Tensor, k: Tensor, cos: Tensor, sin: T
     return _kernels().Rotate.apply(q, k, cos[0], sin[0])
 
 
-MAKERS = {"RMSNorm": _norm, "MLP": _inner, "Attention": _attention, "DecoderLayer": _layer}
+MAKERS = {
+    "RMSNorm": _norm_forward,
+    "MLP": _mlp_forward,
+    "Attention": _attention_forward,
+    "DecoderLayer": _layer_forward,
+}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -172,20 +177,20 @@ def join_products(modules: Iterable[nn.Module]) -> list[Joined]:
             if any(type(layer) is not nn.Linear for layer in layers):
                 continue  # those with adapters among them
             if names[0] == "q_proj":
-                _split(layers, keeps=hasattr(module, "q_norm"))
-            elif getattr(module.forward, "func", None) is not _gated:
+                _share_product(layers, is_kept_whole=hasattr(module, "q_norm"))
+            elif getattr(module.forward, "func", None) is not _run_mlp:
                 continue
             products.append(layers)
     return products
 
 
-def _split(layers: Joined, *, keeps: bool) -> None:
+def _share_product(layers: Joined, *, is_kept_whole: bool) -> None:
     """Give each layer its part of the product that the first one makes.
 
     Args:
         layers: Queries, keys and values.
-        keeps: The whole product is kept for the backward pass anyway, as for norms of queries and
-            keys. Else the values are copied: a kept view of them would hold the whole product.
+        is_kept_whole: Whether the backward pass keeps the whole product anyway, as for norms of
+            queries and keys. Else the values are copied: a kept view would hold the whole product.
     """
     first, *others = layers
     parts: list[Tensor] = []
@@ -201,7 +206,7 @@ def _split(layers: Joined, *, keeps: bool) -> None:
         if not parts:
             return functional.linear(states, layer.weight, layer.bias)
         part = parts.pop(0)
-        return part if parts or keeps else part.contiguous()
+        return part if parts or is_kept_whole else part.contiguous()
 
     first.forward = begin  # type: ignore[method-assign,assignment]
     for layer in others:

@@ -85,7 +85,7 @@ def _norm_forward(
 @triton.jit
 def _norm_backward(
     slope_ptr, of_total_ptr, x_ptr, weight_ptr, root_ptr, of_x_ptr, of_weight_ptr,
-    rows, columns, inner, outer, step, KEEPS: tl.constexpr,
+    rows, columns, inner, outer, step, ADDS_OF_TOTAL: tl.constexpr,
     OFFSET: tl.constexpr, ROUNDS_FIRST: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -112,7 +112,7 @@ def _norm_backward(
             of_weight += slope * normed
         along = tl.sum(of_normed * normed, 1)[:, None] / columns
         of_x = root * (of_normed - normed * along)
-        if KEEPS:
+        if ADDS_OF_TOTAL:
             of_x += tl.load(of_total_ptr + place, mask=is_here, other=0.0).to(WIDE)
         tl.store(of_x_ptr + place, of_x.to(narrow.dtype), mask=is_here)
     tl.store(of_weight_ptr + program * columns + column, tl.sum(of_weight, 0), mask=is_column)
@@ -144,7 +144,7 @@ def _rows_of(x: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
 class Norm(Function):
     """The norm of each row of `x`, times a weight.
 
-    With `keeps`, the norm of the sum of `x` and `added`, if there is one, and that sum too.
+    With `returns_sum`, the norm of the sum of `x` and `added`, if there is one, and that sum too.
     """
 
     @staticmethod
@@ -155,7 +155,7 @@ class Norm(Function):
         eps: float,
         offset: float,
         rounds_first: bool,
-        keeps: bool = False,
+        returns_sum: bool = False,
         added: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         x, read = _rows_of(x)
@@ -174,7 +174,7 @@ class Norm(Function):
             )  # fmt: skip
         ctx.read, ctx.adds = read if added is None else _rows_of(total)[1], added is not None
         ctx.save_for_backward(total, weight_M, roots_N)
-        return (y, total.view_as(total)) if keeps else y
+        return (y, total.view_as(total)) if returns_sum else y
 
     @staticmethod
     @once_differentiable
@@ -190,7 +190,7 @@ class Norm(Function):
         parts = roots_N.new_empty(programs, columns)
         _norm_backward[programs,](
             slope, of_total[0] if of_total else None, x, weight_M, roots_N, of_x, parts,
-            len(roots_N), columns, *ctx.read, KEEPS=bool(of_total), **ctx.how,
+            len(roots_N), columns, *ctx.read, ADDS_OF_TOTAL=bool(of_total), **ctx.how,
         )  # fmt: skip
         of_weight_M = torch.empty_like(weight_M)
         _add_up[triton.cdiv(columns, 32),](

@@ -125,7 +125,7 @@ class Journal:
         line = finite(figures)
         with (self._folder / f"{name}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, default=str) + "\n")
-        self._tell(name, line)
+        self._update_snapshot(name, line)
 
     def lines(self, name: str) -> list[dict[str, FigureValue]]:
         """Read `<name>.jsonl`; a line that a crash or the disk damaged is left out."""
@@ -165,14 +165,15 @@ class Journal:
             text = "".join(json.dumps(line) + "\n" for line in kept)
             self._replace(f"{name}.jsonl", text)
             for line in kept:
-                self._tell(name, line)
+                self._update_snapshot(name, line)
         (self._folder / "summary.json").unlink(missing_ok=True)
 
     def summarise(self, summary: Mapping[str, object]) -> None:
         """Write `summary.json`; call it when the run has finished."""
         self._replace("summary.json", json.dumps(summary, indent=2) + "\n")
 
-    def _tell(self, name: str, line: Mapping[str, object]) -> None:
+    def _update_snapshot(self, name: str, line: Mapping[str, object]) -> None:
+        """Add a new line to what the live view shows."""
         if name == "metrics":
             self.run_snapshot.add_batch(line)
         elif name == "eval":

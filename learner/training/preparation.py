@@ -47,8 +47,8 @@ def prepare(
         reference: Reference policy of the KL penalty, if there is one; its adapters do not count.
         critic: Values the states for token advantages, if there is one.
     """
-    pays_in_reward = reference is not None and settings.kl_in == "reward"
-    is_scored = pays_in_reward or critic is not None or settings.proximal == "recomputed"
+    has_kl_reward = reference is not None and settings.kl_in == "reward"
+    is_scored = has_kl_reward or critic is not None or settings.proximal == "recomputed"
     prepared = []
     for microbatch in microbatches:
         on_device = microbatch.to(ranks.device)
@@ -59,13 +59,13 @@ def prepare(
                 log_ref_N = score(reference, on_device).logprobs_N
         log_prox_N = None if scores is None else scores.logprobs_N
         constants = PreparedMicrobatch(on_device, log_prox_N=log_prox_N, log_ref_N=log_ref_N)
-        if scores is not None and (pays_in_reward or critic is not None):
-            constants = _evaluate(
-                constants, scores, critic, settings, pays_in_reward=pays_in_reward
+        if scores is not None and (has_kl_reward or critic is not None):
+            constants = _with_token_advantages(
+                constants, scores, critic, settings, has_kl_reward=has_kl_reward
             )
         prepared.append(constants)
     if (critic is not None and settings.whiten == "batch") or (
-        critic is None and pays_in_reward and settings.whiten != "none"
+        critic is None and has_kl_reward and settings.whiten != "none"
     ):
         whitened = whiten([constants.microbatch.advantages_N for constants in prepared], ranks)
         prepared = [
@@ -83,17 +83,17 @@ def score(policy: Policy, microbatch: Microbatch) -> TokenScores:
     return scores
 
 
-def _evaluate(
+def _with_token_advantages(
     prepared: PreparedMicrobatch,
     scores: TokenScores,
     critic: Critic | None,
     settings: AlgorithmSettings,
     *,
-    pays_in_reward: bool,
+    has_kl_reward: bool,
 ) -> PreparedMicrobatch:
     """Turn the rewards of a microbatch into advantages that differ from token to token."""
     microbatch, rewards_N = prepared.microbatch, None
-    if pays_in_reward:
+    if has_kl_reward:
         assert prepared.log_ref_N is not None
         rewards_N = kl_rewards(scores.logprobs_N, prepared.log_ref_N, settings)
     if critic is None:

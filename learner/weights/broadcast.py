@@ -84,7 +84,7 @@ class Broadcast:
         self._group: GroupThread[SendingGroup] | None = None
         self._digest = ""
         self._warming: Worker | None = None
-        self._is_warm = False
+        self._has_torch = False
 
     def freeze_members(self, version: PolicyVersion) -> Membership | None:
         """Freeze the members for a version; None = every actor pulls it.
@@ -92,18 +92,18 @@ class Broadcast:
         So they do while torch is being imported, and for good where it cannot be: the worker logs
         that, and pulls need no torch.
         """
-        if self._is_warm:
+        if self._has_torch:
             return self._epochs.begin_epoch(version)
         if self._warming is None and self._epochs.candidates():  # else it is never needed
-            self._warming = Worker(self._warm, name="import-torch").start()
+            self._warming = Worker(self._import_torch, name="import-torch").start()
         return None
 
     async def run(self, slot: WeightSlot, membership: Membership) -> bool:
         """Send the slot to these members; False if a member does not have it: such members pull."""
         self._digest, self.num_bytes = slot.manifest.digest, 0
-        if await self._form(membership, bucket_bytes_of(slot)):
+        if await self._form_group(membership, bucket_bytes_of(slot)):
             return await self._send(slot, membership)
-        self._leave()
+        self._close_group()
         survivors = self._epochs.retry()
         left_out = set(membership.members) - set(survivors.members if survivors else ())
         self._abort(membership, left_out, "not all members were ready")
@@ -128,13 +128,13 @@ class Broadcast:
                 self._epochs.broke(answer.epoch)
         self._changed.set()
 
-    async def _form(self, membership: Membership, bucket_bytes: int) -> bool:
+    async def _form_group(self, membership: Membership, bucket_bytes: int) -> bool:
         """Invite the members and wait until all are ready."""
         self._ready = {}
         port = 0
         if membership.fresh:
             try:
-                port = self._open(membership)
+                port = self._open_group(membership)
             except OSError as error:
                 log.warning("no weight group, so actors pull", reason=str(error))
                 self._epochs.broke(membership.number)
@@ -154,7 +154,7 @@ class Broadcast:
                 send_s=self._settings.send_s,
             )
             self._post(actor, invitation)
-        await self._while(EpochPhase.FORMING)
+        await self._wait_out(EpochPhase.FORMING)
         return self._epochs.phase is EpochPhase.SENDING
 
     async def _send(self, slot: WeightSlot, membership: Membership) -> bool:
@@ -169,18 +169,18 @@ class Broadcast:
         sending = self._group.call(
             lambda group: group.send(memory, bucket_bytes=bucket_bytes, send_s=send_s)
         )
-        sending.add_done_callback(lambda done: self._returned(number, done))
+        sending.add_done_callback(lambda done: self._note_send_result(number, done))
         limit_s = self._settings.join_s + send_s + STUCK_AFTER_S
-        stuck = asyncio.get_running_loop().call_later(limit_s, _give_up)
+        stuck = asyncio.get_running_loop().call_later(limit_s, _end_stuck_process)
         sending.add_done_callback(lambda _: stuck.cancel())
-        await self._while(EpochPhase.SENDING)
+        await self._wait_out(EpochPhase.SENDING)
         if self._epochs.phase is EpochPhase.DONE:
             return True
-        self._leave()
+        self._close_group()
         self._abort(membership, membership.members, "not all members confirmed")
         return False
 
-    def _returned(self, number: int, sending: asyncio.Future[None]) -> None:
+    def _note_send_result(self, number: int, sending: asyncio.Future[None]) -> None:
         """Note a failure of the collective. Its success is no proof of receipt: acks are."""
         error = None if sending.cancelled() else sending.exception()
         if error is not None:
@@ -188,7 +188,7 @@ class Broadcast:
             self._epochs.broke(number)
             self._changed.set()
 
-    async def _while(self, phase: EpochPhase) -> None:
+    async def _wait_out(self, phase: EpochPhase) -> None:
         """Wait until the phase has changed, by an answer or by its deadline."""
         loop = asyncio.get_running_loop()
         while self._epochs.phase is phase:
@@ -202,10 +202,10 @@ class Broadcast:
                 if silent:
                     log.warning("members are silent", phase=phase.value, actors=silent)
 
-    def _open(self, membership: Membership) -> int:
-        from .group import GroupPlan, SendingGroup, listen  # noqa: PLC0415 - torch: loaded by `_warm`
+    def _open_group(self, membership: Membership) -> int:
+        from .group import GroupPlan, SendingGroup, listen  # noqa: PLC0415 - torch: loaded by `_import_torch`
 
-        self._leave()
+        self._close_group()
         size = len(membership.members) + 1
         plan = GroupPlan(membership.backend, self._settings.host, size, self._settings.join_s)
         listener = listen(self._settings.host, self._settings.ports)
@@ -220,17 +220,17 @@ class Broadcast:
         for actor in actors:
             self._post(actor, Abort(membership.number, membership.version, reason))
 
-    def _leave(self) -> None:
+    def _close_group(self) -> None:
         if self._group is not None:
             self._group.close_group()
             self._group = None
 
-    def _warm(self) -> None:
+    def _import_torch(self) -> None:
         """Import torch beside the first pulls: it takes seconds."""
         from . import group as weight_group  # noqa: PLC0415 - torch
 
         self._epochs.may_nccl = self._settings.use_cuda and weight_group.can_nccl()
-        self._is_warm = True
+        self._has_torch = True
 
 
 def bucket_bytes_of(slot: WeightSlot) -> int:
@@ -238,6 +238,6 @@ def bucket_bytes_of(slot: WeightSlot) -> int:
     return min(max(slot.manifest.num_bytes // BUCKETS, MIN_BUCKET_BYTES), MAX_BUCKET_BYTES)
 
 
-def _give_up() -> None:
+def _end_stuck_process() -> None:
     log.error("a broadcast exceeded its deadline; the publisher is restarted")
     os._exit(STUCK_EXIT_CODE)  # a stuck collective cannot be unwound

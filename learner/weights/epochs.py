@@ -168,7 +168,7 @@ class WeightEpochs:
             return ()
         behind = tuple(sorted(self._waiting))
         if self.phase is EpochPhase.SENDING:
-            self._strike(behind)
+            self._charge_members(behind)
         self._break()
         return behind
 
@@ -187,7 +187,7 @@ class WeightEpochs:
         for name in silent:
             self._actors[name].last_join = float("-inf")
         if sending:
-            self._strike(silent)
+            self._charge_members(silent)
         self._break()
         return silent
 
@@ -220,7 +220,8 @@ class WeightEpochs:
                 return "nccl", clean
         return "gloo", candidates
 
-    def _strike(self, waited_for: tuple[str, ...]) -> None:
+    def _charge_members(self, waited_for: tuple[str, ...]) -> None:
+        """Charge a broken group to the members that had not confirmed."""
         assert self.membership is not None
         if self.membership.backend == "nccl":
             self._nccl.on_broken(waited_for)

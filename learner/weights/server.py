@@ -138,7 +138,7 @@ class WeightServer:
         self._epochs.on_join(
             actor, can_group=join.can_group, device=join.device, version=join.version
         )
-        if self._has_to_be_let_in(actor, key, join):
+        if self._introduce_to_site(actor, key, join):
             return
         current = self._versions.current
         if current is None or join.version >= current.manifest.version:
@@ -152,7 +152,7 @@ class WeightServer:
         else:
             self._post_news(actor, current, epoch)
 
-    def _has_to_be_let_in(self, actor: str, key: str, join: Join) -> bool:
+    def _introduce_to_site(self, actor: str, key: str, join: Join) -> bool:
         """Tell an actor's site about it; True = the actor gets the news only with its next JOIN.
 
         By then its peers know its key. Before that they would refuse it, and it would fetch its

@@ -77,7 +77,7 @@ class Story:
                 await self.news.wait()
 
     def begin(self):
-        self.broadcast._is_warm = True
+        self.broadcast._has_torch = True
         slot = SimpleNamespace(manifest=SimpleNamespace(digest=DIGEST, num_bytes=0), memory=b"")
         membership = self.broadcast.freeze_members(VERSION)
         assert membership is not None

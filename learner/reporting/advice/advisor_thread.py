@@ -194,7 +194,7 @@ class AdvisorThread:
         while True:
             wait_s = self._asked_at + ASK_EVERY_S - time.monotonic()
             if wait_s <= 0:
-                self._look()
+                self._consider_store()
                 continue
             try:
                 seen = self._queue.get(timeout=wait_s)
@@ -203,18 +203,19 @@ class AdvisorThread:
             if seen is None:
                 return
             self._step = seen.batch.step
-            self._take(self._advisor.consider(self._evidence(seen)))
+            self._replace_advice(self._advisor.consider(self._evidence(seen)))
             self._batches += 1
             self._cpu_s = time.thread_time()
 
-    def _look(self) -> None:
+    def _consider_store(self) -> None:
         self._counts = counts = self._ask_store()
         self._asked_at = time.monotonic()  # not before: batches are judged between two looks
         self._looks += counts.actors > 0
         self._workless += counts.actors > 0 and not counts.leased
-        self._take(self._advisor.consider_store(counts))  # if nothing is leased, no batch may come
+        # If nothing is leased, no batch may come.
+        self._replace_advice(self._advisor.consider_store(counts))
 
-    def _take(self, advice: tuple[Advice, ...]) -> None:
+    def _replace_advice(self, advice: tuple[Advice, ...]) -> None:
         before = {advised.rule for advised in self.advice}
         self.advice = advice
         for advised in advice:

@@ -65,7 +65,7 @@ def test_norms_of_rows_that_lie_apart_are_compiled_for_a_card() -> None:
             x, x, x, weight, x, roots, 12, 128, *read, ADDS=True, EPS=1e-6, **how
         )  # fmt: skip
         backward = kernels._norm_backward.warmup(
-            x, x, x, weight, roots, x, parts, 12, 128, *read, KEEPS=True, **how
+            x, x, x, weight, roots, x, parts, 12, 128, *read, ADDS_OF_TOTAL=True, **how
         )  # fmt: skip
         added = kernels._add_up.warmup(
             parts, weight, 5, 128, WIDE=how["WIDE"], PARTS=128, COLUMNS=32, grid=(4,)

@@ -73,9 +73,9 @@ def check_checkpoints(folder: Path) -> None:
 
     for harm, expected in (("none", 3), ("committed", 2), ("bit", None)):
         if harm == "committed":
-            copies._files.rm(copies._mark("step-000003"))
+            copies._files.rm(copies._marker_path("step-000003"))
         if harm == "bit":
-            path = f"{copies._place('step-000002')}/{WEIGHTS}"
+            path = f"{copies._copy_path('step-000002')}/{WEIGHTS}"
             changed = bytearray(contents[2])
             changed[LARGE // 2] ^= 1
             copies._files.pipe_file(path, bytes(changed))
@@ -90,7 +90,7 @@ def check_checkpoints(folder: Path) -> None:
             assert newest is not None and newest[1].step == expected
             assert (newest[0] / WEIGHTS).read_bytes() == contents[newest[1].step]
         print(f"checkpoints, harm: {harm}: as it should")
-    assert not copies._files.exists(f"{copies._place('step-000001')}/{COMMITTED}")
+    assert not copies._files.exists(f"{copies._copy_path('step-000001')}/{COMMITTED}")
 
 
 def check_records() -> None:
