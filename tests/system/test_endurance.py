@@ -28,10 +28,10 @@ from lab.endurance.growth import (
     ResourceCounts,
     ResourceSampler,
     RoleGrowth,
+    count_resources,
     orphaned_entries,
     processes_of,
     slope_per_min,
-    whole,
 )
 from tests.waiting import wait_until
 
@@ -91,7 +91,7 @@ def test_an_entry_of_shared_memory_is_orphaned_when_nobody_uses_it(entry: Path) 
     assert entry.name in orphaned_entries(before)
     with entry.open("r+b") as file, closing(mmap.mmap(file.fileno(), 4096)):
         assert entry.name not in orphaned_entries(before)
-        assert whole([os.getpid()]).shared >= 1
+        assert count_resources([os.getpid()]).shared >= 1
 
 
 def test_a_folder_of_shared_memory_is_another_runs_while_somebody_has_a_file_of_it_open() -> None:
@@ -104,9 +104,9 @@ def test_a_folder_of_shared_memory_is_another_runs_while_somebody_has_a_file_of_
 
 
 def test_listening_ports_of_processes_are_counted() -> None:
-    before = whole([os.getpid()])
+    before = count_resources([os.getpid()])
     with closing(socket.create_server(("127.0.0.1", 0))):
-        assert whole([os.getpid()]).ports == before.ports + 1
+        assert count_resources([os.getpid()]).ports == before.ports + 1
 
 
 def test_a_process_that_outlives_its_run_is_found(tmp_path: Path) -> None:

@@ -277,13 +277,13 @@ def test_refused_registration_changes_no_bit(live: Any, cudart: FakeCudart, slot
 
 
 def test_what_a_card_cannot_copy_by_itself_is_taken_there_whole() -> None:
-    from actors.engine.weights.live_model import beside
+    from actors.engine.weights.live_model import value_for_card
 
     whole = torch.arange(24.0).reshape(4, 6)
     into = torch.zeros(4, 2, dtype=torch.bfloat16)
     rows = whole[1:3].bfloat16()
-    assert beside(rows, into) is rows
+    assert value_for_card(rows, into) is rows
     for value in (whole[:, 4:], whole[1:, 1], whole.T[:2], whole[2:]):
-        taken = beside(value, into)
+        taken = value_for_card(value, into)
         assert torch.equal(taken, value)
         assert taken.untyped_storage().nbytes() <= whole.nbytes

@@ -61,5 +61,5 @@ def test_one_port_for_two_is_refused():
         learner={"metrics_endpoint": f"http://127.0.0.1:{port}"},
     )
 
-    with pytest.raises(SettingsError, match=r"a port of its own.*is that of broker\.endpoint"):
+    with pytest.raises(SettingsError, match=r"a port of its own.*the port of broker\.endpoint"):
         check_addresses(given)

@@ -191,7 +191,7 @@ def test_without_registration_the_bytes_are_the_same(cudart, files, slot, caplog
 def test_what_is_no_version_is_refused(cudart, files, slot, spoil):
     spoil(slot)
 
-    with pytest.raises(WeightsError, match=r"pull (them|the version) again"):
+    with pytest.raises(WeightsError, match=r"pulls (them|the version) again"):
         files.view(slot, NUM_BYTES)
     assert cudart.registered == {}
 
