@@ -87,10 +87,7 @@ class AdminService:
         """Carry out a request."""
         run = self._settings.run.name
         if envelope.run != run:
-            return Refusal(
-                "run; give the endpoint of that run's broker",
-                f"run must be {run!r}, got {quoted(envelope.run)}",
-            )
+            return Refusal("run", f"run must be {run!r}, got {quoted(envelope.run)}")
         try:
             match envelope.message:
                 case StatusRequest():

@@ -228,10 +228,7 @@ class Service:
     async def _answer(self, envelope: Envelope, key: str, tag: str, route: bytes) -> object | None:
         if envelope.run != self._run:
             got = f"{quoted(envelope.run)}; this broker serves only it"
-            return Refusal(
-                "run; give the endpoint of that run's broker",
-                f"run must be {self._run!r}, got {got}",
-            )
+            return Refusal("run", f"run must be {self._run!r}, got {got}")
         message = envelope.message
         if isinstance(message, Hello):
             if not (

@@ -50,7 +50,7 @@ def test_a_template_whose_answers_follow_the_prompt_needs_no_generation_prompt(t
 
 
 def test_a_template_that_ends_turns_with_no_stop_token_fails_unless_it_is_a_stop_string(tmp_path):
-    with pytest.raises(SettingsError, match=r"got one .*'\[end\]' .*set run\.stop: \['\[end\]'\]"):
+    with pytest.raises(SettingsError, match=r"got one .*'\[end\]', .*set run\.stop: \['\[end\]'\]"):
         template_of(tmp_path, NO_STOP)
 
     assert "ends it with '[end]'" in template_of(tmp_path, NO_STOP, stop=("[end]",))
