@@ -24,7 +24,7 @@ PATIENCE_S = 600
 
 ENGINE = """
 import asyncio, sys
-from actors.engine.engine import Request
+from actors.engine.engine import GenerationRequest
 from actors.engine.vllm_engine import vllm_engine
 from actors.engine.vllm_options import VllmOptions
 
@@ -32,7 +32,7 @@ async def sample():
     options = VllmOptions(sys.argv[1], max_model_len=64, engine_args={"enforce_eager": False})
     engine = vllm_engine(options)
     await engine.start()
-    engine.submit([Request("a", (1, 2, 3), 8, 1.0, ())])
+    engine.submit([GenerationRequest("a", (1, 2, 3), 8, 1.0, ())])
     made = 0
     while made < 8:
         made += sum(len(delta.token_ids) for delta in await engine.deltas())

@@ -18,14 +18,14 @@ pytestmark = [pytest.mark.live, needs("vLLM")]
 SAMPLE = """
 import asyncio, os, sys
 import torch._dynamo  # as libraries may have done before
-from actors.engine.engine import Request
+from actors.engine.engine import GenerationRequest
 from actors.engine.vllm_engine import vllm_engine
 from actors.engine.vllm_options import VllmOptions
 
 async def sample():
     engine = vllm_engine(VllmOptions(sys.argv[1], max_model_len=64))
     await engine.start()
-    engine.submit([Request("a", (1, 2, 3), 8, 1.0, ())])
+    engine.submit([GenerationRequest("a", (1, 2, 3), 8, 1.0, ())])
     made = 0
     while made < 8:
         made += sum(len(delta.token_ids) for delta in await engine.deltas())
