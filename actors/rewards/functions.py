@@ -142,9 +142,9 @@ def recognise(function: RewardFunction, reward: str) -> Convention:
         return Convention.GROUP if ranks else Convention.BATCH
     if ranks:
         raise SettingsError(
-            f"run.reward must take all samples of a group where it has whole_groups, as "
-            f"f(prompts, completions, **kwargs) does, got {reward!r}; it has "
-            f"({', '.join(parameters)})"
+            f"run.reward must take all samples of a group, as f(prompts, completions, **kwargs) "
+            f"does, where the function has the attribute whole_groups, got {reward!r} with "
+            f"({', '.join(parameters)}); give it these parameters, or remove the attribute"
         )
     if is_areals or names & TEXTS:
         return Convention.SAMPLE

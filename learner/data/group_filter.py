@@ -167,5 +167,6 @@ def _check_version(episode: Episode, newest: PolicyVersion) -> None:
     if version > newest:
         raise RecordError(
             f"tokens must be of versions up to {newest.lineage}.{newest.step}, got "
-            f"{version.lineage}.{version.step}; no learner has published it"
+            f"{version.lineage}.{version.step}, which no learner has published; the group is "
+            "dropped"
         )
