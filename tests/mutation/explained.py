@@ -211,8 +211,8 @@ EXPLAINED = (
     ),
     Explained(
         "actors/capacity.py",
-        "is_known = self._other is not None and self._fewer() <= self._other.number < self.number",
-        "is_known = self._other is not None and self._fewer() <= self._other.number <= self.number",
+        "self._other is not None and self._reduced_number() <= self._other.number < self.number",
+        "self._other is not None and self._reduced_number() <= self._other.number <= self.number",
         "the other number is never the present one",
     ),
     Explained(
