@@ -186,9 +186,7 @@ class BucketCopies:
             self._remove(self._copy_path(name))
 
     def _uncommit(self, name: str) -> None:
-        mark = self._marker_path(name)
-        if _retried(lambda: self._files.exists(mark)):
-            self._remove(mark)
+        self._remove(self._marker_path(name))
 
     def _remove(self, path: str) -> None:
         """Remove an object, or all below a folder; nothing may be left after an answer was lost."""
