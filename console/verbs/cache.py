@@ -13,7 +13,6 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
@@ -25,6 +24,7 @@ from configs.machine import (
     COMPILED,
     VECTORS,
     compiled_folders,
+    installed_version,
     instructions,
     query_gpus,
     user_cache,
@@ -78,10 +78,7 @@ def kind_of_machine() -> dict[str, str]:
 
 
 def _version(names: tuple[str, ...]) -> str:
-    for name in names:
-        with suppress(PackageNotFoundError):
-            return version(name)
-    return "none"
+    return next((text for name in names if (text := installed_version(name))), "none")
 
 
 def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:

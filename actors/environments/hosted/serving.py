@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from inspect import isawaitable
 from typing import Any, BinaryIO
 
@@ -35,6 +34,7 @@ from actors.environments.calls import (
 )
 from configs.child import MalformedFrame, as_frame, read_frame
 from configs.errors import DeadlineError, NyalaError
+from configs.machine import installed_version
 from configs.user_code import explain, load_user_code
 
 # --------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Serving:
         answer = partial(self._answer, request["call"])
         try:
             if request["do"] == "versions":
-                answer({name: _version(name) for name in request["packages"]})
+                answer({name: installed_version(name) for name in request["packages"]})
             elif request["do"] == "open":
                 answer(self._open(**request["given"]))
             else:
@@ -310,10 +310,3 @@ def _score_fields(conversation: Any, row: GivenRow | None, score: Any) -> dict[s
         "metrics": {name: float(metric) for name, metric in score.metrics.items()},
         "is_of_row": row is not None and row.is_asked,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
