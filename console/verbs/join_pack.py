@@ -156,9 +156,8 @@ def _as_reached(settings: Settings, host: str) -> Settings:
             f"--host must be the address or name of this machine alone, got {host!r}; "
             f"the port is that of broker.endpoint"
         )
-    if host != "localhost" and not _has_property(
-        host, "is_loopback"
-    ):  # this machine, or through a tunnel
+    is_loopback = host == "localhost" or _has_property(host, "is_loopback")
+    if not is_loopback:  # otherwise this machine, or through a tunnel
         _refuse_loopback("broker.endpoint", settings.broker.endpoint, 5757)
         if settings.learner.advertise is None:
             publisher = settings.learner.publisher_endpoint
