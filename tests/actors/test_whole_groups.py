@@ -136,7 +136,7 @@ def test_a_function_of_one_sample_cannot_ask_for_groups() -> None:
 
     assert recognise(together, "f") is Convention.GROUP
     with pytest.raises(
-        SettingsError, match=r"must take all samples of a group .* \(completion, an"
+        SettingsError, match=r"must take all samples of a group.* got 'f' with \(completion, an"
     ):
         recognise(alone, "f")
 
