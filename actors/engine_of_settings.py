@@ -38,12 +38,16 @@ class EnginePlacement:
 
 
 def line_to_worker(settings: Settings) -> WorkerLine | None:
-    """Listen for the first worker of an actor's engine; None where that is the actor's process."""
+    """Listen for the first worker of an actor's engine; None where that is the actor's process.
+
+    Raises:
+        SettingsError: The engine cannot run on this machine.
+    """
     return None if runs_in_process(settings) else WorkerLine()
 
 
 def runs_in_process(settings: Settings) -> bool:
-    """Return whether an actor's engine runs in the actor's own process."""
+    """Return whether an actor's engine runs in the actor's own process; raises as above."""
     actors = settings.actors
     if not ENGINES[engine_of_this_process(settings).engine].has_processes:
         return True
@@ -57,10 +61,15 @@ def make_engine(
 ) -> tuple[Engine, str]:
     """Return the engine of an actor, not started, and the device it runs on.
 
+    The device is the CPU where `run.deterministic` is set. The engine's seed is drawn at random.
+
     Args:
         settings: Settings of the run.
         line: Line to the first worker of an engine in processes of its own.
         meter: Records the state of the KV cache; None = the state is not needed.
+
+    Raises:
+        SettingsError: The engine cannot run on this machine, or actors.engine_args are wrong.
     """
     run = settings.run
     place = EnginePlacement(

@@ -36,7 +36,9 @@ the files of a dataset."""
 JUDGING = {"math-verify": "math-verify", "json_schema": "jsonschema"}
 """Scorers of the environment `dataset`, with the package whose release says what is right."""
 
-HASH_CHARACTERS = 16  # for telling files apart, not for keeping forgers out
+HASH_CHARACTERS = 16
+"""Length of all hashes except that of the settings, which is whole: enough to tell files apart, not
+to keep forgers out."""
 
 
 def run_hashes(run: RunSettings) -> dict[str, str]:
@@ -103,7 +105,9 @@ def is_hosted(run: RunSettings) -> bool:
 
 
 def data_hash(name: str) -> str:
-    """Hash a file, all files in a folder, or a name that is neither.
+    """Hash a file or all files in a folder; return any other name as it is.
+
+    Such a name is that of a dataset on a hub, or a missing file, which the environment refuses.
 
     Raises:
         SettingsError: A file cannot be read.
@@ -126,7 +130,7 @@ def data_hash(name: str) -> str:
 
 
 def reward_hash(reward: str | None) -> str:
-    """Hash a reward function: its file and its name.
+    """Hash a reward function: its file and its name; None is the environment's own score.
 
     Raises:
         SettingsError: There is no such file or module.
@@ -171,7 +175,10 @@ def _joined(hashes: Sequence[str]) -> str:
 
 
 def environment_code(run: RunSettings) -> str:
-    """Hash the environment's class, or its name where only its own Python may have the module.
+    """Hash the file and the name of the environment's class.
+
+    Return the bare name of a built-in environment, and of a module that only the environment's own
+    Python may have.
 
     Raises:
         SettingsError: There is no such file or module.

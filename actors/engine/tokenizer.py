@@ -110,9 +110,10 @@ class ModelTokenizer:
         self._chat = tokenizer.chat_template is not None
         if not self._chat and (self._first or self._template_kwargs):
             name = "run.system_prompt" if self._first else "run.chat_template_kwargs"
+            step = "put its text into the environment's prompts" if self._first else "leave it out"
             raise SettingsError(
-                f"{name} must be empty for a model without a chat template, got {model_path!r}; "
-                f"put the text into the environment's prompts"
+                f"{name} must not be set where run.model has no chat template, got "
+                f"{model_path!r} as run.model; {step}"
             )
         if "strftime_now" in str(tokenizer.chat_template) and DATE not in self._template_kwargs:
             raise SettingsError(

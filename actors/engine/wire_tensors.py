@@ -78,8 +78,9 @@ def tensors_in(
         in_file = 0 <= spec.offset <= spec.offset + spec.num_bytes <= num_bytes
         if not in_file or count == 0 or shape.numel() * dtype.itemsize != spec.num_bytes:
             raise WeightsError(
-                f"{spec.name} must hold {tuple(shape)} of {spec.dtype} inside {num_bytes} bytes, "
-                f"got {spec.num_bytes} bytes at {spec.offset}; the manifest is another file's"
+                f"{spec.name} must be {tuple(shape)} of {spec.dtype} within {num_bytes} bytes, got "
+                f"{spec.num_bytes} bytes at offset {spec.offset}, so manifest and weights do not "
+                "belong together; start the actor again: it then pulls them again"
             )
         flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=spec.offset)
         yield spec.name, flat.view(shape)

@@ -185,7 +185,10 @@ def pack(value: Any, keep: Callable[[object], int] | None = None) -> Any:
         if isinstance(value, COLLECTIONS[kind]):  # type: ignore[arg-type]
             return {kind: [pack(item, keep) for item in value]}
     if keep is None:
-        raise TypeError(f"tests can pass only plain data, got {type(value).__name__}")
+        raise TypeError(
+            "an argument that a test gives to the program must be a number, text, bytes, None or a "
+            f"collection of these, got {type(value).__name__}; change the tests of this row"
+        )
     return {"object": keep(value)}
 
 

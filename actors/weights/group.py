@@ -128,7 +128,7 @@ class GroupMember:
                     self._post(Ack(send.epoch, send.version, manifest.digest))
                     return
                 case Abort() as abort:
-                    raise WeightsError(f"the publisher ended the epoch: {abort.reason}")
+                    raise WeightsError(f"the publisher ended this weight epoch: {abort.reason}")
 
     async def _take(self, send: Send, manifest: WeightManifest, file: StagingFile) -> None:
         """Fill a file with a version, in the form in which it comes.
@@ -192,7 +192,7 @@ class GroupMember:
             both: list[asyncio.Future[Any]] = [arriving, interrupt]
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not arriving.done():
-                raise WeightsError("the publisher ended the epoch during the broadcast")
+                raise WeightsError("the publisher ended this weight epoch during the broadcast")
             digest: str = arriving.result()
         except RuntimeError as error:  # torch's only class for a collective that failed
             raise WeightsError(f"the broadcast failed: {error}") from error

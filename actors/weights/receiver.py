@@ -331,7 +331,7 @@ class WeightReceiver:
         if fault and was_dirty:
             raise WeightsError(
                 "weights in the engine must be those that were pulled, got others twice in a row, "
-                f"the second time after another pull: {fault}; look at the memory of this machine "
+                f"the second time after another pull: {fault}; test the memory of this machine "
                 "and of its cards"
             )
         if not (fault or refusal):

@@ -171,7 +171,11 @@ class Dispatcher:
                 await asyncio.sleep(0)
 
     def tick(self) -> None:
-        """Refuse requests that have waited too long; called several times a second."""
+        """Refuse requests that have waited too long, and start those that now can be answered.
+
+        Called several times a second. It advances the clock by which the silence of actors is
+        measured. No lease is reaped while messages wait unread for long.
+        """
         if self._router.is_idle:
             self._reading.tick()
         elif self._reading.late_s() > self._most_late_s:  # heartbeats wait unread

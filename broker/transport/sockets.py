@@ -124,8 +124,8 @@ def bind_router(
         socket.close(linger=0)
         raise SettingsError(
             f"{endpoint} must be an address this process can listen on, got: "
-            f"{zmq.strerror(error.errno or 0)}; "
-            "listen on another port, or stop the process that holds this one"
+            f"{zmq.strerror(error.errno or 0)}; give an address of this machine, or 0.0.0.0 for "
+            "all of them, and a port that no other process holds"
         ) from None
     return socket
 

@@ -78,7 +78,7 @@ def _included(name: str, text: str, files: Mapping[str, Path]) -> list[str]:
         raise ValueError(f"{name}.lua must have its include in line 1: '--- @include NAME, NAME'")
     for library in libraries:
         if library not in files or files[library].parent.name != "lib":
-            raise ValueError(f"{name}.lua must include libraries of lua/lib, got {library!r}")
+            raise ValueError(f"{name}.lua may include only libraries of lua/lib, got {library!r}")
     return libraries
 
 

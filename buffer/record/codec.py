@@ -143,8 +143,9 @@ def _fields_of(completion: Completion) -> CompletionFields:
         fences = [(run.fence, run.incarnation, run.start) for run in completion.fences]
     except (AttributeError, TypeError, ValueError) as error:
         raise RecordError(
-            f"versions must be spans and fences must be runs, got {quoted(completion.versions)} "
-            f"and {quoted(completion.fences)}"
+            "completion.versions must be VersionSpans, each with a PolicyVersion, and "
+            f"completion.fences FenceRuns, got {quoted(completion.versions)} and "
+            f"{quoted(completion.fences)}"
         ) from error
     return CompletionFields(
         schema=SCHEMA,

@@ -380,7 +380,7 @@ def _source(run: str, key: Path | None) -> tuple[LocalRun | RemoteRun, RunFolder
         if key is not None:
             raise SettingsError(
                 f"--key must be given with tcp://HOST:PORT/NAME of a broker, got it with {run}; "
-                f"leave it out for a run of this machine"
+                f"leave it out for a run on this machine"
             )
         folder = run_folder_of(Path(run))
         return LocalRun(folder), folder

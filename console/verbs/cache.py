@@ -183,7 +183,7 @@ def unpack(file: Path, kind: Mapping[str, str]) -> int:
         if differing:
             raise SettingsError(
                 f"FILE must be compiled on a machine of this kind, got {file} for "
-                f"{'; '.join(differing)}; pack one on such a machine, or compile here"
+                f"{'; '.join(differing)}; pack one on a machine like this one, or compile here"
             )
         return sum(_add(Path(beside, name), folder) for name, folder in folders.items())
 

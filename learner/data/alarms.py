@@ -70,7 +70,9 @@ class SamplingAlarm:
             log.warning("ALARM: nobody samples", why=reason, waited_s=round(waited_s))
         elif reason is None and self._began_at is not None:
             lasted_s = round(now - self._began_at)
-            log.info("the alarm has ended: there are new episodes", lasted_s=lasted_s)
+            log.info(
+                "the alarm has ended: actors sample again, or episodes have come", lasted_s=lasted_s
+            )
             self._began_at = None
         self._cause = cause
 

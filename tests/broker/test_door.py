@@ -325,7 +325,7 @@ def test_an_address_in_use_is_refused_with_a_next_step(keys: Path) -> None:
     with ZapAuthenticator(context, keys):
         pair = load_pair(keys, "broker")
         first = bind_router(context, "tcp://127.0.0.1:0", keys=pair, max_message_bytes=4096)
-        with pytest.raises(SettingsError, match="in use; listen on another port"):
+        with pytest.raises(SettingsError, match="in use; give an address of this machine"):
             bind_router(context, bound_endpoint(first), keys=pair, max_message_bytes=4096)
         first.close()
     context.term()

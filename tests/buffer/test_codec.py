@@ -350,12 +350,12 @@ def test_an_odd_episode_is_refused_and_raises_nothing_else(
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"versions": None}, "versions must be spans"),
-        ({"versions": (None,)}, r"versions must be spans .* got \(None,\)"),
-        ({"versions": (VersionSpan(None, 0),)}, "versions must be spans"),  # type: ignore[arg-type]
+        ({"versions": None}, "completion.versions must be VersionSpans"),
+        ({"versions": (None,)}, r"completion.versions must be VersionSpans.* got \(None,\)"),
+        ({"versions": (VersionSpan(None, 0),)}, "completion.versions must be VersionSpans"),  # type: ignore[arg-type]
         ({"versions": (VersionSpan(PolicyVersion(1, _One.ONE), 0),)}, "versions.step must be an"),
-        ({"fences": ((5, "host-1", 0),)}, "fences must be runs"),
-        ({"fences": 7}, "fences must be runs"),
+        ({"fences": ((5, "host-1", 0),)}, "completion.fences FenceRuns"),
+        ({"fences": 7}, "completion.fences FenceRuns"),
         ({"fences": (FenceRun(5, uuid.UUID(int=1), 0),)}, "fences.incarnation must be text"),  # type: ignore[arg-type]
         ({"fences": (FenceRun(_One.ONE, "a", 0),)}, "fences.fence must be an integer"),
     ],

@@ -3,8 +3,10 @@
 Over NCCL a bucket arrives in the memory of this member's card and goes on to the host at once,
 where it is digested: beside the engine's own memory a card needs room for the buckets under way.
 
-Listens only on the address from which this machine reaches the publisher. Every function blocks and
-belongs in a `GroupThread`. The group is of no use after an exception.
+Gloo listens only on the address from which this machine reaches the publisher; NCCL chooses its
+interface and ports itself. Making a group over NCCL sets variables of this process, so that an
+error of NCCL does not end it. Every function blocks and belongs in a `GroupThread`. The group is of
+no use after an exception.
 """
 
 from __future__ import annotations
