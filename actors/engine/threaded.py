@@ -209,8 +209,8 @@ class ThreadedEngine:
         await asyncio.to_thread(self._thread.join, limit_s)
         if self._thread.is_alive and not self._hangs and self._error is None:
             raise DeadlineError(
-                f"the engine must stop within {limit_s} s, got an unfinished step; kill the actor's "
-                "process"
+                f"the engine must stop within {limit_s} s, got an unfinished step; kill the "
+                "actor's process"
             )
 
     async def _prepared(self, staged: StagedWeights) -> None:

@@ -97,8 +97,8 @@ class EnvironmentLoop:
         error = overdue(self._limit_s, present_place(thread.ident))
         if self._num_blocked > MAX_BLOCKED:
             raise DeadlineError(
-                f"{error}; so were {self._num_blocked - 1} event loops before it: in the async methods "
-                "of the environment, await slow work or move it into asyncio.to_thread"
+                f"{error}; so were {self._num_blocked - 1} event loops before it: in the async "
+                "methods of the environment, await slow work or move it into asyncio.to_thread"
             )
         for job in list(thread.jobs):
             self._report(job, error)

@@ -174,8 +174,8 @@ STOP_ORDER = (("actor", "learner"), ("broker",), ("redis",))
 still commit."""
 
 POLL_S = 0.05
-SAVE_S = 5.0
-"""Time for a learner that is saving when the user presses Ctrl-C again."""
+SAVE_S = 8.0
+"""Time for a learner that is saving when the user presses Ctrl-C again; a third time ends it."""
 SUPERVISE_EVERY_S = 0.1  # at most how late the end of a process is noticed
 
 
