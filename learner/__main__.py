@@ -45,7 +45,10 @@ log = structlog.get_logger()
 
 @private_files()
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command and return its exit code."""
+    """Run the command and return its exit code; the text of a project error is logged.
+
+    A stop in the middle of a batch ends the process here, from another thread.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
     chosen = parser.parse_args(arguments)

@@ -70,12 +70,13 @@ LEAVE_S = 3.0
 def run_learner(settings: Settings, stopping: threading.Event, leave: Leave | None = None) -> bool:
     """Run the learner; True when the run has finished, False when asked to stop before.
 
-    In mid-batch, or out of time, a stop calls `leave` in another thread, which ends the process.
+    A stop in mid-batch, or one that the loop does not notice in time, calls `leave` in another
+    thread, which ends the process.
 
     Raises:
         SettingsError: A person has to change something first.
         CheckpointError: The checkpoints cannot be trusted, or do not belong to this store.
-        LostLineage: Another learner owns the run now.
+        NyalaError: As `Loop.run` and `make_publisher` raise it.
     """
     log.info("starting", stage="joining the process group")
     ranks = _join(settings.learner, settings.parallel)
@@ -139,7 +140,7 @@ def _resume(
 
 
 def leave_limit_s(grace_s: float) -> float:
-    """Return how long closing may take, of the time until the process is killed."""
+    """Return the seconds that closing may take, where a process is killed after `grace_s` s."""
     return min(LEAVE_S, SHARE_TO_END * grace_s)
 
 
@@ -250,7 +251,18 @@ def _follow(
 def load_policy(
     settings: Settings, ranks: Ranks, *, model: str | None = None, is_trained: bool = False
 ) -> Policy:
-    """Load a policy, by default the initial one, sharded; one that is trained may have adapters."""
+    """Load a policy, sharded over the ranks, without dropout. Collective.
+
+    Args:
+        settings: Settings of the run.
+        ranks: All ranks.
+        model: Folder or name of the model; None = `run.model`.
+        is_trained: Whether the policy is to be trained. It then has adapters, and its base the
+            dtype, that the settings of the learner ask for.
+
+    Raises:
+        SettingsError: The model cannot be loaded, or does not fit `parallel` or `learner`.
+    """
     path = present_model(settings.run) if model is None else model
     causal_lm = empty_causal_lm(path)
     check_heads(settings.parallel, causal_lm.config.to_dict())
@@ -285,7 +297,11 @@ def load_policy(
 
 
 def load_critic(policy: Policy, settings: Settings, ranks: Ranks) -> Critic | None:
-    """Make the critic, if the settings ask for one."""
+    """Make the critic; None if the settings ask for none. Collective where there is one.
+
+    Raises:
+        SettingsError: The model of the critic cannot be loaded.
+    """
     return make_critic(
         policy,
         settings.critic,
@@ -297,7 +313,11 @@ def load_critic(policy: Policy, settings: Settings, ranks: Ranks) -> Critic | No
 
 
 def make_checkpoints(settings: Settings, ranks: Ranks, critic: Critic | None) -> Checkpoints:
-    """Open the checkpoints of the run, as the settings keep and copy them."""
+    """Make the checkpoints of the run, as the settings keep and copy them; nothing is read yet.
+
+    Raises:
+        SettingsError: `learner.checkpoint_url` names a filesystem that is not installed.
+    """
     learner = settings.learner
     return Checkpoints(
         settings.run.folder / FOLDER,
@@ -310,19 +330,20 @@ def make_checkpoints(settings: Settings, ranks: Ranks, critic: Critic | None) ->
 
 
 def compute_dtype(settings: Settings, ranks: Ranks) -> torch.dtype:
-    """Choose the dtype of forward and backward passes."""
+    """Choose the dtype of forward and backward passes; on a CPU it is always float32."""
     # On a CPU the backward pass is as fast in float32, and exact.
     is_bfloat16 = settings.run.dtype == "bfloat16" and ranks.device.type == "cuda"
     return torch.bfloat16 if is_bfloat16 else torch.float32
 
 
 def load_reference(settings: Settings, ranks: Ranks, policy: Policy) -> Policy | None:
-    """Load the policy that the KL is taken to; None if there is no KL.
+    """Load the frozen policy that the KL penalty is taken to; None if there is no penalty.
 
-    A policy with adapters is its own: without them it is what the run began with.
+    Where the policy has adapters and no `algorithm.reference_model` is set, the result is `policy`
+    itself: without its adapters it is the model that the run began with. Collective.
 
     Raises:
-        SettingsError: The reference does not have the policy's vocabulary.
+        SettingsError: The reference does not have the policy's vocabulary, or cannot be loaded.
     """
     algorithm = settings.algorithm
     if not algorithm.kl_coefficient:
@@ -333,13 +354,13 @@ def load_reference(settings: Settings, ranks: Ranks, policy: Policy) -> Policy |
     if reference.vocabulary != policy.vocabulary:
         raise SettingsError(
             f"algorithm.reference_model must have run.model's vocabulary of {policy.vocabulary} "
-            f"tokens, got {reference.vocabulary}; choose a relative of run.model"
+            f"tokens, got {reference.vocabulary}; choose a model with the tokenizer of run.model"
         )
     return reference
 
 
 def recover_from(store: RetryingStore, settings: Settings, ledger: Ledger) -> None:
-    """Recover a store that lost writes from the ledger, whichever operation notices."""
+    """Have the store recovered from the ledger once an operation finds that it lost writes."""
     run, buffer = settings.run, settings.buffer
     store.on_rewind(
         lambda fresh, run_id: recover(fresh, run_id, run=run, buffer=buffer, facts=ledger.facts)
@@ -354,7 +375,15 @@ def make_publisher(
     *,
     on_delivered: Callable[[VersionDelivery], None] = lambda _: None,
 ) -> WeightPublisher:
-    """Start the weight publisher; its pointer goes into the store under this learner's lineage."""
+    """Start the weight publisher, which has a process of its own.
+
+    Each version is announced in the store, under this learner's lineage. A store that is away when
+    the learner is asked to stop is no error.
+
+    Raises:
+        SettingsError: The learner's key is missing.
+        WeightsError: The process does not start.
+    """
 
     def put_pointer(publication: Publication) -> None:
         ledger.publish(publication)

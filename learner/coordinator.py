@@ -33,8 +33,8 @@ from .profiling import phase
 from .stopping import Leave
 
 WAIT, STOP = b"", b"stop"
-"""Broadcast in place of a plan: no batch yet, and no batch any more; in place of the decision to
-checkpoint: not before the one under way is committed."""
+"""Broadcast in place of a plan: `WAIT` = no batch yet, `STOP` = no further batch. In place of the
+decision to checkpoint: `WAIT` = every rank first waits for the checkpoint under way."""
 YES, NO = b"yes", b"no"
 
 
@@ -53,6 +53,10 @@ class Coordinator(Protocol):
         Raises:
             LostLineage: A newer learner owns the run.
             StoreError: The store refused, or was away for too long.
+            DeadlineError: The batch did not fill in time.
+            RecordError: A batch that an earlier life sealed has a missing or malformed record.
+            DeterminismError: A deterministic run has lost a task.
+            Exception: The error that ended a thread beside training, or the last checkpoint.
         """
         ...
 
@@ -61,13 +65,13 @@ class Coordinator(Protocol):
         ...
 
     def record(self, trained: TrainedBatch, times: StepTimes, alerts: Sequence[Alert]) -> None:
-        """Count the trained batch and log its figures."""
+        """Count the trained batch, and write its figures into the run's files."""
         ...
 
     def must_checkpoint(self, step: int, *, has_skipped_step: bool) -> bool:
         """Whether to checkpoint after batch `step` although no checkpoint is due. Collective.
 
-        May wait for a checkpoint under way.
+        The answer is the same on all ranks. May wait for a checkpoint under way.
 
         Args:
             step: Batches that have been trained.
@@ -83,16 +87,23 @@ class Coordinator(Protocol):
     def commit(self, step: int) -> None:
         """Commit the batches up to `step`, which are inside a durable checkpoint.
 
-        Called in the thread that wrote it.
+        Their records are deleted from the store. Called in the thread that wrote the checkpoint.
         """
         ...
 
     def after_step(self, step: int) -> None:
-        """Check the threads beside training, and evaluate the policy after `step` if it is due."""
+        """Check the threads beside training, and begin an evaluation of the policy if one is due.
+
+        Raises:
+            Exception: The error that ended a thread beside training.
+        """
         ...
 
     def finish(self, guards: GuardState) -> bool:
-        """End the run after its last batch; False if asked to stop before."""
+        """End the run after its last batch; False if asked to stop before.
+
+        Rank 0 waits for the last evaluation first, and then cancels what is left in the store.
+        """
         ...
 
     def stopped(self) -> None:
@@ -109,7 +120,7 @@ class Coordinator(Protocol):
 
 
 class FollowerRank:
-    """Any rank but rank 0: receives plans, and reads its own episodes."""
+    """The `Coordinator` of any rank but rank 0: receives plans, and reads this rank's episodes."""
 
     def __init__(
         self, ranks: Ranks, records: Records, start: StartState, under_way: BackgroundSave
@@ -164,11 +175,11 @@ class FollowerRank:
         """Do nothing: no thread runs beside training."""
 
     def finish(self, guards: GuardState) -> bool:  # noqa: ARG002 - as every coordinator
-        """Return True; rank 0 does the rest."""
+        """Return True at once; rank 0 does the rest, and knows whether the run was stopped."""
         return True
 
     def stopped(self) -> None:
-        """Do nothing: rank 0 logs the reason."""
+        """Do nothing: rank 0 raises the error of a spent budget."""
 
     def close(self) -> None:
         """Do nothing: no thread runs beside training."""
@@ -207,14 +218,14 @@ class RankComponents:
     checkpoints: Checkpoints
     publisher: Publisher
     reference: Policy | None = None
-    """The frozen policy that a KL is taken to."""
+    """The frozen policy that the KL penalty is taken to; None = no penalty."""
     critic: Critic | None = None
-    """Values the policy's states, where `algorithm.advantage` needs it."""
+    """Predicts the reward to come, where `algorithm.advantage` needs it; else None."""
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the learner is asked to stop."""
     leave: Leave | None = None
-    """Ends the process once a stop has saved the state before a batch; None = the loop ends."""
+    """Ends the process once a stop has left a batch; None = the loop ends instead."""
     are_all_told: bool = False
-    """Whoever asks one of several ranks to stop asks all of them."""
+    """Whether whoever asks one of several ranks to stop asks all of them."""
     grace_s: float = 30.0
-    """After which a learner that is asked to stop is killed."""
+    """Seconds after which a learner that was asked to stop is killed."""

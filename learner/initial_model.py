@@ -70,13 +70,16 @@ def make_model(
 ) -> Qwen3ForCausalLM:
     """Make a Qwen3 with random weights: heads 32 wide, half as many for keys and values.
 
+    Seeds torch's random number generators of this process.
+
     Raises:
         SettingsError: `width` is not a multiple of 64.
     """
     if width % (2 * HEAD_WIDTH):
         raise SettingsError(
-            f"learner.init_width must be a multiple of {2 * HEAD_WIDTH}, got {width}; "
-            f"heads are {HEAD_WIDTH} wide and come in pairs"
+            f"learner.init_width must be a multiple of {2 * HEAD_WIDTH}, got {width}; set it to "
+            f"{max(1, width // (2 * HEAD_WIDTH)) * 2 * HEAD_WIDTH}: heads are {HEAD_WIDTH} wide "
+            "and come in pairs"
         )
     heads = width // HEAD_WIDTH
     config = Qwen3Config(
@@ -138,8 +141,8 @@ def read_pairs(path: Path) -> list[Pair]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise SettingsError(
-            f"--pairs must be a readable file, got {path}: {error.strerror}; name a file that this "
-            "user can read"
+            f"--pairs must be a readable file in UTF-8, got {path} ({error.strerror}); name such a file "
+            "that this user can read"
         ) from error
     pairs = []
     for number, line in enumerate(lines, start=1):
@@ -161,15 +164,15 @@ def read_pairs(path: Path) -> list[Pair]:
 
 
 def echo(pair: Pair) -> Pair:
-    """Return the example that repeats the question, without the mark at its end.
+    """Return the pair whose answer is its own prompt, without the prompt's last character.
 
     Raises:
-        SettingsError: The pair has several turns; there is no one place for the question.
+        SettingsError: The pair has more or fewer segments than one answer.
     """
     if len(pair.segments) != 1:
         raise SettingsError(
-            "learner.warm_start_echo must be 0 for an environment of several turns, got more; "
-            "set it to 0: only a single answer can be replaced by the question"
+            "learner.warm_start_echo must be 0 unless each of --pairs has one segment, got one of "
+            f"{len(pair.segments)}; set it to 0: the prompt replaces a single answer"
         )
     return Pair(pair.prompt, ((pair.prompt[:-1], True),))
 
@@ -188,7 +191,13 @@ def tokenize(pair: Pair, tokenizer: PreTrainedTokenizerFast) -> TokenPair:
 
 
 def warm_start(learner: LearnerSettings, *, seed: int, pairs_path: Path, out: Path) -> None:
-    """Make the character model, train it on the pairs and save it to `out`."""
+    """Make the character model, train it on the pairs and save it to `out`.
+
+    Prints one JSON line of progress every 0.2 s at most.
+
+    Raises:
+        SettingsError: As `read_pairs`, `make_model` and `echo` raise it.
+    """
     started = time.monotonic()
     torch.set_num_threads(learner.threads)
     pairs = read_pairs(pairs_path)

@@ -81,7 +81,10 @@ class RankProcesses:
         ]
 
     def code(self) -> int | None:
-        """Exit code of the first rank that failed, 0 once all ended well; None = not yet."""
+        """Exit code of the lowest rank that failed, 0 once all ended well; None = not yet.
+
+        A rank that a signal ended has 128 + the number of the signal.
+        """
         codes = [process.poll() for process in self._processes]
         failed = [code for code in codes if code]
         if failed:
@@ -105,7 +108,7 @@ class RankProcesses:
 
 
 def rank_command(arguments: Sequence[str]) -> list[str]:
-    """Return the command of a rank."""
+    """Return the command of a rank: `python -m learner` with these arguments."""
     return [sys.executable, "-P", "-m", "learner", *arguments]
 
 
@@ -162,8 +165,8 @@ def check_nodes(run: RunSettings, number: int, node: int, rendezvous: str) -> tu
     host, _, port = rendezvous.rpartition(":")
     if not 0 <= node < number:
         raise SettingsError(
-            f"--node-rank must be from 0 to --nodes - 1 = {number - 1}, got {node}; node 0 is the "
-            f"one that listens at --rendezvous"
+            f"--node-rank must be from 0 to --nodes - 1 = {number - 1}, got {node}; give each "
+            f"machine its own number, and 0 to the one that has the address of --rendezvous"
         )
     if not host or not port.isdigit():
         raise SettingsError(
@@ -202,6 +205,8 @@ def fits_of(settings: Settings) -> Callable[[int], bool]:
 def usable_ranks(learner: LearnerSettings, fits: Callable[[int], bool] = lambda _: True) -> int:
     """Count the ranks that can be started here; fewer than asked only with `learner.min_ranks`.
 
+    With `learner.min_ranks` the GPUs that work are counted in a process of its own.
+
     Args:
         learner: Says how many there should be, and on what.
         fits: Whether so many can be divided as `parallel` says.
@@ -219,8 +224,9 @@ def usable_ranks(learner: LearnerSettings, fits: Callable[[int], bool] = lambda 
         if ranks >= least and fits(ranks):
             return ranks
     raise SettingsError(
-        f"learner.min_ranks must be <= the GPUs that work here = {gpus}, and a number that "
-        f"parallel divides, got {least}; repair the others, or lower it"
+        f"this machine must have working GPUs for at least {least} rank(s) of the learner, in a "
+        f"number that parallel divides, got {gpus}; repair the others (`nvidia-smi` lists those "
+        f"that work), or lower learner.min_ranks or the sizes in parallel"
     )
 
 
@@ -246,9 +252,14 @@ log = structlog.get_logger()
 
 
 def launch(arguments: list[str], *, ranks: int, stopping: threading.Event) -> int:
-    """Run `python -m learner <arguments>` as `ranks` processes; the first failure's exit code.
+    """Run `python -m learner <arguments>` as `ranks` processes until all of them have ended.
 
     No rank is restarted alone: whoever started this starts all again, at the newest checkpoint.
+    Once `stopping` is set, every rank gets SIGTERM, and this waits without a limit.
+
+    Returns:
+        0 if all ended well, else the exit code of a rank that failed. The other ranks are killed
+        if they have not ended `GRACE_S` later.
     """
     folder = Path(tempfile.mkdtemp(prefix="nyala-ranks-"))
     environment = {

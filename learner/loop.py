@@ -77,36 +77,36 @@ class MemoryBudget:
             self._halved = msgspec.json.decode(ranks.broadcast(written), type=list[int])
         except msgspec.MsgspecError as error:
             raise CheckpointError(
-                f"{self._file} must list the batches that ran out of memory, got: {error}; "
-                "remove it to begin with learner.microbatch_tokens again"
+                f"{self._file} must list the batches that ran out of memory, got other "
+                f"content ({error}); remove it: the learner then begins with "
+                "learner.microbatch_tokens again"
             ) from error
 
     def tokens(self, step: int) -> int:
-        """Return the budget of batch `step`."""
+        """Return the most tokens of a microbatch in batch `step`."""
         halvings = sum(batch <= step for batch in self._halved)
         return max(1, self._tokens >> halvings)
 
     def halve(self, step: int, error: Exception) -> None:
-        """Write down that batch `step` ran out of memory, and end this process.
-
-        Several ranks write the same.
+        """Write down that batch `step` ran out of memory, and raise; several ranks write the same.
 
         Raises:
-            OutOfMemory: The next life has the smaller budget.
-            SettingsError: The budget has been halved too often.
+            OutOfMemory: The next life has half of the budget, from this batch on.
+            SettingsError: The budget has been halved `MOST_HALVINGS` times; nothing is written.
         """
         used = self.tokens(step)
         reason = str(error).splitlines()[0]
         if len(self._halved) >= MOST_HALVINGS:
             raise SettingsError(
-                f"batch {step} must fit into memory within {MOST_HALVINGS} halvings of "
-                f"learner.microbatch_tokens, got one of {used} tokens that does not; "
-                f"lower run.max_completion_tokens, or take more ranks: {reason}"
+                f"batch {step} must fit into memory after {MOST_HALVINGS} halvings of "
+                f"learner.microbatch_tokens, got out of memory with microbatches of {used} tokens "
+                f"({reason}); lower run.max_completion_tokens, or raise learner.ranks"
             ) from error
         durable.replace_file(self._file, msgspec.json.encode([*self._halved, step]))
         raise OutOfMemory(
             f"batch {step} must fit into memory, got out of memory with microbatches of {used} "
-            f"tokens; the next start trains it with microbatches of {used // 2}: {reason}"
+            f"tokens ({reason}); start the learner again, if nothing does: it then trains it with "
+            f"microbatches of {used // 2}"
         ) from error
 
 
@@ -154,9 +154,18 @@ class Loop:
     def run(self) -> bool:
         """Train until the run is done; False if asked to stop before.
 
+        At the end rank 0 writes the model, and its adapters, into the run's folder.
+
         Raises:
             LostLineage: A newer learner owns the run.
             StoreError: The store refused, or was away for too long.
+            OutOfMemory: A batch did not fit into memory; the next life has a smaller budget.
+            SettingsError: It did not fit after all halvings of the budget either.
+            DivergedError: The guards have rolled training back as often as they may.
+            BudgetSpent: The run's actors have cost what they may.
+            DeadlineError: A batch did not fill, or a checkpoint was not written, in time.
+            CheckpointError: A checkpoint is damaged, or that of the end cannot be exported.
+            NyalaError: Otherwise as `Coordinator.next_batch` and the publisher raise it.
         """
         try:
             self._publish()

@@ -61,7 +61,7 @@ class Recorder:
     _peaks: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def begin_recording(self, device: torch.device) -> None:
-        """Measure from now on, on this device."""
+        """Forget what was measured, and measure from now on, on this device."""
         self.is_cuda = device.type == "cuda"
         self._open[1:] = []
         self._marks[:] = [("other", self._now())]
@@ -69,7 +69,7 @@ class Recorder:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the time of the body as phase `name`."""
+        """Count the time of the body as phase `name`, one of `PHASES`."""
         self._mark()
         self._open.append(name)
         try:
@@ -141,7 +141,7 @@ FOLDER = "traces"
 
 @contextmanager
 def traced(run_folder: Path, step: int, *, rank: int) -> Iterator[None]:
-    """Write a trace of the body, as the trace of batch `step`."""
+    """Write a trace of the body, as the trace of batch `step`; none if the body raises."""
     kinds = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         kinds.append(ProfilerActivity.CUDA)
@@ -190,7 +190,10 @@ PER_MULTIPLY_ADD = 6.0
 
 
 def stated_peak(device: torch.device, dtype: str) -> float | None:
-    """Return a card's peak, 10^12 operations a second; None where none is stated for it."""
+    """Return a card's peak, 10^12 operations a second; None where none is stated for it.
+
+    None also on a CPU, and with a `dtype` other than bfloat16.
+    """
     if device.type != "cuda" or dtype != "bfloat16":
         return None
     return PEAK_TFLOPS.get(torch.cuda.get_device_name(device))
@@ -199,7 +202,7 @@ def stated_peak(device: torch.device, dtype: str) -> float | None:
 def utilization(
     multiply_adds: float, seconds: Mapping[str, float], *, ranks: int, peak_tflops: float | None
 ) -> float | None:
-    """Compute the MFU of a batch; None without a peak.
+    """Compute the MFU of a batch, 0 to 1; None without a peak, or if training took no time.
 
     Args:
         multiply_adds: Multiply-adds of one forward pass over what all ranks trained in all epochs.

@@ -124,7 +124,10 @@ class RankZero:
         """Recoveries before the newest checkpoint began."""
 
     def start(self, step: int) -> None:
-        """Start the threads beside training, and evaluations that an earlier learner left open."""
+        """Start the threads beside training, and the evaluation after `step` if it has no result.
+
+        An earlier learner may have ended before the result was there.
+        """
         self._feeder.start()
         self._samples.start()
         self._batch_log.start()
@@ -134,7 +137,10 @@ class RankZero:
     def next_batch(
         self, step: int, microbatch_tokens: int
     ) -> tuple[BatchPlan, list[Episode]] | None:
-        """Wait for batch `step`, plan it, and broadcast the plan; None when asked to stop."""
+        """Wait for batch `step`, plan it, and broadcast the plan; None when asked to stop.
+
+        None also once the budget of the fleet is spent.
+        """
         while (batch := self._wait(step)) is None:
             if self._must_stop():
                 self._ranks.broadcast(STOP)
@@ -164,7 +170,7 @@ class RankZero:
             self._store.run(operations.advance(self._ledger.lineage, step))
 
     def record(self, trained: TrainedBatch, times: StepTimes, alerts: Sequence[Alert]) -> None:
-        """Count the trained batch and log its figures."""
+        """Count the trained batch, and write its figures and samples into the run's files."""
         batch, self._batch = self._batch, None
         assert batch is not None, "a batch is trained after it was claimed"
         self._samples.keep_batch(batch.step, batch.episodes)
@@ -180,7 +186,11 @@ class RankZero:
         self._page.trained(line)
 
     def stopped(self) -> None:
-        """Raise the error of a spent budget, if that is the reason."""
+        """Raise the error of a spent budget, if that is why the ranks have stopped.
+
+        Raises:
+            BudgetSpent: The run's actors have cost what they may.
+        """
         self._batch_log.check_budget()
 
     def must_checkpoint(self, step: int, *, has_skipped_step: bool) -> bool:
@@ -239,7 +249,10 @@ class RankZero:
             self._show()
 
     def finish(self, guards: GuardState) -> bool:
-        """Wait for the last evaluation, CANCEL what is left, and write the summary."""
+        """Wait for the last evaluation, CANCEL what is left, and write the summary.
+
+        False if asked to stop before: the store keeps what is left, and there is no summary.
+        """
         run, lineage = self._run, self._ledger.lineage
         self._feeder.stop()
         stats: Stats | None = None

@@ -84,7 +84,7 @@ class NodeConnection:
         """Send a message as one line of JSON.
 
         Raises:
-            ConnectionLost: The other side is gone.
+            ConnectionLost: The other side is gone, or takes nothing for `SEND_S`.
         """
         self._sent_at = time.monotonic()
         try:
@@ -97,8 +97,8 @@ class NodeConnection:
         """Take the messages that have arrived, without waiting, and give a sign of life.
 
         Raises:
-            ConnectionLost: The other side is gone, has been silent for long, or sends something
-                else.
+            ConnectionLost: The other side is gone, has been silent for `SILENT_S`, or sends
+                something other than JSON objects.
         """
         if time.monotonic() - self._sent_at > ALIVE_S and not self._is_closed:
             self.send()
@@ -123,7 +123,10 @@ class NodeConnection:
         return messages
 
     def close_after_peer(self) -> None:
-        """End the connection after the other side has, so that it reads what was sent last."""
+        """End the connection once the other side has, so that it reads what was sent last.
+
+        Waits `END_S` for the other side, and somewhat longer if it still sends.
+        """
         deadline = time.monotonic() + END_S
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
@@ -193,7 +196,15 @@ class NodeZero:
     members: list[RemoteNode] = field(default_factory=list)
 
     def run(self) -> int:
-        """Start all ranks, again and again, until they end for good; return the exit code."""
+        """Start all ranks, again and again, until they end for good; return the exit code.
+
+        They end for good with code 0, with a code of `HELPLESS`, or after `MOST_FAILURES` failures
+        in a row. The other nodes are told the code, also where this raises.
+
+        Raises:
+            DeadlineError: Too few nodes joined within `JOIN_S`.
+            SettingsError: This machine has too few GPUs.
+        """
         self.listener.setblocking(False)
         failures = code = 0
         try:
@@ -239,11 +250,13 @@ class NodeZero:
                 log.warning("continuing without the lost nodes", ranks=size)
                 return ready
             if waited_s > JOIN_S:
-                there = ", ".join(str(member.node) for member in ready) or "none"
+                there = {member.node for member in ready}
+                others = ", ".join(str(n) for n in range(1, self.nodes.number) if n not in there)
                 raise DeadlineError(
-                    f"all of --nodes must join within {JOIN_S:.0f} s, got {there} of 1 to "
-                    f"{self.nodes.number - 1}; start the others with the same --rendezvous, or "
-                    f"set learner.min_ranks to go on with fewer"
+                    f"all {self.nodes.number} nodes (--nodes) must join within {JOIN_S:.0f} s, got "
+                    f"{1 + len(ready)} with {size} rank(s); start what is missing (--node-rank "
+                    f"{others}) with the same --rendezvous, or set learner.min_ranks and parallel "
+                    "so that these ranks are enough"
                 )
             time.sleep(TICK_S)
         return None
@@ -340,8 +353,11 @@ AGAIN_S = (0.5, 1.5)
 def follow(nodes: Nodes, start: StartRanks, stopping: threading.Event) -> int:
     """Take part until node 0 reports the end of the learner; return its exit code.
 
+    Where node 0 is gone, the ranks here are ended, and it is waited for. 0 if asked to stop then.
+
     Raises:
-        DeadlineError: Node 0 does not listen.
+        DeadlineError: Node 0 has not listened for `CONNECT_FOR_S`.
+        SettingsError: As `usable_ranks` and `interface_of` raise it.
     """
     while (lines := _connect(nodes, stopping)) is not None:
         follower = _FollowerNode(nodes, start, stopping, lines)
@@ -366,7 +382,7 @@ def _connect(nodes: Nodes, stopping: threading.Event) -> NodeConnection | None:
         if time.monotonic() > deadline:
             raise DeadlineError(
                 f"--rendezvous must be where node 0 listens, got {nodes.host}:{nodes.port}, which "
-                f"did not answer for {CONNECT_FOR_S:.0f} s; start node 0"
+                f"did not answer for {CONNECT_FOR_S:.0f} s; start node 0, or correct the address"
             )
         stopping.wait(random.uniform(*AGAIN_S))
     return None
@@ -439,8 +455,11 @@ SIOCGIFADDR = 0x8915  # address of an interface; Linux
 def launch_node(nodes: Nodes, start: StartRanks, stopping: threading.Event) -> int:
     """Run the ranks of this machine beside those of the others; return the learner's exit code.
 
+    0 also if asked to stop before the nodes have met.
+
     Raises:
-        SettingsError: The port cannot be listened on.
+        SettingsError: The port cannot be listened on, or this machine has too few GPUs or no
+            interface in the network of node 0.
         DeadlineError: The nodes do not find one another.
     """
     if nodes.node:
@@ -463,7 +482,7 @@ def _listen(nodes: Nodes, stopping: threading.Event) -> socket.socket | None:
             if error.errno in PORT_IS_NOT_OURS:
                 raise SettingsError(
                     f"--rendezvous must be a free address of this machine, node 0, got {address}; "
-                    f"choose another port"
+                    f"choose another port, above 1023, on all nodes"
                 ) from error
             if time.monotonic() > deadline:
                 raise DeadlineError(
@@ -509,6 +528,7 @@ def interface_of(address: str) -> str:
             if socket.inet_ntoa(packed[20:24]) == address:
                 return name
     raise SettingsError(
-        f"--rendezvous must be an IPv4 address of one of this machine's interfaces, got {address}; "
-        f"choose one that `ip -4 address` lists"
+        f"the way to --rendezvous must begin at an IPv4 address of one of this machine's "
+        f"interfaces, got {address}; choose an address of node 0 in a network that "
+        f"`ip -4 address` lists here"
     )

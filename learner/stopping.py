@@ -50,19 +50,22 @@ The rest is spare."""
 Save = Callable[[float], object]
 """Makes the state durable before a given time of the monotonic clock."""
 Leave = Callable[[Exception | None], None]
-"""Ends the process, as told to or because of an error."""
+"""Ends the process: after a request to stop (None), or because of an error."""
 
 
 class LeftBatch(Exception):
-    """The batch under way is left, and the loop must end without it."""
+    """The batch under way is left, and the loop must end without it.
+
+    The state before the batch is saved if there was time.
+    """
 
 
 class BatchHold:
-    """Holds the state before a batch for a stop.
+    """Holds the state before a batch for a stop, and starts the thread that waits for one.
 
     Args:
         stopping: Set when the learner is asked to stop.
-        leave: Ends the process; None = the main thread ends, before the batch's optimizer step.
+        leave: Ends the process; None = the main thread ends at its next call of a method here.
         grace_s: Time after which a learner that is asked to stop is killed.
         on_unsaved: Notes the batch that is left without its state; called in another thread.
     """
@@ -94,20 +97,18 @@ class BatchHold:
             self._changed.notify_all()
 
     def before_step(self) -> None:
-        """Release the state if it is about to change.
+        """Release the state, unless it is a copy: an optimizer step is about to change it.
+
+        Waits for a save under way.
 
         Raises:
-            LeftBatch: A stop has saved it.
+            LeftBatch: A stop has left the batch, whether or not the state could be saved.
             Exception: The error that ended the save.
         """
         self._release(is_copied=self._is_copied)
 
     def release_state(self) -> None:
-        """Release the state: the batch is trained.
-
-        Raises:
-            Exception: The error that ended the save.
-        """
+        """Release the state: the batch is trained. Waits and raises as `before_step`."""
         self._release(is_copied=False)
 
     @property
@@ -168,15 +169,17 @@ class BatchHold:
             DeadlineError: The state is not saved in time, or no state is held.
             Exception: The error that ended the save.
         """
-        save = self._save
+        save, result = self._save, "none that could be saved"
         if save is not None:
+            result = "an unfinished save"
             saving = Worker(lambda: save(deadline), name="stop-save").start()
             saving.join(max(0.0, deadline - time.monotonic()))
             if not saving.is_alive:
                 return
         raise DeadlineError(
-            f"a learner that is told to stop must have saved within {self._to_save_s:g} s, got an "
-            "unfinished save; raise console.stop_timeout_s"
+            f"a learner that is told to stop must save the state before its batch within "
+            f"{self._to_save_s:g} s, got {result}; raise console.stop_timeout_s, of which this is "
+            f"{SHARE_TO_SAVE:.0%}"
         )
 
 
@@ -186,12 +189,12 @@ class BatchHold:
 
 
 def write_left_batch(run_folder: Path, step: int) -> None:
-    """Write down that batch `step` was left."""
+    """Write down that batch `step` was left, in place of an earlier one."""
     durable.replace_file(run_folder / LEFT_BATCH_FILE, msgspec.json.encode(step))
 
 
 def read_left_batch(run_folder: Path) -> int | None:
-    """Return the batch that the last life left; None if it left none."""
+    """Return the batch that the last life left; None if it left none, or the file is damaged."""
     try:
         return msgspec.json.decode((run_folder / LEFT_BATCH_FILE).read_bytes(), type=int)
     except (FileNotFoundError, msgspec.MsgspecError):  # at worst a start is counted
@@ -199,7 +202,7 @@ def read_left_batch(run_folder: Path) -> int | None:
 
 
 def take_left_batch(run_folder: Path) -> int | None:
-    """Return the batch that the last life left, and forget it."""
+    """Return the batch that the last life left, as `read_left_batch`, and delete the file."""
     step = read_left_batch(run_folder)
     (run_folder / LEFT_BATCH_FILE).unlink(missing_ok=True)
     return step

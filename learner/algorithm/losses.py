@@ -8,6 +8,9 @@ of `configs/tables/algorithm.py`. With w the aggregation's weight of a token:
     proximal: behaviour     loss = - sum_n w keep(pi/mu) S(u(pi/mu), A)
     proximal: otherwise     loss = - sum_n w keep(prox/mu) u(prox/mu) S(pi/prox, A)
 
+To the term of each token, masked ones included, `entropy_bonus` adds its multiple of the entropy,
+and `kl_in: loss` the KL penalty (`reference_kl.py`), which is subtracted.
+
 Either way pi/mu enters once: as the surrogate's ratio, or as prox/mu times pi/prox. Choices that
 would drop it, or measure from the wrong policy, are refused by `configs/validation/algorithm.py`.
 V-trace has prox/mu in its advantages, so no correction weighs it again. At pi = prox = mu all have
@@ -133,7 +136,7 @@ class PolicyLoss:
 
     loss: Tensor
     """This microbatch's share, with gradient; those of all microbatches and ranks add up to the
-    loss of an optimizer step. With the KL to the reference under `kl_in: loss`."""
+    loss of an optimizer step. With the entropy bonus, and the KL penalty under `kl_in: loss`."""
     kept_N: Tensor
     """Tokens that the correction did not mask. Shape [N], bool."""
     low_N: Tensor
@@ -161,7 +164,7 @@ def policy_loss(
 def loss_alone(
     log_pi_N: Tensor, entropies_N: Tensor, prepared: PreparedMicrobatch, settings: AlgorithmSettings
 ) -> Tensor:
-    """Compute it without the tokens that were masked or clipped."""
+    """Compute the loss that `policy_loss` computes, without its masks of tokens."""
     return _loss_of(log_pi_N, entropies_N, prepared, settings)[0]
 
 

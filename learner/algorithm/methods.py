@@ -218,7 +218,7 @@ METHODS = (
 
 
 def overrides_of(name: str) -> list[str]:
-    """Write a method as overrides, `TABLE.KEY=VALUE`.
+    """Write a method, in any case of letters, as overrides `TABLE.KEY=VALUE` with values in JSON.
 
     Raises:
         SettingsError: No method has this name.
@@ -227,4 +227,6 @@ def overrides_of(name: str) -> list[str]:
         if method.name.casefold() == name.casefold():
             return [f"{key}={json.dumps(value)}" for key, value in method.settings.items()]
     names = ", ".join(method.name for method in METHODS)
-    raise SettingsError(f"--method must be one of {names}, got {name!r}; `nyala losses` has more")
+    raise SettingsError(
+        f"--method must be one of {names}, got {name!r}; choose one: `nyala losses` describes them"
+    )

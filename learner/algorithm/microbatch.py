@@ -143,7 +143,8 @@ class Microbatch:
     """Tensors of one forward pass. Flat arrays hold trained tokens only."""
 
     sequences: Sequences
-    """Prompts with completions, B of them."""
+    """Prompts with completions; a prompt that several episodes have is a sequence of its own, which
+    their completions continue."""
     indices_N: Tensor
     """Place of each trained token among the T. Shape [N], int64."""
     behaviour_logprobs_N: Tensor

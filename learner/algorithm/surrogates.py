@@ -46,7 +46,7 @@ class Terms:
     """nats. Shape [N]."""
     segments: Segments
     log_ratio_bound: float
-    """Largest |log r| that M2PO leaves in this batch, nats."""
+    """Largest |log r| that M2PO leaves in this optimizer step, nats."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +59,7 @@ class Objective:
     values_N: Tensor
     """With gradient. Shape [N]."""
     outside: Callable[[], tuple[Tensor, Tensor]]
-    """Those of the lower and of the upper bound. Shapes [N], bool."""
+    """Finds the tokens that the lower bound acts on, and those of the upper. Shapes [N], bool."""
 
 
 Surrogate = Callable[[Terms, AlgorithmSettings], Objective]

@@ -149,6 +149,9 @@ def token_advantages(
         name: A line of `TOKEN_ADVANTAGES`.
         settings: Discounts and bounds.
         rewards_N: Rewards of single tokens besides the episode's, such as a KL. Shape [N].
+
+    Raises:
+        ValueError: As `gae` and `vtrace` raise it.
     """
     if not len(values_N):
         return TokenAdvantages(values_N, values_N)

@@ -83,7 +83,10 @@ class BucketCopies:
     def complete(self, checkpoint: Path) -> None:
         """Copy a checkpoint unless there is a whole copy: the learner may have died before it.
 
+        A copy of that name with other content is replaced.
+
         Raises:
+            CheckpointError: The manifest of the checkpoint cannot be read.
             OSError: The copy cannot be written.
         """
         mark = self._marker_path(checkpoint.name)
@@ -98,8 +101,11 @@ class BucketCopies:
     def fetch_newer(self, folder: Path) -> None:
         """Read the newest copy into the folder of checkpoints, if it is newer than those there.
 
+        An unfinished copy is passed over, and so is a damaged one, which is logged: the one before
+        is read instead, as long as it is newer than those in the folder.
+
         Raises:
-            CheckpointError: There are copies, and no copy and no checkpoint there can be loaded.
+            CheckpointError: A copy is damaged, none is intact, and the folder has no checkpoint.
             OSError: The bucket does not answer.
         """
         refused, newest = "", max(map(step_of, complete_checkpoints(folder)), default=0)
@@ -119,8 +125,9 @@ class BucketCopies:
                 return
         if refused and not newest:
             raise CheckpointError(
-                f"one of the copies in {self._root} must be intact, got none; restore one, or give "
-                f"the run another name to begin anew. The newest: {refused}"
+                f"one of the copies in {self._root} must be intact, got none; restore one, give "
+                "the run another name to begin anew, or clear the reason why the newest was "
+                f"refused: {refused}"
             )
 
     def _fetch(self, name: str, folder: Path) -> None:
@@ -145,13 +152,15 @@ class BucketCopies:
             committed = _retried(lambda: self._files.cat_file(self._marker_path(name)))
             if _digest(unfinished) != bytes(committed):
                 raise CheckpointError(
-                    f"{name}/{MANIFEST} must be the one that was committed, got another digest"
+                    f"{name}/{MANIFEST} must be the one that was committed, got another digest; "
+                    "restore or delete this copy"
                 )
             for file in read_manifest(unfinished).digests:
                 self._fetch_file(name, file, unfinished)
         except FileNotFoundError as error:
             raise CheckpointError(
-                f"{name} must be complete in {self._root}, got: {error}"
+                f"{name} must be complete in {self._root}, got one without a file ({error}); "
+                "restore or delete this copy"
             ) from error
 
     def _list_copies(self) -> dict[str, bool]:
@@ -201,7 +210,10 @@ class BucketCopies:
 
     def _fetch_file(self, name: str, file: str, folder: Path) -> None:
         if Path(file).name != file:
-            raise CheckpointError(f"{name}/{MANIFEST} must name files, got {file!r}")
+            raise CheckpointError(
+                f"{name}/{MANIFEST} must name files without a folder, got {file!r}; restore or "
+                "delete this copy"
+            )
         path = f"{self._copy_path(name)}/{file}"
         size = _retried(lambda: int(self._files.size(path)))
         with (folder / file).open("wb") as stream:

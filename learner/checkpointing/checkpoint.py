@@ -99,11 +99,11 @@ def adapter_of(path: Path) -> Adapter | None:
 
 
 def check_adapter(path: Path, wanted: Adapter | None) -> None:
-    """Refuse adapters of another rank, scale or base, and those of a run without any.
+    """Refuse a checkpoint whose adapters differ from the policy's in rank, scale or base.
 
     Args:
         path: Folder of the checkpoint.
-        wanted: Adapter of the policy.
+        wanted: Adapter of the policy; None = it has none.
 
     Raises:
         CheckpointError: The adapters differ, or only one of the two has any.
@@ -130,7 +130,9 @@ def check_critic(
     saved: Mapping[str, object],
     critic: Critic | None,
 ) -> None:
-    """Refuse a checkpoint of a run that had no critic, or one of the other kind.
+    """Refuse a checkpoint without the critic that the run has, or with one of the other kind.
+
+    A critic in the checkpoint of a run that has none is no error.
 
     Args:
         path: Folder of the checkpoint.
@@ -145,7 +147,7 @@ def check_critic(
     if critic is not None and part.name == "critic" and not tensors.keys() <= saved.keys():
         raise CheckpointError(
             f"{path} must hold a critic of critic.kind = {critic.settings.kind}, got "
-            "none; restore the setting, or begin again with --fresh"
+            "none of that kind; restore the settings of the critic, or begin again with --fresh"
         )
 
 
@@ -192,7 +194,7 @@ class BackgroundSave:
         """Wait until the last save has ended.
 
         Raises:
-            DeadlineError: The save hangs.
+            DeadlineError: The save has not ended within `DEADLINE_S`.
             BaseException: The error that the save raised.
         """
         worker, self._worker = self._worker, None
@@ -206,7 +208,7 @@ class BackgroundSave:
             )
 
     def close(self) -> None:
-        """Wait for the end of a save under way, whatever its result."""
+        """Wait for the end of a save under way, `DEADLINE_S` at most; its error is dropped."""
         with contextlib.suppress(Exception):  # the loop has ended, so an error has no use
             self.wait()
 
@@ -256,7 +258,7 @@ class Checkpoints:
 
         Args:
             folder: Folder of the checkpoints; the run's key lies beside it.
-            keep: Number of checkpoints to keep.
+            keep: Number of checkpoints to keep; each save removes older ones, except the best.
             ranks: All ranks; each of them calls the same methods.
             critic: Critic of the run, if it has one.
             is_evaluated: Whether the policy after a batch is evaluated, so that the best checkpoint
@@ -278,7 +280,9 @@ class Checkpoints:
         """The save that `begin_save` started."""
 
     def save(self, state: LearnerState, policy: Policy, optimizer: ScheduledOptimizer) -> Path:
-        """Write a checkpoint; it is durable when this returns.
+        """Write a checkpoint; it is durable when this returns, and so is its copy in a bucket.
+
+        Checkpoints of this run beyond those to keep are removed. Collective.
 
         Raises:
             LostLineage: A later learner has begun; the checkpoint would replace one of its own.
@@ -298,9 +302,10 @@ class Checkpoints:
         *,
         then: Callable[[], object],
     ) -> None:
-        """Copy the contents of a checkpoint, and write it in the background.
+        """Copy the contents of a checkpoint, and write it in the background, as `save` does.
 
-        The previous checkpoint, whose copies are replaced, has been waited for.
+        The previous checkpoint, whose copies are replaced, has been waited for. An error of the
+        background is raised by the next wait for `under_way`; `then` is not called after one.
 
         Args:
             state: State besides the tensors; may change afterwards.
@@ -344,10 +349,11 @@ class Checkpoints:
     def save_kept(self, state: LearnerState, kept: Kept, *, deadline: float = math.inf) -> Path:
         """Write the state that `keep` noted; the checkpoint is durable when this returns.
 
-        The save before has been waited for. Collective of threads beside those that train.
+        Otherwise as `save`. The previous save has been waited for. Collective, of threads beside
+        those that train.
 
         Args:
-            state: Beside tensors.
+            state: State besides the tensors.
             kept: State that `keep` returned.
             deadline: Moment by which it has to be durable, of the monotonic clock.
 
@@ -360,9 +366,9 @@ class Checkpoints:
         needed_s, left_s = num_bytes / self._bytes_per_s, deadline - time.monotonic()
         if needed_s > left_s:
             raise DeadlineError(
-                f"a checkpoint of {num_bytes / 1e9:.1f} GB must be written within {left_s:.1f} s, "
-                f"got {needed_s:.1f} s at the speed of the last one; raise console.stop_timeout_s, "
-                "or use a faster disk"
+                f"a checkpoint of {num_bytes / 1e9:.1f} GB must be written within the "
+                f"{max(0.0, left_s):.1f} s that are left, got {needed_s:.1f} s at the speed of the "
+                "last one; raise console.stop_timeout_s, or use a faster disk"
             )
         state = replace(state, adapter=kept.adapter)
         files = self._encode(self._copies.on_host(kept.tensors), kept.random)
@@ -375,8 +381,13 @@ class Checkpoints:
         set aside, so that they count no longer; where none can be trusted they stay, because a
         folder without any would restart the run from its beginning.
 
+        Where the run has copies in a bucket, and `before` is None, a newer copy is read into the
+        folder first, and the copy of the result is made whole.
+
         Raises:
             CheckpointError: There are checkpoints, and none of them can be trusted.
+            OSError: The bucket does not answer.
+            Exception: The error that ended the previous save, if one did.
         """
         self.under_way.wait()
         if not self._ranks.is_first:
@@ -405,13 +416,13 @@ class Checkpoints:
         return complete_checkpoints(self._folder)
 
     def path_of(self, step: int) -> Path:
-        """Name the folder of a checkpoint after batch `step`."""
+        """Name the folder of a checkpoint after batch `step`, whether or not it exists."""
         return self._folder / f"step-{step:06d}"
 
     def load(self, path: Path, policy: Policy, optimizer: ScheduledOptimizer) -> None:
         """Load a verified checkpoint into policy, critic, optimizers and random number generators.
 
-        Collective.
+        The generators of a rank that the checkpoint does not have stay as they are. Collective.
 
         Raises:
             CheckpointError: It does not hold this model, or the adapters or the critic that the
@@ -498,9 +509,9 @@ class Checkpoints:
             return path
         if paths:
             raise CheckpointError(
-                f"one of the {len(paths)} checkpoints in {self._folder} must be intact and of "
-                f"this run, got none; restore one from a copy, or begin again with --fresh. The "
-                f"newest: {reason}"
+                f"one of the {len(paths)} checkpoint(s) in {self._folder} must be intact and of "
+                f"this run, got none; restore one from a copy, begin again with --fresh, or clear "
+                f"the reason why the newest was refused: {reason}"
             )
         return None
 

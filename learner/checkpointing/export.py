@@ -67,11 +67,12 @@ class MergedTensors:
         if digest != adapter.base:
             raise CheckpointError(
                 f"run.model must be the one that the adapters were trained with, whose digest is "
-                f"{adapter.base[:12]}, got {digest[:12]} in {Path(model_path)}; restore it"
+                f"{adapter.base[:12]}, got {digest[:12]} in {Path(model_path)}; restore run.model "
+                "and run.dtype"
             )
 
     def read_whole(self, name: str) -> Tensor:
-        """Return a tensor with its adapter, if it has one."""
+        """Return a tensor whole, in float32, with its adapter added if it has one."""
         whole = self._of_base(name.removeprefix(self._prefix)).float()
         a, b = (f"{name.removesuffix('weight')}lora_{part}" for part in "ab")
         if a in self._shards.shapes:
@@ -102,8 +103,9 @@ FILE_BYTES = 2 * 2**30
 def export_model(checkpoint: Path, run: RunSettings, folder: Path) -> None:
     """Write model and tokenizer in the dtype that the run publishes; what was there is replaced.
 
-    Adapters are merged into the weights of the run's model, and saved in float32: in bfloat16 the
-    nearest value is the unchanged weight for much of what they have learned.
+    A folder that is there is removed, with all other files in it. Adapters are merged into the
+    weights of the run's model, and saved in float32: in bfloat16 the nearest value is the unchanged
+    weight for much of what they have learned.
 
     Args:
         checkpoint: Folder of a verified checkpoint.
@@ -111,7 +113,7 @@ def export_model(checkpoint: Path, run: RunSettings, folder: Path) -> None:
         folder: Folder that the files are written to.
 
     Raises:
-        CheckpointError: The checkpoint is of another model.
+        CheckpointError: The checkpoint cannot be read, or its adapters are of another base model.
     """
     shards: Shards | MergedTensors = Shards(checkpoint)
     dtype: torch.dtype = getattr(torch, run.dtype)
@@ -132,7 +134,7 @@ def export_model(checkpoint: Path, run: RunSettings, folder: Path) -> None:
 
 
 def export_adapter(checkpoint: Path, run: RunSettings, folder: Path) -> None:
-    """Write the adapters alone in PEFT's form, in float32; what was there is replaced.
+    """Write the adapters alone in PEFT's form, in float32; a folder that is there is removed.
 
     Args:
         checkpoint: Folder of a verified checkpoint.
@@ -140,13 +142,13 @@ def export_adapter(checkpoint: Path, run: RunSettings, folder: Path) -> None:
         folder: Folder that the files are written to.
 
     Raises:
-        CheckpointError: The checkpoint has no adapters.
+        CheckpointError: The checkpoint has no adapters, or cannot be read.
     """
     adapter = adapter_of(checkpoint)
     if adapter is None:
         raise CheckpointError(
             f"{checkpoint} must hold adapters (learner.lora_rank), got whole weights; export the "
-            "model"
+            "model instead, without --adapter"
         )
     if adapter.rounding == "nf4":
         log.warning("the adapter was trained beside a model in 4 bits", path=str(folder))

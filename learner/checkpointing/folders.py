@@ -51,9 +51,11 @@ def step_of(path: Path) -> int:
 def best_of(paths: Iterable[Path], scores: Mapping[int, float]) -> Path | None:
     """Return the checkpoint with the best held-out score, the later of equal ones.
 
+    None if no checkpoint has a score.
+
     Args:
         paths: Folders of checkpoints.
-        scores: Step -> held-out score of the policy after it; None if no checkpoint has one.
+        scores: Step -> held-out score of the policy after it.
     """
     evaluated = [path for path in paths if step_of(path) in scores]
     return max(evaluated, key=lambda path: (scores[step_of(path)], step_of(path)), default=None)
@@ -73,7 +75,13 @@ def may_be_best(
 
 
 def listed(run_folder: Path) -> Iterator[Mapping[str, object]]:
-    """Describe each checkpoint of a run, the oldest first, without torch and without a tensor."""
+    """Describe each checkpoint of a run, the oldest first, without torch and without a tensor.
+
+    Makes the run's key if there are checkpoints and no key.
+
+    Raises:
+        CheckpointError: The run's key is malformed, or others can read it.
+    """
     paths, journal = complete_checkpoints(run_folder / FOLDER), Journal(run_folder)
     results = journal.held_out()
     best = best_of(paths, journal.scores())
@@ -101,14 +109,20 @@ def _lineage_of(path: Path) -> object:
 
 
 def set_aside(path: Path) -> None:
-    """Rename a damaged checkpoint, so that it counts no longer."""
+    """Rename a damaged checkpoint, so that it counts no longer.
+
+    One that was set aside before, of the same step, is deleted.
+    """
     aside = path.with_name(f"{REFUSED}{path.name}")
     durable.DISK.remove(aside)  # the same step was refused once before
     durable.move(path, aside)
 
 
 def put_in_place(unfinished: Path, final: Path) -> None:
-    """Move a checkpoint to its place; where one replaces another, `newest` always finds one."""
+    """Move a checkpoint to its place, and delete one that is there already.
+
+    At any moment one of the two can be found, by `restore_replaced` after a power loss.
+    """
     replaced = final.with_name(f"{REPLACED}{final.name}")
     if final.exists():
         durable.DISK.remove(replaced)
@@ -149,14 +163,14 @@ def read_lineages(folder: Path) -> dict[int, int]:
     try:
         text, _, checksum = file.read_bytes().partition(b"\n")
         if checksum not in (b"", _checksum(text)):  # an earlier release wrote none
-            raise msgspec.DecodeError("a checksum that does not match its content")
+            raise msgspec.DecodeError("its checksum does not match its content")
         return msgspec.json.decode(text, type=dict[int, int])
     except FileNotFoundError:
         return {}
     except (msgspec.MsgspecError, RecursionError) as error:
         raise CheckpointError(
-            f"{file} must map lineages to steps, got: {error}; restore it from a copy, or begin "
-            "again with --fresh"
+            f"{file} must map lineages to steps, got other content ({error}); restore it from a "
+            "copy, or begin again with --fresh"
         ) from error
 
 
@@ -167,7 +181,9 @@ def write_lineages(folder: Path, lineages: Mapping[int, int]) -> None:
 
 
 def refuse_if_taken_over(run_folder: Path, lineage: int) -> None:
-    """End a learner that was stopped while another took over; called before a rename.
+    """Refuse a learner of which another took over while it was stopped; called before a rename.
+
+    Does nothing where the file of lineages cannot be read.
 
     Raises:
         LostLineage: A later lineage has begun.

@@ -15,7 +15,13 @@ from .verification import verify
 
 
 def verified(run_folder: Path, names: Sequence[str]) -> Iterator[Mapping[str, object]]:
-    """Compare checkpoints, by default all, with their manifests and with the run's key."""
+    """Compare checkpoints, all if `names` is empty, with their manifests and the run's key.
+
+    The finding of each is "intact", or the text of the error for which it would be refused.
+
+    Raises:
+        CheckpointError: No checkpoint has such a name.
+    """
     for path in chosen(run_folder, names) if names else checkpoints_of(run_folder):
         yield {"checkpoint": path.name, "finding": _finding(path, run_folder)}
 
@@ -29,7 +35,8 @@ def intact(run_folder: Path, name: str | None) -> Path:
     paths = chosen(run_folder, [name]) if name else checkpoints_of(run_folder)[-1:]
     if not paths:
         raise CheckpointError(
-            f"{run_folder / FOLDER} must hold a checkpoint, got none; let the run save one first"
+            f"{run_folder / FOLDER} must hold a checkpoint, got none; let the run save one first "
+            "(learner.checkpoint_every)"
         )
     refuse_foreign(paths[0], read_manifest(paths[0]), run_key(run_folder))
     verify(paths[0])
@@ -39,7 +46,9 @@ def intact(run_folder: Path, name: str | None) -> Path:
 def pruned(
     run_folder: Path, keep: int, *, keep_best: bool = False
 ) -> Iterator[Mapping[str, object]]:
-    """Remove the run's own checkpoints except the newest `keep`, which are verified, and the best.
+    """Remove the run's own checkpoints except the newest `keep`, and the best with `keep_best`.
+
+    Those that stay are verified first; those of other runs stay, too, and are not looked at.
 
     Raises:
         CheckpointError: A checkpoint that is to stay is not intact; nothing is removed.
@@ -76,7 +85,7 @@ def chosen(run_folder: Path, names: Sequence[str]) -> list[Path]:
         if name not in by_name:
             raise CheckpointError(
                 f"{run_folder / FOLDER} must hold {name}, got {', '.join(by_name) or 'none'}; "
-                "name one that it holds"
+                "name one of these, or let the run save one"
             )
     return [by_name[name] for name in names]
 

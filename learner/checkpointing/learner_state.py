@@ -45,7 +45,7 @@ class LearnerState:
         """Decode a state from JSON.
 
         Raises:
-            CheckpointError: The text is no such state.
+            CheckpointError: The text is no such state, or one of another schema.
         """
         try:
             schema = msgspec.json.decode(text, type=_Schema).schema
@@ -57,8 +57,8 @@ class LearnerState:
             return msgspec.json.decode(text, type=cls)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise CheckpointError(
-                f"{STATE} must be a learner's state, got: {error}; restore the checkpoint from a "
-                "copy, or use another one"
+                f"{STATE} must be a learner's state, got other content ({error}); restore the "
+                "checkpoint from a copy, or use another one"
             ) from error
 
 

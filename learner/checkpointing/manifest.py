@@ -82,13 +82,13 @@ def read_manifest(path: Path) -> Manifest:
         return Manifest(digests, str(tree["mac"]) if "mac" in tree else None)
     except (OSError, *MALFORMED) as error:
         raise CheckpointError(
-            f"{path / MANIFEST} must be a manifest, got: {error}; restore it from a copy, or use "
-            "another checkpoint"
+            f"{path / MANIFEST} must be a manifest that can be read, got {type(error).__name__}: "
+            f"{error}; restore it from a copy, or use another checkpoint"
         ) from error
 
 
 def encode_manifest(digests: Mapping[str, str], key: bytes) -> bytes:
-    """Write a manifest with the MAC of this run."""
+    """Encode a manifest with the MAC of this run, as JSON."""
     return json.dumps({DIGESTS: digests, "mac": _mac(digests, key)}, indent=1).encode()
 
 
@@ -102,13 +102,14 @@ def refuse_foreign(path: Path, manifest: Manifest, key: bytes) -> None:
         return
     raise ForeignCheckpoint(
         f"{path} must have been written by this run, got a manifest with "
-        f"{'another' if manifest.mac else 'no'} MAC, as of another run; its weights decide what is "
-        f"trained: if you trust it, start with --trust-checkpoint {path.name}, else remove it"
+        f"{'another' if manifest.mac else 'no'} MAC, as one of another run has; its weights decide "
+        f"what is trained: if you trust it, start with --trust-checkpoint {path.name}, else remove "
+        f"it"
     )
 
 
 def is_own(path: Path, key: bytes) -> bool:
-    """Return whether this run wrote the manifest of a checkpoint."""
+    """Return whether this run wrote the manifest of a checkpoint; False if it cannot be read."""
     try:
         return _is_vouched_for(read_manifest(path), key)
     except CheckpointError:

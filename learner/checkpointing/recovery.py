@@ -48,7 +48,9 @@ def recover(
     buffer: BufferSettings,
     facts: LedgerSnapshot,
 ) -> None:
-    """Make the store agree with the facts, then let actors and learner go on.
+    """Make the store agree with the facts, then open leasing and claiming again.
+
+    May be called again after an error: no step does harm when it is repeated.
 
     Args:
         store: Store that trusts this server process only.
@@ -59,6 +61,7 @@ def recover(
 
     Raises:
         LostLineage: Another learner began this lineage, or a later one.
+        SettingsError: As `register_run` raises it.
         StoreError: The store refused, or is away again.
     """
     register_run(store, run, buffer, vocabulary=facts.vocabulary)
@@ -101,6 +104,10 @@ def register_run(
         run: Settings of the run.
         buffer: Settings of admission.
         vocabulary: Number of token ids of the model; brokers refuse larger ids.
+
+    Raises:
+        SettingsError: The run is there with other settings, or a file that is hashed is missing.
+        StoreError: The store refused, or is away.
     """
     store.run(
         operations.begin_run(
@@ -117,7 +124,7 @@ def register_run(
 
 
 def publish_pointer(store: RunsOperations, publication: Publication) -> None:
-    """Put the pointer to the newest weights into the store."""
+    """Put the pointer to the newest weights into the store, in place of the one before."""
     fields = {
         "digest": publication.digest,
         "endpoint": publication.endpoint,

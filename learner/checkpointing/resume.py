@@ -102,7 +102,10 @@ def take_over(
     *,
     vocabulary: int | None = None,
 ) -> StartState:
-    """Take the run over at its newest checkpoint; rank 0 only.
+    """Take the run over at its newest checkpoint, or at its beginning if it has none; rank 0 only.
+
+    Registers the run in the store, begins a lineage, which ends the learner that had the run, and
+    recovers the store. While it reads checkpoints, the other ranks must be in `newest`.
 
     Args:
         run: Settings of the run.
@@ -115,6 +118,7 @@ def take_over(
         CheckpointError: No checkpoint is intact, or they are of another run.
         SettingsError: The run began with other settings.
         LostLineage: Another learner took the run over at the same moment.
+        StoreError: The store refused, or was away for too long.
     """
     newest = checkpoints.newest()
     state, path = _fresh_state(run), None
@@ -125,7 +129,7 @@ def take_over(
     register_run(store, run, buffer, vocabulary=vocabulary)
     store.run(operations.confirm(run_id))
     if text := memory_shortage(run, buffer, store.run(operations.memory()).limit_bytes):
-        log.warning("%sraise it, or lower buffer.max_uncommitted_bytes", text)
+        log.warning("%sraise maxmemory, or lower buffer.max_uncommitted_bytes", text)
     stats = store.run(operations.stats())
     _warn_of_gaps(stats, state)
     start = replace(_begin_lineage(run, store, stats, state, path), vocabulary=vocabulary)
@@ -208,8 +212,9 @@ def check_same_run(run: RunSettings, state: LearnerState, path: Path) -> None:
     """
     if (state.run, state.settings_hash) != (run.name, settings_hash(run)):
         raise CheckpointError(
-            f"{path} must be of run {run.name!r} with the same `run:` settings, got one "
-            f"of {state.run!r} with others; restore the settings, or begin again with --fresh"
+            f"{path} must be of run {run.name!r} with the `run:` settings of now, got one of run "
+            f"{state.run!r} with other settings or another name; restore them, or begin again "
+            "with --fresh"
         )
 
 
@@ -230,7 +235,9 @@ def roll_back(
     before: int | None,
     critic: Critic | None = None,
 ) -> int:
-    """Load the newest checkpoint into policy, critic and optimizers; collective.
+    """Load the newest checkpoint, or the initial model, into policy, critic and optimizers.
+
+    Also into the random number generators. Waits for a checkpoint under way. Collective.
 
     Args:
         checkpoints: Checkpoints of the run.
@@ -241,10 +248,10 @@ def roll_back(
         critic: Critic of the run, if it has one, as in `checkpoints`.
 
     Returns:
-        Batches that the weights contain now.
+        Batches that the weights contain now; 0 = those of the initial model.
 
     Raises:
-        CheckpointError: No checkpoint among them is intact.
+        CheckpointError: There are checkpoints among them, and none is intact.
     """
     newest = checkpoints.newest(before=before)
     if newest is not None:
@@ -271,7 +278,7 @@ def roll_back(
 
 
 def trust_checkpoint(run: RunSettings, name: str) -> None:
-    """Make a checkpoint in the run's folder the run's own.
+    """Verify a checkpoint in the run's folder, and make it the run's own: its manifest is replaced.
 
     Raises:
         SettingsError: No checkpoint has this name.
@@ -280,8 +287,8 @@ def trust_checkpoint(run: RunSettings, name: str) -> None:
     by_name = {path.name: path for path in complete_checkpoints(run.folder / FOLDER)}
     if name not in by_name:
         raise SettingsError(
-            f"--trust-checkpoint must name a checkpoint in {run.folder / FOLDER}, got {name!r}; "
-            f"there are: {', '.join(by_name) or 'none'}"
+            f"--trust-checkpoint must name a checkpoint in {run.folder / FOLDER}, got {name!r} "
+            f"where there is {', '.join(by_name) or 'none'}; name one of these, or copy it there"
         )
     path = by_name[name]
     check_same_run(run, verify(path), path)

@@ -115,8 +115,8 @@ class Shards:
                 boxes = json.loads(file.metadata()["boxes"])
             except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
                 raise CheckpointError(
-                    f"{path} must hold tensors, got: {error}; restore the checkpoint from a copy, "
-                    "or use another one"
+                    f"{path} must hold tensors, got other content ({error}); restore the "
+                    "checkpoint from a copy, or use another one"
                 ) from error
             self._files.add(file, boxes)
         self.shapes = self._files.shapes
@@ -126,7 +126,7 @@ class Shards:
         """Read this rank's pieces of the named tensors into them.
 
         Raises:
-            CheckpointError: The files do not hold all of them.
+            CheckpointError: The files do not hold all of them, or another shape.
         """
         for name, tensor in tensors.items():
             if self.shapes.get(name) != tuple(tensor.shape):
@@ -138,7 +138,11 @@ class Shards:
             self._read_box(name, local_of(tensor), box_of(tensor).offset)
 
     def read_whole(self, name: str) -> Tensor:
-        """Read one tensor whole."""
+        """Read one tensor whole, in the dtype that it has in the files.
+
+        Raises:
+            CheckpointError: A part of it is missing.
+        """
         whole = torch.empty(self.shapes[name], dtype=self.dtypes[name])
         self._read_box(name, whole, (0,) * whole.ndim)
         return whole
@@ -147,9 +151,9 @@ class Shards:
         filled = self._files.read(name, local, offset)
         if filled != local.numel():
             raise CheckpointError(
-                f"{self._folder} must hold all of {name}, got {filled} of {local.numel()} elements "
-                f"from {offset} on; a rank's file is missing: restore the checkpoint from a copy, "
-                "or use another one"
+                f"{self._folder} must hold all {local.numel()} elements of {name} from offset "
+                f"{offset} on, got {filled}; a rank's file is missing: restore the checkpoint from "
+                "a copy, or use another one"
             )
 
 
@@ -266,7 +270,10 @@ class HostCopies:
         return tensors
 
     def copies_of(self, tensors: Mapping[str, Tensor], *, anew: bool) -> dict[str, Tensor]:
-        """Return copies of what `find` returned: made `anew`, or those of the last time."""
+        """Return copies of what `find` returned: made `anew`, or those of the last time.
+
+        New copies replace those of the last time, in the same memory.
+        """
         return self._copy(tensors) if anew else {name: self._buffers[name] for name in tensors}
 
     def on_host(
@@ -299,7 +306,7 @@ class HostCopies:
 
 
 def random_state(device: torch.device) -> bytes:
-    """Encode the states of the random number generators."""
+    """Encode the states of torch's random number generators: the CPU's, then that of a GPU."""
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))

@@ -29,12 +29,14 @@ HashFiles = Callable[[Path, list[str]], dict[str, str]]
 def verify(path: Path, hash_files: HashFiles | None = None) -> LearnerState:
     """Compare every byte of a checkpoint with its manifest and return its state.
 
+    Whether this run wrote the manifest is not asked: `refuse_foreign` does that.
+
     Args:
         path: Folder of the checkpoint.
         hash_files: Hashes the named files in the folder; by default in this process.
 
     Raises:
-        CheckpointError: A file is missing, truncated or changed.
+        CheckpointError: A file or the manifest is missing, truncated or changed.
     """
     manifest = read_manifest(path)
     names = sorted(manifest.digests)
@@ -69,18 +71,18 @@ def hash_here(path: Path, names: list[str]) -> dict[str, str]:
                     running.update(chunk)
         except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
             raise CheckpointError(
-                f"{path / name} must be readable, got: {error}; restore the checkpoint from a "
-                "copy, or use another one"
+                f"{path / name} must be a file that can be read, got {type(error).__name__} "
+                f"({error}); restore the checkpoint from a copy, or use another one"
             ) from error
         digests[name] = running.hexdigest()
     return digests
 
 
 def hash_on_all_ranks(ranks: Ranks, path: Path, names: list[str]) -> dict[str, str]:
-    """Hash files, each on one of the ranks; collective.
+    """Hash files, each on one of the ranks; every rank returns all digests. Collective.
 
     Raises:
-        CheckpointError: A file cannot be read.
+        CheckpointError: A file cannot be read; on all ranks.
     """
     digests: dict[str, str] = {}
     reason = ""
@@ -128,7 +130,7 @@ def write_files(folder: Path, files: Files, ranks: Ranks) -> tuple[dict[str, str
     Collective: when it returns, the first rank may have renamed the folder.
 
     Raises:
-        OSError: A rank could not write its files.
+        OSError: A rank could not write its files; on all ranks.
     """
     digests: dict[str, str] = {}
     num_bytes = 0

@@ -49,13 +49,16 @@ class SamplingAlarm:
         self._began_at: float | None = None
         self._cause = ""
         self.alarms = 0
-        """Since the learner started."""
+        """Alarms raised since the learner started."""
 
     def check_progress(self, progress: object) -> None:
-        """Raise the alarm, or end it.
+        """Raise the alarm, or end it; both are lines of the log.
 
         Args:
             progress: Changes whenever episodes have come.
+
+        Raises:
+            StoreError: The store, asked after `console.alarm_s` without progress, refused.
         """
         now = self._clock()
         if progress != self._progress:
@@ -110,7 +113,11 @@ class CommitPressure:
         self._committed = 0
 
     def is_crowded(self, k: int) -> bool:
-        """Add batch k, which was just trained; True if it is time to commit."""
+        """Add batch k, which was just trained; True if it is time to commit early.
+
+        That is so once trained batches hold `buffer.max_uncommitted_bytes`, or Redis is nearly full
+        and they hold `WORTH_COMMITTING` of it.
+        """
         self._bytes[k] = self._store.run(operations.claim_bytes(k))
         committed = self._committed  # the other thread's word
         self._bytes = {step: size for step, size in self._bytes.items() if step > committed}

@@ -94,7 +94,7 @@ def plan_batch(
         ranks: Number of ranks.
         settings: Settings of the advantage.
         max_completion_tokens: `run.max_completion_tokens`.
-        microbatch_tokens: Most tokens of one forward pass.
+        microbatch_tokens: Most tokens of one forward pass; a longer episode has a pass of its own.
         num_minibatches: Optimizer steps per epoch.
         cost: Cost of an episode, by which ranks and microbatches are balanced.
     """
@@ -187,7 +187,8 @@ def pack(
         if episode.task_id not in planned or not len(episode.prompt_ids):
             raise RecordError(
                 f"episode {episode.task_id} must be in the plan of batch {plan.step} and have a "
-                f"prompt, got {len(episode.prompt_ids)} prompt tokens"
+                f"prompt, got one of {len(episode.prompt_ids)} prompt tokens; pack the episodes "
+                "that were planned"
             )
     microbatches = []
     for minibatch, counts in enumerate(plan.counts):

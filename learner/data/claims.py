@@ -115,11 +115,14 @@ class Claims:
         self.dropped = DropCounts()
 
     def wait(self, step: int, *, until: Callable[[], bool]) -> ClaimedBatch | None:
-        """Wait for batch `step`, or until `until` returns True.
+        """Wait for batch `step`; None if `until` returns True before.
 
         Raises:
             DeadlineError: No batch came for a whole day, over however many calls.
-            DeterminismError: A batch can only differ from what it is to be each time.
+            DeterminismError: A deterministic run has lost a task, so its batches would differ.
+            RecordError: A batch that an earlier life sealed has a missing or malformed record.
+            LostLineage: A newer learner owns the run.
+            StoreError: The store refused, or was away for too long.
         """
         if self._wait.step != step:
             now = time.monotonic()
@@ -138,7 +141,12 @@ class Claims:
         return len(self._episodes)
 
     def poll(self, step: int) -> ClaimedBatch | None:
-        """Claim, judge and drop groups once; return the batch if it is complete."""
+        """Claim, judge and drop groups once; return the batch if it is complete, else None.
+
+        A batch that an earlier life sealed is returned as it was. One that was started more than
+        `learner.max_claim_attempts` times is given up: its groups become dead letters. Raises as
+        `wait`.
+        """
         if self._recoveries != self._store.recoveries:
             self._recoveries = self._store.recoveries
             self._episodes.clear()  # other records may have taken their place
@@ -292,9 +300,9 @@ class Claims:
         for unit, episodes in units:
             if episodes is None:
                 raise RecordError(
-                    f"sealed batch {step} must be readable, got a bad record in group "
-                    f"{unit.group_id}; after {self._max_attempts} starts "
-                    "it is given up"
+                    f"sealed batch {step} must be readable, got a missing or malformed record in "
+                    f"group {unit.group_id}; start the learner again, if nothing does: after "
+                    f"{self._max_attempts} start(s) it gives the batch up"
                 )
             self._episodes[unit.group_id] = episodes
         reused = self._reuse.replay(step)

@@ -162,7 +162,7 @@ class Feeder:
         self._worker.raise_if_failed()
 
     def stop(self) -> None:
-        """Stop creating tasks, and wait for the end of the thread.
+        """Stop creating tasks, and wait for the end of the thread, also while Redis is away.
 
         Its error is raised by `check_feed_thread`.
         """

@@ -31,7 +31,7 @@ class SequencePlacement(NamedTuple):
 
     rank: int
     microbatch: int
-    """The j-th of its rank, from 0."""
+    """Index of the microbatch on its rank, from 0."""
 
 
 class Size(NamedTuple):
@@ -71,7 +71,10 @@ def deal_episodes(
         sizes: Size of each episode.
         cost: Cost of a sequence.
         ranks: Number of ranks.
-        microbatch_tokens: Most tokens of a microbatch.
+        microbatch_tokens: Most tokens of a microbatch; a longer episode gets one of its own.
+
+    Returns:
+        The place of each episode, in their order.
     """
     deals: list[tuple[int, float, list[SequencePlacement]]] = []
     cheapest = least = math.inf
@@ -240,6 +243,9 @@ def deal(
         costs: Cost of each sequence, in any unit.
         ranks: Number of ranks.
         microbatch_tokens: Most tokens of a microbatch.
+
+    Returns:
+        The place of each sequence, in their order.
     """
     places: dict[int, SequencePlacement] = {}
     left = sorted(range(len(costs)), key=lambda row: (-costs[row], row))

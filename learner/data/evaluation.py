@@ -260,7 +260,11 @@ class Evaluations:
         self._is_sampled = True
 
     def collect(self) -> None:
-        """Close the rounds that are complete or out of time; returns at once."""
+        """Close and report the rounds that are complete or out of time; wait for none.
+
+        Asks the store at most every `COLLECT_EVERY_S`. Unreadable answers are logged and left out,
+        and a round without a greedy answer is logged, not reported.
+        """
         now = self._clock()
         if not self._open or now - self._collected_at < COLLECT_EVERY_S:
             return

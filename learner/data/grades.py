@@ -48,7 +48,7 @@ def metrics_of(run: RunSettings, rewards: RewardSettings) -> dict[str, AnswerMet
 
 
 def weighs_exact(rewards: RewardSettings) -> bool:
-    """Whether the environment's own score is trained where no function gives another."""
+    """Whether the part `exact` counts in the reward: without weights, or with one above 0."""
     return not rewards.weights or rewards.weights.get(EXACT, 0.0) > 0
 
 
@@ -69,7 +69,10 @@ def common_title(titles: Iterable[str]) -> str:
 
 
 def mean_parts(answers: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each named part, over the answers that have it."""
+    """Return the mean of each named part, over the answers that have it.
+
+    Of more than `MAX_ENTRIES` parts the rarest are left out.
+    """
     parts: dict[str, list[float]] = {}
     for answer in answers:
         for name, value in answer.items():

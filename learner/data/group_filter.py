@@ -106,7 +106,11 @@ class GroupFilter:
         self.num_filtered = 0
 
     def reason_to_drop(self, step: int, episodes: Sequence[Episode]) -> str | None:
-        """Name the reason not to train a group in batch `step`; None to train it."""
+        """Name the reason not to train a group in batch `step`; None to train it.
+
+        A group of equal rewards is counted in `num_filtered`; once as many are counted as
+        `algorithm.max_gen_batches` allows for this batch, the next are trained.
+        """
         if self._is_impossible(step, episodes):
             return IMPOSSIBLE
         if self._is_stale(step, episodes):

@@ -48,7 +48,10 @@ class Records:
     def units(
         self, units: Sequence[ClaimedUnit]
     ) -> Iterable[tuple[ClaimedUnit, list[Episode] | None]]:
-        """Read the episodes of units, in order; None where a record is missing or malformed."""
+        """Read the episodes of units, in order; None for a unit with a bad record, which is logged.
+
+        A bad record is missing, malformed, or of another task.
+        """
         ids = [task_id for unit in units for task_id in unit.task_ids]
         if not ids:
             return
@@ -64,13 +67,16 @@ class Records:
         """Read the episodes of tasks of a sealed batch.
 
         Raises:
-            RecordError: An episode is missing or malformed.
+            RecordError: A record is missing, malformed, or of another task.
         """
         records = self._store.run(operations.records(task_ids))
         return [self._episode(i, record) for i, record in zip(task_ids, records, strict=True)]
 
     def sweep(self, *, older_than_s: float = ON_ITS_WAY_S) -> None:
-        """Remove objects that the store no longer refers to; what a bucket refuses waits."""
+        """Remove objects of that age that the store no longer refers to.
+
+        Does nothing without an object store. Its errors are logged; the next call tries again.
+        """
         if self._objects is None:
             return
         try:
@@ -91,8 +97,8 @@ class Records:
         if is_reference(record):
             if self._objects is None:
                 raise RecordError(
-                    f"the record of task {task_id} must be in Redis, got a reference; "
-                    "set buffer.object_store to what the broker has"
+                    f"the record of task {task_id} must be in Redis, got a reference to an object "
+                    "store; set buffer.object_store to the address that the broker has there"
                 )
             record = self._objects.get(task_id, record)
         episode = decode_episode(record)
@@ -100,7 +106,8 @@ class Records:
         if (episode.task_id, episode.group_id) != (task_id, group_id):
             raise RecordError(
                 f"the record must be of task {task_id} of group {group_id}, got one of task "
-                f"{episode.task_id} of group {episode.group_id}"
+                f"{episode.task_id} of group {episode.group_id}; there is nothing to do: its group "
+                "is dropped, or its sealed batch given up"
             )
         return shape_reward(
             episode, self._rewards, max_completion_tokens=self._max_completion_tokens
@@ -137,7 +144,10 @@ def shape_reward(
 def shaped(
     reward: float, parts: dict[str, float], rewards: RewardSettings, *, tokens: tuple[int, int]
 ) -> tuple[float, dict[str, float]]:
-    """Weigh the parts of a reward and punish length.
+    """Weigh the parts of a reward and punish length; return reward and parts.
+
+    Without weights the reward stays; the punishment is one more part. A part that is missing
+    counts 0.
 
     Args:
         reward: Reward as the actor computed it.

@@ -89,7 +89,10 @@ class RetryingStore:
         self._recover = recover
 
     def trust(self) -> str:
-        """Work with the server process that answers now; returns its run_id."""
+        """Work with the server process that answers now; returns its run_id.
+
+        Waits for a server as `run` does, and raises the same if there is none.
+        """
         run_id = self._patiently(self._store.server_run_id)
         self._store.trust(run_id)
         return run_id
@@ -97,14 +100,17 @@ class RetryingStore:
     def run(self, operation: Operation[T]) -> T:
         """Run an operation, retrying while the store is away.
 
+        A store that restarted or lost writes is recovered first, in this thread.
+
         Raises:
             LostLineage: A newer learner owns the run.
-            StoreError: The store refused, or was away for longer than `patience_s`.
+            StoreError: The store refused, was away for longer than `patience_s`, or is away while
+                the learner is asked to stop; or recovery failed.
         """
         return self._patiently(lambda: self._attempt(operation))
 
     def may_be_gone(self) -> SuppressUnreachableStore:
-        """Go on without a store that is away while the learner stops."""
+        """Return a block that ends early, without an error, if the store is away during a stop."""
         return SuppressUnreachableStore(self._stopping)
 
     def _patiently(self, attempt: Callable[[], T]) -> T:

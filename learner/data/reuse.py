@@ -83,7 +83,10 @@ class Reuse:
             log.debug("forgot kept groups", step=step, groups=forgotten)
 
     def draw(self, step: int) -> dict[int, ReusedGroup]:
-        """Draw kept groups for batch `step`, which is about to be sealed; by group."""
+        """Draw kept groups for batch `step`, which is about to be sealed; by group.
+
+        Groups that are too old or have lost a record are forgotten, and not replaced by others.
+        """
         if not self._groups:
             return {}
         drawn = self._take(step, self._groups)
@@ -94,14 +97,17 @@ class Reuse:
         return {group: kept for group, kept in fit.items() if kept is not None}
 
     def replay(self, step: int) -> dict[int, ReusedGroup]:
-        """Read the groups that a sealed batch reuses; they are not judged again."""
+        """Read the groups that a sealed batch reuses; they are not judged again.
+
+        Those whose records the store has lost are logged and left out.
+        """
         read = self._take(step, 0)
         if None in read.values():
             log.error("the store has lost records that a sealed batch reuses", step=step)
         return {group: reused for group, reused in read.items() if reused is not None}
 
     def rate(self, step: int, groups: Mapping[int, Sequence[Episode]]) -> list[Rating]:
-        """Rate the new groups of batch `step` for the store to keep."""
+        """Rate the new groups of batch `step` for the store to keep; empty if it keeps none."""
         if not self._replay.capacity:
             return []
         return [

@@ -147,7 +147,7 @@ def choose(learner: LearnerSettings, module: nn.Module, device: torch.device) ->
 
 
 def checkpoint_layers(layers: Iterable[nn.Module], kind: Kept, *, offload: bool = False) -> None:
-    """Let each layer compute its activations again; before it is sharded.
+    """Let each layer compute its activations again; call it before they are sharded.
 
     Args:
         layers: Layers of one model.

@@ -318,5 +318,5 @@ def check_packing(causal_lm: PreTrainedModel) -> None:
 def _cannot_be_packed(model: PreTrainedModel, reason: str) -> SettingsError:
     return SettingsError(
         "run.model must attend within sequences that are packed behind each other "
-        f"(docs/models.md), got {type(model).__name__}: {reason}; choose another model"
+        f"(docs/models.md), got {type(model).__name__} ({reason}); choose another model"
     )

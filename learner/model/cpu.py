@@ -30,7 +30,10 @@ LARGEST = 2**25
 
 
 def keep_freed_memory() -> bool:
-    """Keep freed memory in this process; False where the C library cannot, or is configured."""
+    """Keep freed memory in this process; False where it stays as it was.
+
+    That is where the C library cannot, or variables `MALLOC_...` of the environment configure it.
+    """
     library = ctypes.CDLL(None)
     if any(name.startswith("MALLOC_") for name in os.environ) or not hasattr(library, "mallopt"):
         return False

@@ -83,7 +83,7 @@ class VocabularyPart:
         return torch.where(is_here_C, places_C, 0), is_here_C
 
     def merge(self, measures_4C: Tensor, is_here_C: Tensor | None) -> Tensor:
-        """Merge the parts of all ranks.
+        """Merge the parts of all ranks. Collective, as all below.
 
         Args:
             measures_4C: Largest logit; from it, the chosen logit, the sum of the powers, and the
@@ -210,7 +210,7 @@ class LogitChunk:
         self._is_prepared = False
 
     def statistics(self) -> Statistics:
-        """Compute log-probs and entropies."""
+        """Compute log-probs and entropies. Collective where ranks have parts of the vocabulary."""
         measures_4C = self._measure()
         tops_C, chosen_C, sums_C, products_C = self._part.merge(measures_4C, self._is_here_C)
         logs_C = sums_C.log()
@@ -236,7 +236,10 @@ class LogitChunk:
         return measures_4C
 
     def draw(self, numbers_C: Tensor) -> Tensor:
-        """Draw a token from each distribution, by numbers between 0 and 1. Shape [C], int64."""
+        """Draw a token from each distribution, by numbers between 0 and 1. Shape [C], int64.
+
+        Collective where `statistics` is.
+        """
         log_sums_C = self.statistics().log_sums_C
         shares_C = torch.empty_like(log_sums_C)
         for rows, logits_RV in self._blocks():

@@ -201,9 +201,9 @@ def _narrow_base(causal_lm: PreTrainedModel, *, is_packed: bool) -> None:
             continue
         if module.in_features % FOUR_BIT_BLOCK:
             raise SettingsError(
-                "learner.base_dtype must be bfloat16 for a model whose matrices have a number of "
-                f"columns that {FOUR_BIT_BLOCK} does not divide, got nf4 with {module.in_features} "
-                f"of {name}; set learner.base_dtype to bfloat16"
+                "learner.base_dtype must be bfloat16 for a model with a matrix whose number of "
+                f"columns {FOUR_BIT_BLOCK} does not divide, got nf4 and {module.in_features} "
+                f"columns of {name}; set learner.base_dtype to bfloat16"
             )
         module.pack()
     for parameter in causal_lm.parameters():

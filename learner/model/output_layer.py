@@ -260,6 +260,8 @@ def softmax_of(
 def check_output_layer(causal_lm: PreTrainedModel) -> None:
     """Refuse models that get to their logits in an unsupported way: scores would be wrong.
 
+    The model, whose weights must be in memory, computes four tokens to be compared.
+
     Raises:
         SettingsError: The model's logits differ from those computed here.
     """
@@ -273,6 +275,6 @@ def check_output_layer(causal_lm: PreTrainedModel) -> None:
     if not torch.allclose(logits_BTV, expected_BTV, rtol=1e-4, atol=1e-4):
         raise SettingsError(
             "run.model must change its logits in a supported way (docs/models.md), got "
-            f"{type(causal_lm).__name__}, which changes those of its output layer; "
-            "choose another model"
+            f"{type(causal_lm).__name__}, whose logits differ from those that its config.json "
+            "gives; choose another model"
         )

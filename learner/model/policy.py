@@ -90,7 +90,11 @@ def hold_gradients(module: nn.Module, *, keeps_whole: bool) -> None:
 
 
 def has_room(modules: Collection[nn.Module], ranks: Ranks) -> bool:
-    """Whether every rank has room for whole gradients and parameters; every rank must call it."""
+    """Whether to reduce gradients once for an optimizer step; every rank must call it.
+
+    That is so where every rank has room for whole gradients and parameters, and where there is
+    something to save: several ranks, or offloaded parameters.
+    """
     parameters = [parameter for module in modules for parameter in module.parameters()]
     number = sum(count_weights(module) for module in modules)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
@@ -246,6 +250,9 @@ def shard(
         offload: What lies in host memory (`learner.offload`).
         compiled: Compile layers.
         tensor: Ranks that divide matrices; those of `mesh` have the same part.
+
+    Raises:
+        SettingsError: There is nothing to compile with, or the model's matrices cannot be divided.
     """
     layers = layers_of(policy.causal_lm.base_model)
     if compiled:

@@ -68,7 +68,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Rank 0 talks to the store and writes the files of the run."""
+        """Whether this is rank 0, which talks to the store and writes the files of the run."""
         return self.rank == 0
 
     @property
@@ -82,7 +82,7 @@ class Ranks:
         return self.size // (self.sequence.size * self.tensor.size)
 
     def broadcast(self, message: bytes | None) -> bytes:
-        """Send rank 0's bytes to all; the other ranks pass None."""
+        """Send rank 0's bytes to all, and return them; the other ranks pass None. Collective."""
         if self.size == 1:
             assert message is not None
             return message
@@ -96,7 +96,7 @@ class Ranks:
         return buffer.numpy().tobytes()
 
     def gather(self, message: bytes) -> list[bytes]:
-        """Exchange one message of each rank; every rank gets all, in their order."""
+        """Exchange one message of each rank; every rank gets all, in their order. Collective."""
         if self.size == 1:
             return [message]
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
@@ -111,13 +111,16 @@ class Ranks:
         ]
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum a tensor over ranks; of ranks that share a microbatch, only the first counts."""
+        """Sum a tensor over ranks, on the CPU; of ranks with the same microbatch one counts.
+
+        Collective.
+        """
         is_first = self.sequence.rank == self.tensor.rank == 0
         counted = values if is_first else torch.zeros_like(values)
         return self._reduce(counted, dist.ReduceOp.SUM)
 
     def maximum(self, values: Tensor) -> Tensor:
-        """Take the maximum over all ranks, element by element."""
+        """Take the maximum over all ranks, element by element, on the CPU. Collective."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def barrier(self) -> None:
@@ -144,6 +147,9 @@ def join(
 ) -> Ranks:
     """Join the process group that the environment describes; a group of one if it describes none.
 
+    Waits for the other ranks. Sets this process's GPU, or on a CPU torch's threads and how memory
+    is kept (`cpu.py`).
+
     Args:
         device: `auto`, `cpu` or `cuda`.
         threads: Threads of torch on a CPU.
@@ -152,6 +158,7 @@ def join(
 
     Raises:
         SettingsError: Torch sees no GPU for `device`, or the ranks cannot be grouped so.
+        RuntimeError: The other ranks did not come within `timeout_s`; torch's own error.
     """
     kind = _kind(device)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))

@@ -17,12 +17,19 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def interfaces(ours: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for ranks that meet on this interface; what a person has set stays."""
+    """Return the variables for ranks that meet on this interface.
+
+    Those of `INTERFACES` that a person has set are left out, so that they stay. `LAUNCHER_SET`
+    lists the others, which `without_launchers` takes away again.
+    """
     chosen = [name for name in INTERFACES if name not in environment]
     return dict.fromkeys(chosen, ours) | {LAUNCHER_SET: ",".join(chosen)}
 
 
 def without_launchers(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a process that has to reach more than the other ranks."""
+    """Return the environment without the interfaces that a launcher chose.
+
+    It is for a process that has to reach more than the other ranks. What a person has set stays.
+    """
     chosen = environment.get(LAUNCHER_SET, "").split(",")
     return {name: text for name, text in environment.items() if name not in (*chosen, LAUNCHER_SET)}

@@ -257,7 +257,8 @@ def read_weights(model: PreTrainedModel, path: str | Path, *, first_rows: bool =
         first_rows: The files may have further rows of a tensor, which are not read.
 
     Raises:
-        SettingsError: The files do not hold every weight.
+        SettingsError: The files cannot be read, lack a weight or have it in another shape, or hold
+            two different ones that the configuration ties.
     """
     files = _open(path)
     keys = _keys(model, files.shapes)
@@ -267,8 +268,8 @@ def read_weights(model: PreTrainedModel, path: str | Path, *, first_rows: bool =
         saved = [keys[name] for name in names if name in keys]
         if not saved and isinstance(tensor, nn.Parameter):
             raise SettingsError(
-                f"run.model must hold {names[0]} as it is trained, got none in {path}; "
-                f"choose another model"
+                f"run.model must hold {names[0]} as a tensor of its own, got none in {path}; "
+                f"download or save it again, or choose another model"
             )
         if is_packed(tensor):
             scales = model.get_parameter(f"{names[0].removesuffix('weight')}{SCALES}")
@@ -349,7 +350,7 @@ def _check_shape(key: str, shape: tuple[int, ...], tensor: Tensor, path: str | P
     if shape != shape_of(tensor):
         raise SettingsError(
             f"run.model must hold {key} of shape {shape_of(tensor)}, as its config.json says, got "
-            f"{shape} in {path}; choose another model"
+            f"{shape} in {path}; download or save it again, or choose another model"
         )
 
 
@@ -394,6 +395,7 @@ def _file_names(path: str | Path) -> list[str]:
 
 def _no_model(path: str | Path, error: Exception) -> SettingsError:
     return SettingsError(
-        f"run.model must be a Hugging Face model directory or hub name, got {str(path)!r}; "
-        f"{str(error).splitlines()[0]}"
+        f"run.model must be a Hugging Face model directory or hub name, got {str(path)!r} "
+        f"({str(error).splitlines()[0]}); correct the name, mend the folder, or choose another "
+        "model"
     )

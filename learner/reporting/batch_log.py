@@ -193,7 +193,10 @@ class BatchLog:
         self._tracking.start()
 
     def finish_totals(self) -> None:
-        """Count the time since the last batch; call it when the run has finished."""
+        """Count the time since the last batch, and end the thread of advice: the run has finished.
+
+        The thread may judge the batches that wait for 20 s more.
+        """
         since_s = time.monotonic() - self._began
         self.totals.wall_s += since_s
         self.totals.actor_s += self._advisor.fleet.present * since_s
@@ -294,6 +297,7 @@ def _missing_parts(batch: ClaimedBatch) -> list[Alert]:
         return []
     why = (
         f"rewards.weights must name parts of the reward, got {', '.join(batch.missing_parts)}, "
-        "which no episode of the batch has; it was trained as if they were 0"
+        "which no episode of the batch has; correct the names, or return such parts: the batch "
+        "was trained with 0 for them"
     )
     return [Alert("reward_part_missing", why)]

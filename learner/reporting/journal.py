@@ -158,7 +158,7 @@ class Journal:
         return {step: result.score for step, result in results.items() if result.title == newest}
 
     def rewind(self, step: int) -> None:
-        """Remove the lines of later steps: the learner resumes after `step`."""
+        """Remove the lines of later steps, and `summary.json`: the learner resumes after `step`."""
         self.run_snapshot = RunSnapshot()
         for name in ("metrics", "batches", "eval"):
             kept = [line for line in self.lines(name) if float(str(line["step"])) <= step]
@@ -184,7 +184,7 @@ class Journal:
 
 
 def finite(figures: Mapping[str, object]) -> dict[str, object]:
-    """Replace figures that are not finite, which JSON cannot hold, by None."""
+    """Replace figures that are not finite, which JSON cannot hold, by None; not within maps."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in figures.items()

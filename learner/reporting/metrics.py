@@ -61,7 +61,7 @@ def batch_figures(
     """Count the contents of batch `step`.
 
     Args:
-        episodes: All episodes of the batch.
+        episodes: All episodes of the batch, at least one.
         step: The batch.
         lineage: The learner's own.
         lineages: lineage -> step it forked at.

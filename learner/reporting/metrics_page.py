@@ -98,7 +98,11 @@ class LearnerPage:
         self._published = 0
 
     def serving(self, settings: Settings, *, is_first: bool) -> AbstractContextManager[None]:
-        """Serve the page while a body runs, on rank 0 and where the settings ask for it."""
+        """Serve the page while a body runs, on rank 0 and where the settings ask for it.
+
+        Raises:
+            SettingsError: The address cannot be listened on.
+        """
         return serving(
             settings.learner.metrics_endpoint if is_first else None,
             METRICS,

@@ -161,7 +161,7 @@ class RunSnapshot:
         self.scores = DownsampledSeries()
 
     def encode(self) -> bytes | None:
-        """Write the run snapshot as JSON; None where it would be too large."""
+        """Write the run snapshot as JSON; None where it would have more than `MAX_BYTES`."""
         text = json.dumps(
             {
                 "batches": self.batches,
@@ -184,8 +184,8 @@ class RunSnapshot:
             told = msgspec.json.decode(text, type=_SnapshotFields)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RecordError(
-                f"a run snapshot must be one that this version's learner writes, got: {error}; use "
-                "the release of Nyala that the learner has"
+                "a run snapshot must be one that a learner of this release writes, got other "
+                f"content ({error}); use the release of Nyala that the learner has"
             ) from None
         run_snapshot = cls()
         for batch in told.batches[-RECENT:]:

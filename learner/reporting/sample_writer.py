@@ -126,7 +126,10 @@ class SampleWriter:
             self._worker.start()
 
     def keep_batch(self, step: int, episodes: Sequence[Episode]) -> None:
-        """Keep some groups of a batch, if the settings keep samples of this batch."""
+        """Keep some groups of a batch, if the settings keep samples of this batch.
+
+        Never waits: episodes for which the thread has no room are counted in `dropped`.
+        """
         if not self._settings.has_batch(step):
             return
         groups = sorted({episode.group_id for episode in episodes})
@@ -140,14 +143,17 @@ class SampleWriter:
                 self._put(Origin(step, self._lineage, environment), episode)
 
     def keep_answers(self, step: int, answers: Iterable[EvaluationAnswer]) -> None:
-        """Keep the answers of an evaluation: the greedy ones, and a few of the sampled."""
+        """Keep the greedy answers of an evaluation and a few sampled ones, as `keep_batch`."""
         for answer in answers if self._settings.max_mb else ():
             if answer.sample <= SAMPLED_ANSWERS:
                 origin = Origin(step, self._lineage, answer.environment, answer.sample)
                 self._put(origin, answer.episode)
 
     def alerts(self) -> list[Alert]:
-        """Return the error that ended the thread as an alert, if there is one."""
+        """Return the reason why no samples are kept as an alert, if there is one.
+
+        It is the error that ended the thread, or that there is no tokenizer.
+        """
         try:
             self._worker.raise_if_failed()
         except Exception as error:  # noqa: BLE001 - whatever it is, the run does not need samples
@@ -155,8 +161,8 @@ class SampleWriter:
         if self._failure is None:
             return []
         why = (
-            f"samples.jsonl must be writable beside training, got {self._failure}; the run goes on "
-            "without keeping samples until the learner starts again"
+            f"episodes must be kept as text in samples.jsonl, got {self._failure}; mend that, and "
+            "start the learner again: until then the run goes on without samples"
         )
         return [Alert("samples_not_kept", why)]
 

@@ -204,7 +204,7 @@ class SampleFiles:
         self._part_bytes = min(PART_BYTES, max_bytes // 8)
 
     def rewind(self, step: int) -> None:
-        """Remove the lines of later steps, and end what a killed process has begun."""
+        """Remove the lines of later steps, and damaged ones; finish what a killed process began."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for unfinished in self._folder.glob(f".{NAME}*.jsonl*"):
             unfinished.unlink()
@@ -270,7 +270,7 @@ def sample_paths(folder: Path) -> list[Path]:
 def read_samples(folder: Path) -> Iterator[SampleLine]:
     """Read all samples of a run, the oldest first, while it may be writing.
 
-    A line that a crash or the disk damaged is left out.
+    A line that a crash or the disk damaged is left out. Without files there is no sample.
     """
     for file in _open_all(folder):
         with file, suppress(EOFError, OSError, zlib.error):

@@ -66,7 +66,7 @@ class AdamW8bit(torch.optim.Optimizer):
 
 
 def zeros_for(parameter: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Make zeros, sharded as the parameter is where they have its rows."""
+    """Make zeros, sharded as the parameter is where they have its rows, else whole."""
     whole = parameter.detach()
     if shape == tuple(whole.shape):
         return torch.zeros_like(whole, dtype=dtype)

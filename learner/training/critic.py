@@ -149,6 +149,9 @@ def make_critic(
         model_path: Initial weights of a second model.
         ranks: Ranks to shard over.
         dtype: Dtype of a second model's forward and backward passes; the head stays in float32.
+
+    Raises:
+        SettingsError: A second model cannot be loaded, or does not fit `learner` or `parallel`.
     """
     if settings.kind == "none":
         return None

@@ -66,7 +66,7 @@ class Guard:
         self._algorithm = algorithm
         self.state = state
         self.has_skipped_step = state.skipped_in_a_row > 0
-        """No good batch since the last skipped step: the weights are none to roll back to."""
+        """Whether the last batch had a skipped step: its weights are none to roll back to."""
 
     @property
     def lr_scale(self) -> float:
@@ -94,7 +94,9 @@ class Guard:
         return self.state.skipped_in_a_row >= self._bounds.max_skipped_in_a_row
 
     def watch(self, trained: TrainedBatch) -> list[Alert]:
-        """Judge a trained batch and adapt the settings of the next one.
+        """Judge a trained batch and adapt the settings of the next one; return what was found.
+
+        A batch with a skipped step is only counted. The caller then rolls back if `must_roll_back`.
 
         Raises:
             DivergedError: More than `max_rollbacks` rollbacks would be needed.

@@ -74,7 +74,7 @@ class StepOutcome:
 
 
 class ScheduledOptimizer:
-    """Applies accumulated gradients once for each batch."""
+    """Applies accumulated gradients, at the learning rate of their batch."""
 
     def __init__(self, model: nn.Module, schedule: Schedule, settings: LearnerSettings) -> None:
         self.schedule = schedule
@@ -100,12 +100,12 @@ class ScheduledOptimizer:
         return NAMES[type(self._optimizer_of[parameter])]
 
     def forget(self) -> None:
-        """Clear the moments of all parameters."""
+        """Clear the moments of all parameters, as before the first step."""
         for optimizer in self._optimizers:
             optimizer.state.clear()
 
     def step(self, step: int | None = None, *, loss: float = 0.0) -> StepOutcome:
-        """Clip, apply and clear the gradients of batch `step` (default: the next one).
+        """Clip, apply and clear the gradients of batch `step` (default: the next one). Collective.
 
         Parameters and moments stay as they are if the loss or the norm is not finite; both are
         merged over ranks, so all ranks skip together.
@@ -125,7 +125,10 @@ class ScheduledOptimizer:
         return StepOutcome(grad_norm, rate, skipped, is_loss_finite)
 
     def discard(self, step: int) -> StepOutcome:
-        """Discard the gradients of batch `step`; parameters and moments stay as they are."""
+        """Discard the gradients of batch `step`; parameters and moments stay as they are.
+
+        The outcome has the norm of the gradients and a learning rate of 0, and is not `skipped`.
+        """
         grad_norm = self._clip()
         self._clear_gradients()
         self.steps_taken = step

@@ -53,6 +53,7 @@ class TrainedBatch:
     """Measurements of one trained batch, merged over ranks."""
 
     loss: float
+    """Mean of the policy losses of the optimizer steps."""
     outcome: BatchOutcome
     divergence: Divergence
     kl_coefficient: float
@@ -74,7 +75,8 @@ def train_batch(
 ) -> TrainedBatch:
     """Train batch `step` on this rank's microbatches; every rank must call it.
 
-    `before_step` is called before parameters or moments change.
+    `before_step` is called before each optimizer step, so before parameters or moments change; an
+    exception of it ends the batch there.
     """
     with phase("prepare"):
         prepared = prepare(
@@ -136,7 +138,10 @@ def _accumulate_all(
 
 
 def merge_outcomes(steps: Sequence[StepOutcome]) -> BatchOutcome:
-    """Merge the outcomes of a batch's optimizer steps."""
+    """Merge the outcomes of a batch's optimizer steps.
+
+    The norm is the largest, NaN if one is not finite; the learning rate is that of the last step.
+    """
     norms = [step.grad_norm for step in steps]
     return BatchOutcome(
         grad_norm=max(norms) if all(map(math.isfinite, norms)) else math.nan,

@@ -46,6 +46,7 @@ class BackgroundPublisher:
             publish: Does it; calls its argument when the model may change again.
 
         Raises:
+            DeadlineError: The previous publish hangs.
             Exception: The error that ended the previous publish.
         """
         self.join()
@@ -55,7 +56,7 @@ class BackgroundPublisher:
         """Wait until the model may change.
 
         Raises:
-            DeadlineError: The publish hangs.
+            DeadlineError: The publish has not got so far within `DEADLINE_S`.
             Exception: The error that ended the publish, if it has ended.
         """
         current = self._current
@@ -71,7 +72,7 @@ class BackgroundPublisher:
         """Wait until actors can fetch the weights.
 
         Raises:
-            DeadlineError: The publish hangs.
+            DeadlineError: The publish has not ended within `DEADLINE_S`.
             Exception: The error that ended the publish, such as `LostLineage`.
         """
         current, self._current = self._current, None
@@ -82,7 +83,7 @@ class BackgroundPublisher:
             raise _hangs()
 
     def close(self) -> None:
-        """Wait for the end of a publish under way, whatever its result."""
+        """Wait for the end of a publish under way, `DEADLINE_S` at most; its error is dropped."""
         with contextlib.suppress(Exception):  # the loop has ended, so an error has no use
             self.join()
 
@@ -116,5 +117,5 @@ class _Publish:
 def _hangs() -> DeadlineError:
     return DeadlineError(
         f"weights must be handed over within {DEADLINE_S:.0f} s, got an unfinished publication; "
-        "look at the other ranks' logs"
+        "look for the cause in the logs of all ranks, and start the learner again"
     )

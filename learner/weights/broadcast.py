@@ -89,8 +89,9 @@ class Broadcast:
     def freeze_members(self, version: PolicyVersion) -> Membership | None:
         """Freeze the members for a version; None = every actor pulls it.
 
-        So they do while torch is being imported, and for good where it cannot be: the worker logs
-        that, and pulls need no torch.
+        The first call with candidates begins to import torch in a thread. Until it is imported the
+        result is None, and for good where it cannot be: the thread logs that, and pulls need no
+        torch.
         """
         if self._has_torch:
             return self._epochs.begin_epoch(version)
@@ -99,7 +100,11 @@ class Broadcast:
         return None
 
     async def run(self, slot: WeightSlot, membership: Membership) -> bool:
-        """Send the slot to these members; False if a member does not have it: such members pull."""
+        """Send the slot to these members; False if a member does not have it: such members pull.
+
+        A group that does not form is tried once more without the members that were silent. A
+        collective that outlives its deadline ends this process, with `STUCK_EXIT_CODE`.
+        """
         self._digest, self.num_bytes = slot.manifest.digest, 0
         if await self._form_group(membership, bucket_bytes_of(slot)):
             return await self._send(slot, membership)
@@ -112,7 +117,7 @@ class Broadcast:
         return not left_out
 
     def on_answer(self, actor: str, answer: Ready | Ack | WeightGroupFault) -> None:
-        """Process a member's answer."""
+        """Process a member's answer; one about another version than the present one is ignored."""
         membership = self._epochs.membership
         if membership is None or answer.version != membership.version:
             return

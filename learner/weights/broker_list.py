@@ -63,7 +63,11 @@ class BrokerWatch:
         self._worker = Worker(self._watch, name="broker-watch").start()
 
     def check_broker_thread(self) -> None:
-        """Raise the error that ended the thread."""
+        """Raise the error that ended the thread, if one did.
+
+        Raises:
+            Exception: A defect: an error of the store is logged, and does not end it.
+        """
         self._worker.raise_if_failed()
 
     def close(self) -> None:

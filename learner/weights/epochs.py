@@ -192,7 +192,10 @@ class WeightEpochs:
         return silent
 
     def retry(self) -> Membership | None:
-        """BROKEN -> FORMING for the same version, unless its tries are used up."""
+        """BROKEN -> FORMING for the same version.
+
+        None (and no change) if its tries are used up, or no actor can be in a group.
+        """
         assert self.phase is EpochPhase.BROKEN and self.membership is not None, self.phase
         return self._form(self.membership.version) if self._tries < MAX_TRIES else None
 

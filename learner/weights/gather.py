@@ -81,7 +81,8 @@ def whole_tensors(
 ) -> Iterator[Tensor]:
     """Yield the tensors in wire order; collective, and to be taken to the end.
 
-    One at a time is whole, in the publish dtype, so the peak is that of the largest tensor.
+    One at a time is whole, in the publish dtype, so the peak is that of the largest tensor. Weights
+    in `merging` have their adapters added; all others with an adapter are those of the base.
     """
     frozen = NONE_ADAPTED if merging else adapted_weights(model)
     for _, parameter in published(model):
@@ -95,7 +96,7 @@ def whole_tensors(
 
 @torch.no_grad()
 def gather_adapter(model: nn.Module, base: str, merging: Adapted) -> tuple[AdapterSpec, bytes]:
-    """Gather the adapters of a model; collective.
+    """Gather the adapters of a model in float32, and describe them; collective.
 
     Args:
         model: The published one.

@@ -1,9 +1,9 @@
 """The sending end of a weight group, in the publisher: a torch process group of its own, rank 0.
 
 Not torch's default group: that one belongs to FSDP2, and no actor may be able to hang it. The
-store listens on one address only, and so does gloo; neither authenticates, so groups are for a
-trusted network (`learner.broadcast: false` elsewhere). Every function blocks and belongs in a
-`GroupThread`.
+store listens on one address only, and so does gloo; NCCL chooses interfaces and ports itself. None
+of them authenticates, so groups are for a trusted network (`learner.broadcast: false` elsewhere).
+Every function blocks and belongs in a `GroupThread`.
 
 Not thread-safe, and of no use after an exception: gloo kills the process of a receiver whose stream
 is out of step, so a group with any doubt about it is closed and never sent to again.
@@ -83,7 +83,12 @@ def listen(host: str, ports: tuple[int, int] | None = None) -> socket.socket:
 
 
 class SendingGroup:
-    """Rank 0 of a weight group."""
+    """Rank 0 of a weight group.
+
+    With gloo it is made once all members have joined, or raises torch's error after `join_s`. With
+    NCCL the members join at the first broadcast; variables `TORCH_NCCL_...` of this process that
+    are not set are set to bound that.
+    """
 
     def __init__(self, plan: GroupPlan, listener: socket.socket) -> None:
         timeout = timedelta(seconds=plan.join_s)

@@ -67,7 +67,11 @@ class PolicyProbe:
         self._rounding = 0.0, 0.0
 
     def __call__(self) -> Probe:
-        """Score the tokens under the present weights."""
+        """Score the tokens under the present weights. Collective where `score` is.
+
+        The first call makes as many passes more as there are tokens to draw, and each that is due
+        for the rounding makes `NUM_ROUNDED` more.
+        """
         for _ in () if self._num_made else self._numbers:
             # As many on every rank: each pass gathers the parameters.
             self._token_ids, _ = self._next()

@@ -50,6 +50,9 @@ log = structlog.get_logger()
 class WeightPublisher:
     """Rank 0's side of the weight plane: owns slots, their mappings, the sidecar and the pointer.
 
+    Making one allocates the shared memory and starts the publisher process, up to 30 s. It raises
+    SettingsError if the learner's key is missing, and WeightsError if the process does not start.
+
     Args:
         model: The model whose shapes are published from now on.
         run: Settings with name, folder and publish dtype.
@@ -125,6 +128,7 @@ class WeightPublisher:
 
         Raises:
             LostLineage: A newer learner has taken the run over.
+            StoreError: The announcement cannot be put into the store.
             WeightsError: The publisher process keeps dying.
         """
         began = time.monotonic()
@@ -242,7 +246,7 @@ class FollowerPublisher:
         *,
         free: Callable[[], None] = lambda: None,
     ) -> None:
-        """Gather with rank 0. Collective."""
+        """Gather and probe with rank 0. Collective."""
         gather(model, self._specs, None, merging=self._adapted)
         if self._adapted:
             if not self._has_base:

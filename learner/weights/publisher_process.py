@@ -80,7 +80,7 @@ def parse(argument: str) -> PublisherSettings:
 
 
 def main() -> None:
-    """Serve until stdin ends."""
+    """Serve until stdin ends; where the learner was killed, remove its slots."""
     (argument,) = sys.argv[1:]
     settings = parse(argument)
     parent = os.getppid()

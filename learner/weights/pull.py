@@ -53,7 +53,13 @@ class VersionsOnOffer:
         self.current: WeightSlot | None = None
 
     def advance(self) -> WeightSlot | None:
-        """Make a sealed version the current one and return it; None if there is no newer one."""
+        """Make a sealed version the current one and return it; None if there is no newer one.
+
+        The version before stays while an actor pulls it, unless an older one does already.
+
+        Raises:
+            OSError: No file can be opened; until the next call no version is on offer.
+        """
         if self._pinned is not None and not self._is_read(self._pinned):
             self._slots.free(self._pinned)
             self._pinned = None

@@ -127,7 +127,10 @@ class WeightServer:
             case Ready() | Ack() | WeightGroupFault() if self._broadcast is not None:
                 self._broadcast.on_answer(actor, message)
             case _:
-                raise RecordError(f"an actor must not send {type(message).__name__}")
+                raise RecordError(
+                    f"an actor must send JOIN, PULL or an answer to a broadcast, got "
+                    f"{type(message).__name__}; run actors and learner with one release of Nyala"
+                )
 
     def _on_join(self, actor: str, key: str, join: Join) -> None:
         if join.share is not None:

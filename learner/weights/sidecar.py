@@ -84,7 +84,7 @@ class Sidecar:
         """Start the process and wait until it listens.
 
         Raises:
-            WeightsError: The process does not start.
+            WeightsError: The process does not listen within `START_TIMEOUT_S`; it is ended.
         """
         self._watch.start()
         try:
@@ -116,7 +116,7 @@ class Sidecar:
         self._watch.raise_if_failed()
 
     def close(self) -> None:
-        """End the process and its thread."""
+        """End the process and its thread; the process is killed after `STOP_TIMEOUT_S`."""
         self._is_closing.set()
         process = self._process
         if process is not None:
@@ -208,14 +208,15 @@ class Sidecar:
         while now - self._restarts[0] > RESTART_WINDOW_S:
             self._restarts.popleft()
         if len(self._restarts) > MAX_RESTARTS:
-            raise _failure(f"died {MAX_RESTARTS} times, last: {reason}")
+            raise _failure(f"died more than {MAX_RESTARTS} times, the last time because {reason}")
         pause_s = BACK_OFF_S[min(len(self._restarts) - 1, len(BACK_OFF_S) - 1)]
         return not self._is_closing.wait(pause_s)
 
 
 def _failure(reason: str) -> WeightsError:
     return WeightsError(
-        f"the weight publisher must run, got one that {reason}; look at the learner's log"
+        f"the weight publisher must run, got one that {reason}; mend what its lines in the "
+        "learner's log show (`nyala logs`)"
     )
 
 

@@ -94,7 +94,10 @@ def check_share(share: PeerEndpoint, key: str) -> None:
         RecordError: The key is another one, or the address is none.
     """
     if share.public_key != key:
-        raise RecordError("an actor must share under the key of its connection, got another")
+        raise RecordError(
+            "an actor must share under the key of its connection, got another; run actors and "
+            "learner with one release of Nyala"
+        )
     if not ADDRESS.fullmatch(share.endpoint):
         raise RecordError(
             f"an actor must share at tcp://host:port, got {quoted(share.endpoint)}; set "

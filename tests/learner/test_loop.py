@@ -533,7 +533,7 @@ def test_other_settings_do_not_resume(redis_url: str, tmp_path: Path, ranks: Ran
         ring.live()
     ring.settings = _settings(tmp_path, seed=1)
 
-    with pytest.raises(CheckpointError, match="with the same `run:` settings"):
+    with pytest.raises(CheckpointError, match="with the `run:` settings of now"):
         ring.live()
 
 

@@ -190,7 +190,8 @@ def test_a_publisher_that_cannot_start_is_an_error_and_not_a_wait(tmp_path, monk
     watched = Sidecar(broken, on_death=lambda: None, on_line=lambda line: None)
 
     with pytest.raises(
-        WeightsError, match="must run, got one that died 1 times, last: it has ended"
+        WeightsError,
+        match="must run, got one that died more than 1 times, the last time because it has ended",
     ):
         watched.start()
 

@@ -149,7 +149,7 @@ class AdvisorThread:
         seconds: Mapping[str, float],
         dropped: Mapping[str, int],
     ) -> None:
-        """Hand a trained batch over to the thread.
+        """Hand a trained batch over to the thread; one that finds the queue full is left out.
 
         Args:
             batch: The batch with its episodes.

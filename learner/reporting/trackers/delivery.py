@@ -132,7 +132,7 @@ class Delivery:
         self._awake.set()
 
     def request_end(self, *, is_finished: bool) -> None:
-        """Tell the thread to deliver what is left, then to end."""
+        """Tell the thread to deliver what is left, then to end; a finished run's model too."""
         self._is_finished = is_finished
         self._ended.set()
         self._awake.set()

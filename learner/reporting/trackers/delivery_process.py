@@ -61,7 +61,7 @@ LOOK_S = 0.2  # between two looks at the threads that have not ended
 
 
 def main() -> int:
-    """Deliver until the learner ends."""
+    """Deliver until the learner ends; wait first for the process of the learner's previous life."""
     for number in (signal.SIGINT, signal.SIGTERM):  # of a group: the learner ends this one itself
         signal.signal(number, signal.SIG_IGN)
     settings = Settings.model_validate_json(sys.stdin.buffer.readline())

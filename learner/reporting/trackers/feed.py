@@ -68,7 +68,10 @@ class Feed:
         ]
 
     def tables(self, *, is_ended: bool) -> list[SampleTable]:
-        """Return the tables that are complete; at the end of the run, all."""
+        """Return the tables that are complete; at the end of the run, all.
+
+        Rows of a table beyond `MAX_ROWS` are left out, and so is the middle of long texts.
+        """
         complete: list[SampleTable] = []
         while lines := self._samples.read(LINES):
             for text in lines:

@@ -49,7 +49,7 @@ class HttpApi:
         """Read an object from the server.
 
         Raises:
-            OSError: The server is away, busy, or does not know us.
+            OSError: The server is away or busy, refuses the credentials, or does not speak HTTP.
             RefusedCall: The server answers that the request is wrong.
         """
         return self._call("GET", path, None, {})
@@ -85,9 +85,7 @@ class HttpApi:
                 raise OSError(text) from None
             raise RefusedCall(error.code, str(told.get("error_code", "")), text) from None
         except http.client.HTTPException as error:
-            raise OSError(
-                f"{url} must speak HTTP, got {error!r}; correct the url of that tracker"
-            ) from None
+            raise OSError(f"{url} does not speak HTTP: {error!r}") from None
 
 
 class _Parts:
@@ -143,5 +141,6 @@ def naming_server(name: str, url: str) -> Iterator[None]:
     except (OSError, RefusedCall) as error:
         raise SettingsError(
             f"trackers.{name}.url must be a server of {name} that answers, got {url} ({error}); "
-            f"start it, or leave it out with trackers.{name}=null"
+            f"start it, correct the address or its credentials, or leave it out with "
+            f"trackers.{name}=null"
         ) from None

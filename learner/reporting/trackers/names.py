@@ -79,7 +79,11 @@ MAX_TEXT = 500  # characters of a value: what MLflow's databases have held from 
 
 
 def parameters_of(settings: Settings) -> Parameters:
-    """List all settings as `table.key`; of a list or a table the JSON."""
+    """List all settings but `trackers` as `table.key`; of a list or a table the JSON.
+
+    Credentials in addresses, and what looks like a secret in a table, are masked. Long texts are
+    cut.
+    """
     tree = settings.model_dump(mode="json", exclude={"trackers"})
     return {
         f"{table}.{key}": _plain(value)

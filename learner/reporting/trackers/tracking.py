@@ -44,7 +44,7 @@ class Tracking:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process; the run's files are those of this life."""
+        """Start the process, if there are trackers; the run's files are those of this life."""
         if not trackers_of(self._settings.trackers, self._settings.run):
             return
         self._process = subprocess.Popen(
@@ -69,23 +69,25 @@ class Tracking:
         if self._process is None or self._process.poll() is None:
             return []
         why = (
-            f"the process of trackers must run beside training, and has ended with exit code "
-            f"{self._process.returncode}; the run goes on without it until the learner starts "
-            f"again, and the trackers get the rest then"
+            f"the process of trackers must run beside training, got one that ended with exit code "
+            f"{self._process.returncode}; see why in the learner's log: the run goes on without it "
+            f"until the learner starts again, and the trackers get the rest then"
         )
         return [Alert("trackers_ended", why)]
 
     def finish(self, *, until: Callable[[], bool]) -> None:
-        """End the process of a run that has finished.
+        """End the process of a run that has finished, once it has delivered everything.
+
+        It is killed after `CLOSE_S`, or `MODEL_S` where a tracker takes the model.
 
         Args:
-            until: Ends the wait when it returns True.
+            until: Ends the wait when it returns True; the process is killed then.
         """
         self._write(FINISHED)
         self._end(MODEL_S if self._keeps_model else CLOSE_S, until=until)
 
     def close(self) -> None:
-        """End the process; the next life delivers what the trackers lack."""
+        """End the process, after `CLOSE_S` by force; the next life delivers what trackers lack."""
         self._end(CLOSE_S, until=lambda: False)
 
     def _end(self, limit_s: float, *, until: Callable[[], bool]) -> None:

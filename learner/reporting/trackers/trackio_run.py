@@ -37,15 +37,17 @@ class TrackioRun:
         with naming_server("trackio", self._settings.url):
             version = self._api.get("version").get("api_version")
             if version != API_VERSION:
-                raise OSError(
-                    f"its API must have version {API_VERSION}, got {version}; install a trackio "
-                    "that has it on the server"
+                raise SettingsError(
+                    f"trackers.trackio.url must be a server with version {API_VERSION} of "
+                    f"trackio's API, got version {version} at {self._settings.url}; install a "
+                    "trackio that has it there"
                 )
             status = self._api.post("api/get_run_mutation_status", {"args": [], "kwargs": {}})
         if not status.get("data", {}).get("allowed"):
             raise SettingsError(
-                f"TRACKIO_WRITE_TOKEN must be the write token of {self._settings.url}, got one "
-                f"that it refuses; `trackio show` prints the token where the server starts"
+                f"TRACKIO_WRITE_TOKEN must be the write token of {self._settings.url}, got none or "
+                f"one that it refuses; set it to the token that `trackio show` prints where the "
+                f"server starts"
             )
 
     def start_run(self, run_id: str | None, parameters: Parameters) -> str:

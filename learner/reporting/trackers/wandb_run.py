@@ -56,8 +56,8 @@ class WandbRun:
             raise OSError(str(error)) from None
         except self._wandb.errors.Error as error:
             raise SettingsError(
-                f"trackers.wandb must be a run that W&B accepts, got: {error}; change what it "
-                "refuses, or leave it out with trackers.wandb=null"
+                f"trackers.wandb must be a run that W&B accepts, got a refusal ({error}); change "
+                "what it refuses, or leave it out with trackers.wandb=null"
             ) from None
         # Figures of an evaluation come behind those of later batches, which W&B's own steps forbid.
         self._run.define_metric("step", hidden=True)

@@ -108,7 +108,9 @@ def test_any_box_is_read_from_any_cut(tmp_path: Path, dtype: torch.dtype) -> Non
     last = (tmp_path / "tensors-1.safetensors").rename(tmp_path / "gone.safetensors")
     _list(tmp_path)
     last.rename(tmp_path / "tensors-1.safetensors")  # there again, and not in the manifest
-    with pytest.raises(CheckpointError, match="must hold all of t, got 31 of 35 elements"):
+    with pytest.raises(
+        CheckpointError, match=r"must hold all 35 elements of t from offset .*, got 31"
+    ):
         Shards(tmp_path).read({"t": torch.zeros(7, 5, dtype=dtype)})
     with pytest.raises(CheckpointError, match=r"must hold u of shape \(2,\), got none"):
         Shards(tmp_path).read({"u": torch.zeros(2)})

@@ -81,7 +81,7 @@ def test_a_learner_without_the_object_store_says_what_is_missing(
     settings = tiny_settings(tmp_path)
     records = Records(RetryingStore(bench.store), settings.run, settings.buffer, settings.rewards)
 
-    with pytest.raises(RecordError, match=r"got a reference; set buffer\.object_store"):
+    with pytest.raises(RecordError, match=r"got a reference to .*; set buffer\.object_store"):
         records.episodes([0])
 
 

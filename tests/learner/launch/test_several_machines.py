@@ -220,7 +220,7 @@ def test_machines_that_do_not_come_end_the_others_with_a_code_that_asks_for_anot
     machines.begin(3, min_ranks=4)
 
     zero, other = machines.machines
-    with pytest.raises(DeadlineError, match=r"must join within 4 s, got 1 of 1 to 2") as ended:
+    with pytest.raises(DeadlineError, match=r"must join within 4 s, got 2 with") as ended:
         zero.code.result(PATIENCE_S)
     assert other.code.result(PATIENCE_S) == exit_code(ended.value) == 1
 

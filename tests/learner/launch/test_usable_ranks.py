@@ -44,5 +44,5 @@ def test_as_many_ranks_start_as_work_and_can_be_divided(
 def test_too_few_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "_count_gpus", lambda: 3)
 
-    with pytest.raises(SettingsError, match=r"learner\.min_ranks must be <= the GPUs .* = 3"):
+    with pytest.raises(SettingsError, match=r"working GPUs for at least 4 rank.*, got 3"):
         usable_ranks(LearnerSettings(ranks=8, min_ranks=4))

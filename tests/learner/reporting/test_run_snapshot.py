@@ -76,7 +76,7 @@ def test_other_bytes_are_refused():
         b'{"batches": [1], "evaluations": [], "rewards": [], "scores": []}',
     ):
         with pytest.raises(
-            RecordError, match="a run snapshot must be one that this version's learner"
+            RecordError, match="a run snapshot must be one that a learner of this release"
         ):
             RunSnapshot.decode(text)
 

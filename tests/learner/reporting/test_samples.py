@@ -264,7 +264,7 @@ def test_the_end_of_the_thread_is_heard_of_and_ends_nothing_else(tmp_path: Path)
 
     (alert,) = writer.alerts()
     assert alert.name == "samples_not_kept"
-    assert "got OSError: no space left; the run goes on" in alert.text
+    assert "got OSError: no space left; mend that" in alert.text
     writer.keep_batch(4, BATCH)
     assert writer.dropped == 6
 

@@ -44,7 +44,9 @@ def test_halving_is_bounded_and_a_damaged_file_is_refused(tmp_path: Path) -> Non
     for _ in range(MOST_HALVINGS):
         with pytest.raises(OutOfMemory):
             MemoryBudget(tmp_path, 4096, ALONE).halve(1, _of_the_cpu())
-    with pytest.raises(SettingsError, match=r"batch 1 must fit .* got one of 64 tokens"):
+    with pytest.raises(
+        SettingsError, match=r"batch 1 must fit .* got out of memory with microbatches of 64 tokens"
+    ):
         MemoryBudget(tmp_path, 4096, ALONE).halve(1, _of_the_cpu())
 
     (tmp_path / MEMORY_FILE).write_text("{")

@@ -253,6 +253,6 @@ def test_the_reference_is_the_policy_without_its_adapters(tmp_path: Path, ranks:
 
 def test_a_matrix_without_whole_blocks_is_refused() -> None:
     with pytest.raises(
-        SettingsError, match=r"base_dtype must be bfloat16 .* got nf4 with 32 of mo"
+        SettingsError, match=r"base_dtype must be bfloat16 .* got nf4 and 32 columns of mo"
     ):
         adapt(tiny_causal_lm(), SETTINGS, "nf4")
