@@ -185,7 +185,7 @@ def _launch_node(
         chosen.node_rank,
         host,
         port,
-        ranks=lambda: usable_ranks(learner),
+        ranks=lambda: usable_ranks(learner, has_other_nodes=True),
         min_ranks=learner.min_ranks,
         fits=fits_of(settings),
     )

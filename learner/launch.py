@@ -202,7 +202,12 @@ def fits_of(settings: Settings) -> Callable[[int], bool]:
     return fits
 
 
-def usable_ranks(learner: LearnerSettings, fits: Callable[[int], bool] = lambda _: True) -> int:
+def usable_ranks(
+    learner: LearnerSettings,
+    fits: Callable[[int], bool] = lambda _: True,
+    *,
+    has_other_nodes: bool = False,
+) -> int:
     """Count the ranks that can be started here; fewer than asked only with `learner.min_ranks`.
 
     With `learner.min_ranks` the GPUs that work are counted in a process of its own.
@@ -210,13 +215,14 @@ def usable_ranks(learner: LearnerSettings, fits: Callable[[int], bool] = lambda 
     Args:
         learner: Says how many there should be, and on what.
         fits: Whether so many can be divided as `parallel` says.
+        has_other_nodes: Whether other machines have ranks too, which `learner.min_ranks` counts.
 
     Raises:
         SettingsError: There are too few GPUs.
     """
-    least = learner.min_ranks
-    if least is None or learner.device == "cpu":
+    if learner.min_ranks is None or learner.device == "cpu":
         return learner.ranks
+    least = 1 if has_other_nodes else learner.min_ranks
     gpus = _count_gpus()
     if not gpus and learner.device == "auto":
         return learner.ranks

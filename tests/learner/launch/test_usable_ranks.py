@@ -41,6 +41,15 @@ def test_as_many_ranks_start_as_work_and_can_be_divided(
     assert usable_ranks(settings.learner, fits_of(settings)) == ranks
 
 
+def test_one_of_several_machines_needs_no_more_than_one_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(counting, "_count_gpus", lambda: 3)
+    learner = LearnerSettings(ranks=4, min_ranks=5)  # of both machines
+
+    assert usable_ranks(learner, has_other_nodes=True) == 3
+
+
 def test_too_few_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "_count_gpus", lambda: 3)
 
