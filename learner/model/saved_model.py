@@ -139,6 +139,8 @@ def empty_causal_lm(path: str | Path) -> PreTrainedModel:
             causal_lm = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation="eager"
             )
+    except SettingsError:  # of an architecture that is not supported: it says what to do
+        raise
     except (OSError, ValueError) as error:
         raise _no_model(path, error) from error
     layers_of(causal_lm.base_model)  # refuses a model that could not be sharded

@@ -159,6 +159,15 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
         load_causal_lm(tmp_path)
 
 
+def test_an_unsupported_architecture_is_refused_with_its_own_reason(tmp_path: Path) -> None:
+    save_in_files(tmp_path, "llama")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_local_experts": 4}))
+
+    with pytest.raises(SettingsError, match=r"^run\.model must be a dense model"):
+        load_causal_lm(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "layers"),
     [
