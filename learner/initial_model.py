@@ -139,9 +139,10 @@ def read_pairs(path: Path) -> list[Pair]:
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error.reason
         raise SettingsError(
-            f"--pairs must be a readable file in UTF-8, got {path} ({error.strerror}); name such a file "
+            f"--pairs must be a readable file in UTF-8, got {path} ({reason}); name such a file "
             "that this user can read"
         ) from error
     pairs = []

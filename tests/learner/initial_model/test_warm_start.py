@@ -90,6 +90,14 @@ def test_a_missing_file_of_pairs_is_a_settings_error(tmp_path: Path) -> None:
         read_pairs(tmp_path / "nowhere")
 
 
+def test_pairs_in_another_encoding_are_a_settings_error(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_bytes('{"prompt": "é", "segments": [["b", true]]}'.encode("latin-1"))
+
+    with pytest.raises(SettingsError, match=r"readable file in UTF-8, got .*pairs\.jsonl"):
+        read_pairs(file)
+
+
 def test_an_echo_repeats_the_question_without_the_mark_at_its_end() -> None:
     assert echo(Pair("abc>", (("cba", True),))) == Pair("abc>", (("abc", True),))
 
