@@ -70,8 +70,7 @@ LEAVE_S = 3.0
 def run_learner(settings: Settings, stopping: threading.Event, leave: Leave | None = None) -> bool:
     """Run the learner; True when the run has finished, False when asked to stop before.
 
-    A stop in mid-batch, or one that the loop does not notice in time, calls `leave` in another
-    thread, which ends the process.
+    A stop in mid-batch, or out of time, calls `leave` in another thread, which ends the process.
 
     Raises:
         SettingsError: A person has to change something first.

@@ -138,7 +138,12 @@ class FollowerRank:
         step: int,  # noqa: ARG002 - as every coordinator
         microbatch_tokens: int,  # noqa: ARG002
     ) -> tuple[BatchPlan, list[Episode]] | None:
-        """Receive the plan of batch `step`, and read this rank's episodes."""
+        """Receive the plan of batch `step`, and read this rank's episodes; None to stop.
+
+        Raises:
+            RecordError: A record is missing or malformed.
+            StoreError: The store refused, or was away for too long.
+        """
         while (message := self._ranks.broadcast(None)) == WAIT:
             pass
         if message == STOP:

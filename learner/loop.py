@@ -105,8 +105,8 @@ class MemoryBudget:
         durable.replace_file(self._file, msgspec.json.encode([*self._halved, step]))
         raise OutOfMemory(
             f"batch {step} must fit into memory, got out of memory with microbatches of {used} "
-            f"tokens ({reason}); start the learner again, if nothing does: it then trains it with "
-            f"microbatches of {used // 2}"
+            f"tokens ({reason}); start the learner again, unless `nyala up` does: it then trains "
+            f"the batch with microbatches of {used // 2}"
         ) from error
 
 

@@ -198,8 +198,9 @@ class NodeZero:
     def run(self) -> int:
         """Start all ranks, again and again, until they end for good; return the exit code.
 
-        They end for good with code 0, with a code of `HELPLESS`, or after `MOST_FAILURES` failures
-        in a row. The other nodes are told the code, also where this raises.
+        They end for good with code 0, with a code of `HELPLESS`, after more than `MOST_FAILURES`
+        failures in a row, or once this is asked to stop. The other nodes are told the code, also
+        where this raises.
 
         Raises:
             DeadlineError: Too few nodes joined within `JOIN_S`.

@@ -38,7 +38,7 @@ class Corrected:
     log_ratios_N: Tensor
     """log u, nats; its gradient is that of log(rho). Shape [N]."""
     keep_N: Tensor
-    """Shape [N], bool."""
+    """Tokens that count. Shape [N], bool."""
 
 
 Correction = Callable[[Tensor, Segments, AlgorithmSettings], Corrected]

@@ -237,7 +237,8 @@ def roll_back(
 ) -> int:
     """Load the newest checkpoint, or the initial model, into policy, critic and optimizers.
 
-    Also into the random number generators. Waits for a checkpoint under way. Collective.
+    A checkpoint also sets the random number generators. One that is under way is waited for.
+    Collective.
 
     Args:
         checkpoints: Checkpoints of the run.

@@ -62,7 +62,7 @@ class ClaimedBatch:
     missing_parts: tuple[str, ...] = ()
     """Parts of the reward that have a weight, and that no episode has."""
     in_order: bool = False
-    """Whether it has exactly the groups whose numbers are those of the batch."""
+    """Whether the run is deterministic, so that a batch has the same groups each time."""
 
 
 @dataclass(slots=True)
@@ -301,8 +301,8 @@ class Claims:
             if episodes is None:
                 raise RecordError(
                     f"sealed batch {step} must be readable, got a missing or malformed record in "
-                    f"group {unit.group_id}; start the learner again, if nothing does: after "
-                    f"{self._max_attempts} start(s) it gives the batch up"
+                    f"group {unit.group_id}; start the learner again, unless `nyala up` does: "
+                    f"after {self._max_attempts} start(s) it gives the batch up"
                 )
             self._episodes[unit.group_id] = episodes
         reused = self._reuse.replay(step)

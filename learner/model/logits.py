@@ -328,7 +328,10 @@ class Gradients:
             of_bias_V.add_(gradient_CV.sum(0))
 
     def finish(self) -> tuple[Tensor | None, ...]:
-        """Return the gradients of states, weight and bias once all chunks are added."""
+        """Return the gradients of states, weight and bias once all chunks are added.
+
+        None for those that are not needed. Collective where ranks have parts of the vocabulary.
+        """
         if self.of_inputs[0] is not None:
             self._inputs.part.add(self.of_inputs[0])
         return self.of_inputs

@@ -83,7 +83,7 @@ class SequenceSplit:
         return values_N if self._group.size == 1 else values_N[self.places(slice(None))]
 
     def places(self, rows: slice) -> Tensor | slice:
-        """Find some of these M tokens among the N; no index where a view serves."""
+        """Return the places among the N of `rows` of this rank's M tokens; a slice on one rank."""
         if self._group.size == 1:
             return rows
         places_M: Tensor = self._order_N.split(self._counts)[self._group.rank][rows]

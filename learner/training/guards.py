@@ -44,6 +44,7 @@ class GuardState:
     skipped_in_a_row: int = 0
     """Batches with a skipped optimizer step since the last without, or since the last rollback."""
     rollbacks: int = 0
+    """Rollbacks of the run so far."""
     restored_step: int | None = None
     """Checkpoint of the last rollback, until a newer one is written: the next rollback goes further
     back."""

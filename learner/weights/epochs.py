@@ -83,7 +83,7 @@ class WeightEpochs:
 
     def __init__(self, *, join_s: float, send_s: float, clock: Callable[[], float]) -> None:
         self.may_nccl = False
-        """Rank 0 could be in an NCCL group."""
+        """Whether rank 0 could be in an NCCL group."""
         self._nccl = NcclStrikes(clock)
         self._ready_s = join_s * READY_SHARE
         self._send_s = join_s + send_s

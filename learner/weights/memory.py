@@ -109,7 +109,7 @@ class WeightSlots:
         return None
 
     def free(self, slot: WeightSlot) -> None:
-        """Return a slot. Its mapping stays readable but may change under the reader."""
+        """Give a taken slot back. Its mapping stays readable but may change under the reader."""
         assert self._move(slot.index, "taken", "free"), f"slot {slot.index} was not taken"
 
     def reclaim(self) -> None:

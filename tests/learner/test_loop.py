@@ -320,7 +320,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_trained_in_smaller_pieces_by_t
     monkeypatch.setattr(rank_zero, "plan_batch", planned)
     monkeypatch.setattr(loop, "train_batch", train_batch)
 
-    with pytest.raises(OutOfMemory, match=r"batch 3 .* trains it with microbatches of 8192"):
+    with pytest.raises(OutOfMemory, match=r"batch 3 .* trains the batch with microbatches of 8192"):
         ring.live()
     assert ring.live()
 

@@ -39,8 +39,9 @@ class TrackioRun:
             if version != API_VERSION:
                 raise SettingsError(
                     f"trackers.trackio.url must be a server with version {API_VERSION} of "
-                    f"trackio's API, got version {version} at {self._settings.url}; install a "
-                    "trackio that has it there"
+                    f"trackio's API, got {self._settings.url} with version {version}; install such "
+                    "a trackio there, correct the address, or leave it out with "
+                    "trackers.trackio=null"
                 )
             status = self._api.post("api/get_run_mutation_status", {"args": [], "kwargs": {}})
         if not status.get("data", {}).get("allowed"):

@@ -24,7 +24,7 @@ def test_the_next_life_trains_the_batch_with_half_and_those_before_it_as_they_we
     for batch, used in ((5, 4096), (5, 2048), (9, 1024)):
         budget = MemoryBudget(tmp_path, 4096, ALONE)
         assert budget.tokens(batch) == used
-        with pytest.raises(OutOfMemory, match=f"of {used} tokens; the next start .* {used // 2}"):
+        with pytest.raises(OutOfMemory, match=f"of {used} tokens .*it then trains .* {used // 2}"):
             budget.halve(batch, _of_the_cpu())
 
     budget = MemoryBudget(tmp_path, 4096, ALONE)
