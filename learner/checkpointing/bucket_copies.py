@@ -125,7 +125,7 @@ class BucketCopies:
                 return
         if refused and not newest:
             raise CheckpointError(
-                f"one of the copies in {self._root} must be intact, got none; restore one, give "
+                f"at least one copy in {self._root} must be intact, got none; restore one, give "
                 "the run another name to begin anew, or clear the reason why the newest was "
                 f"refused: {refused}"
             )

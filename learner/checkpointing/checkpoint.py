@@ -509,9 +509,9 @@ class Checkpoints:
             return path
         if paths:
             raise CheckpointError(
-                f"one of the {len(paths)} checkpoint(s) in {self._folder} must be intact and of "
-                f"this run, got none; restore one from a copy, begin again with --fresh, or clear "
-                f"the reason why the newest was refused: {reason}"
+                f"at least one checkpoint in {self._folder} must be intact and of this run, got "
+                f"none of {len(paths)}; restore one from a copy, begin again with --fresh, or "
+                f"clear the reason why the newest was refused: {reason}"
             )
         return None
 

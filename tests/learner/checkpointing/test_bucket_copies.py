@@ -136,7 +136,7 @@ def test_a_run_all_of_whose_copies_are_damaged_does_not_begin_anew(
     _save(tmp_path / "run", range(2, 3))
     _flip(bucket, WEIGHTS)
 
-    with pytest.raises(CheckpointError, match=r"one of the copies in .* must be intact, got none"):
+    with pytest.raises(CheckpointError, match=r"at least one copy in .* must be intact, got none"):
         _checkpoints(_empty_machine(tmp_path)).newest()
 
 
