@@ -48,18 +48,22 @@ TIMEOUT_S = 600.0  # a hundred thousand items take seconds; a generator may be s
 def export(
     run: RunSettings, out: Path, *, count: int, seed: int, needs_answers: bool = True
 ) -> int:
-    """Write `count` demonstrations to `out`, which is complete once it exists.
+    """Write `count` demonstrations to `out`; return how many lines were written.
+
+    `out` is written under another name first, so it is complete once it exists.
 
     Args:
         run: Settings of the run, which name the environment.
-        out: File to write.
+        out: JSON lines to write; an existing file is replaced.
         count: Items to write.
-        seed: Block of `count` training items to write; RL begins at item 0.
-        needs_answers: There is a supervised start; else only the characters matter.
+        seed: Block of `count` training items to write; RL begins at item 0, in block 0.
+        needs_answers: Refuse an item without a demonstration. False = write such items too, for a
+            model that needs only the characters of the texts.
 
     Raises:
-        SettingsError: The environment cannot be made, or has no demonstrations.
-        DeadlineError: The export takes too long.
+        SettingsError: The environment cannot be made, or an item has no demonstration although
+            `needs_answers` is set.
+        DeadlineError: The export takes longer than 600 s.
     """
 
     def write() -> int:
@@ -93,8 +97,9 @@ def _demonstration_lines(
         segments = conversation.demonstration
         if needs_answers and not segments:
             raise SettingsError(
-                f"run.environment must know right answers for a supervised start, got none from "
-                f"{list(alone)[place.environment]}; set learner.warm_start_steps to 0"
+                f"run.environment must give demonstrations for a supervised start, got none from "
+                f"{list(alone)[place.environment]} for item {place.item}; add them there, or set "
+                "learner.warm_start_steps to 0"
             )
         fields = {
             "prompt": text_of(read_prompt(conversation.prompt)),
@@ -112,11 +117,16 @@ log = structlog.get_logger()
 
 @private_files()
 def main(arguments: list[str] | None = None) -> int:
-    """Run an actor or an export.
+    """Run an actor, or an export where the first argument is `export`.
+
+    Raises the limit on open files of this process, and makes its new files private.
+
+    Args:
+        arguments: Arguments of the command; None = those of this process.
 
     Returns:
-        0 at the end of the run, `actors.exit_when_told` for an actor that was told to go, else
-        `exit_code` of the error.
+        0 at the end of the run or of an export, `actors.exit_when_told` for an actor that a signal
+        or a preemption notice told to go, else `exit_code` of the error.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     raise_open_files()

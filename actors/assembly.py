@@ -1,4 +1,8 @@
-"""Assembly of an actor from settings: engine, tokenizer, environment, reward, connections."""
+"""Assembly of an actor from settings: engine, tokenizer, environment, reward, connections.
+
+`run_actor` is called by `actors/__main__.py`. It also registers the actor's key where it has none,
+and runs the loop of the actor to its end.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ from .engine_of_settings import line_to_worker, make_engine
 from .loop import GIVE_UP_S, ActorLoop, EpisodeTools, until_event
 from .metrics_page import ActorPage
 
-FULL_S = 120.0  # twice as long as a key is silent before another may take its place
+FULL_S = 120.0  # to wait for a place: twice as long as a key is silent before another takes its own
 FULL_PAUSE_S = 10.0
 ENVIRONMENT_TIMEOUT_S = 60.0
 
@@ -51,16 +55,16 @@ def new_incarnation(name: str) -> str:
 async def run_actor(
     settings: Settings, incarnation: str, stop: asyncio.Event, *, key: str | None = None
 ) -> None:
-    """Run an actor until its run ends or `stop` is set.
+    """Run an actor until its run ends or `stop` is set; it then drains.
 
     Args:
         settings: Settings of the run.
         incarnation: Name of this life of the actor.
         stop: Ends the actor when it is set.
-        key: Name of the actor's key; None = `actor`, or one that is registered with `enrolment`.
+        key: Name of the actor's key; None = `actor`, or a new key that `enrolment` registers.
 
     Raises:
-        NyalaError: A failure that needs a person.
+        NyalaError: A failure that ends the actor; `exit_code` says whether another start may help.
     """
     _check_endpoints(settings.broker)
     _log_engine(settings)
@@ -122,7 +126,11 @@ def _log_engine(settings: Settings) -> None:
 
 
 def greeting(settings: Settings, incarnation: str) -> Hello:
-    """Make the first message to the broker: identity, and hashes of the run's settings."""
+    """Make the first message to the broker: identity, and hashes of the run's settings.
+
+    Raises:
+        SettingsError: A file that the settings name cannot be read.
+    """
     places = episodes_at_a_time(settings, on_gpu=engine_device() == "cuda")
     return Hello(
         incarnation=incarnation,
@@ -136,10 +144,12 @@ def greeting(settings: Settings, incarnation: str) -> Hello:
 async def prepare(settings: Settings, incarnation: str) -> EpisodeTools:
     """Make environment, tokenizer and reward functions, and try them on a sample.
 
+    The processes of reward functions run from then on; `RewardPool.close` ends them.
+
     Raises:
         SettingsError: One of them cannot be made by these settings.
-        RewardError: The reward fails on the sample.
-        DeadlineError: The environment does not make an item in time.
+        RewardError: The reward fails on the sample; the processes have been ended.
+        DeadlineError: The environment is not made and tried within 60 s.
     """
     run = settings.run
     work = partial(try_environment, workers=settings.actors.environment_workers)
@@ -180,7 +190,10 @@ async def _reward_pools(
 
 
 async def _own_keys(settings: Settings, incarnation: str, key: str | None) -> KeyPair:
-    """Load the actor's own key pair, or make one and register it with the enrolment key."""
+    """Load the actor's own key pair, or make one and register it with the enrolment key.
+
+    To register waits up to 120 s for a place among the actors.
+    """
     folder = _keys_folder(settings)
     if key is not None or (folder / f"{ACTOR}.key").exists():
         return load_pair(folder, key or ACTOR)
@@ -224,12 +237,17 @@ def _client(settings: Settings, keys: KeyPair, incarnation: str) -> BrokerClient
 
 def _check_endpoints(broker: BrokerSettings) -> None:
     """Refuse port 0, with which a run's settings leave the choice to `nyala up`."""
-    for endpoint in (broker.endpoint, *broker.other_endpoints):
+    if broker.endpoint.endswith(":0"):
+        raise SettingsError(
+            f"broker.endpoint must have the port at which the run's broker listens, got "
+            f"{broker.endpoint}; give the folder of the run or its own config.yaml, or "
+            f"--set broker.endpoint=tcp://HOST:PORT (docs/fleet.md)"
+        )
+    for endpoint in broker.other_endpoints:
         if endpoint.endswith(":0"):
             raise SettingsError(
-                f"broker.endpoint must have the port at which the run's broker listens, got "
-                f"{endpoint}; give the folder of the run or its own config.yaml, or "
-                f"--set broker.endpoint=tcp://HOST:PORT (docs/fleet.md)"
+                f"broker.other_endpoints must have the ports at which brokers of the run listen, "
+                f"got {endpoint}; write the port of that broker in place of 0 (docs/fleet.md)"
             )
 
 

@@ -56,7 +56,9 @@ class CacheMeter:
 # Pure: the caller measures, and has the clock.
 
 WINDOW_S = 10.0
-FULL = 0.75  # share of a window's looks: with fewer, the actor had too little work to be measured
+FULL = (
+    0.75  # share of a window's looks at which the actor is full; with less it had too little work
+)
 USED = 0.97  # of the KV cache: episodes grow after they have begun
 EVICTED, FEW = 0.1, 2  # times for each episode that ends: below it the cache is well filled
 FEWER = 0.8
@@ -218,9 +220,13 @@ class BatchSize:
 
 
 def leases_for(slots: int, in_flight: int | None = None) -> int:
-    """Return how many leases keep so many places of an engine full.
+    """Return how many leases keep so many places of an engine full, at most `MAX_LINES`.
 
     A few episodes wait for a place, so that a free one is taken in the very next step.
+
+    Args:
+        slots: Places of the engine.
+        in_flight: Number of leases that a person has set; None = a sixteenth more than places.
     """
     return min(MAX_LINES, in_flight or slots + slots // 16)
 
@@ -283,7 +289,7 @@ class Tuner:
     """Changes the bound on an actor's episodes by its speed and its engine's cache.
 
     Args:
-        room: The bound.
+        room: The bound; it is set to the least number at once.
         actors: Settings, with the bounds of the number.
         meter: State of the engine's KV cache.
     """
@@ -299,13 +305,16 @@ class Tuner:
         return self._size.reason
 
     async def run(self, read_counts: Callable[[], ActorCounts]) -> None:
-        """Tune the room until cancelled."""
+        """Tune the room once a second until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.tune_room(time.monotonic(), read_counts())
 
     def tune_room(self, now_s: float, counts: ActorCounts) -> None:
-        """Measure once, and resize the room."""
+        """Measure once; resize the room if the best number has changed.
+
+        Nothing happens before the first step of the engine.
+        """
         size, memory = self._size, self._meter.memory
         if memory is None:
             return
@@ -325,7 +334,8 @@ class Tuner:
 # --------------------------------------------------------------------------------------------------
 # The time that an actor works, out of the tokens that its engine makes.
 #
-#     work = time without room for another episode + tokens made beside / most tokens a second
+#     work = time without room for another episode
+#            + tokens made in the rest of the time / most tokens a second
 #
 # An engine with one episode is busy, and may still be far from its greatest speed: on a GPU twice
 # as many episodes make almost twice as many tokens, on a CPU hardly more. So the greatest speed is
@@ -346,6 +356,8 @@ class WorkEstimator:
 
     def add(self, passed_s: float, tokens: int, *, episodes: int, is_full: bool) -> float:
         """Take an interval, and return how much of it was work, seconds.
+
+        An interval with episodes is all work until the greatest speed is known.
 
         Args:
             passed_s: Length of the interval.

@@ -35,8 +35,12 @@ def read_prompt(prompt: GivenPrompt, what: str = "the prompt of an item") -> Pro
 
     Half of a surrogate pair, as in the cut text of a tool, becomes U+FFFD.
 
+    Args:
+        prompt: A text, or mappings of exactly `role` and `content`; keys with null are left out.
+        what: Name of the prompt in errors.
+
     Raises:
-        SettingsError: The prompt is neither, or its last message is the policy's own.
+        SettingsError: The prompt is neither, has no message, or ends with one of the assistant.
 
     Example:
         >>> read_prompt([{"role": "user", "content": "7+8="}])
@@ -53,14 +57,14 @@ def read_prompt(prompt: GivenPrompt, what: str = "the prompt of an item") -> Pro
     if not messages or messages[-1].role == "assistant":
         raise SettingsError(
             f"{what} must end with a message to the policy, got "
-            f"{'one of the assistant' if messages else 'no message'}; put the question last, and "
-            "what follows it into the answer"
+            f"{'one of the assistant' if messages else 'no message'}; put a message of the user or "
+            "of a tool last, and a reference answer into a column of its own"
         )
     return messages
 
 
 def text_of(prompt: Prompt) -> str:
-    """Return a prompt as one text, for functions that take no messages."""
+    """Return a prompt as one text: its messages' contents, a line each, without their roles."""
     return prompt if isinstance(prompt, str) else "\n".join(turn.content for turn in prompt)
 
 
@@ -84,7 +88,8 @@ def _read_message(message: Any, what: str) -> ChatMessage:
     if filled.keys() != {"role", "content"} or not all(isinstance(v, str) for v in filled.values()):
         raise SettingsError(
             f"{what} must be a text, or messages of role and content, both text, got "
-            f"{quoted(message)}; leave tool calls and images out, which are not supported"
+            f"{quoted(message)}; give each message these two keys and no other, without images or "
+            "tool calls, which are not supported"
         )
     return ChatMessage(_without_half_pairs(filled["role"]), _without_half_pairs(filled["content"]))
 
@@ -130,7 +135,7 @@ def column_at(row: Mapping[str, Any], name: str) -> Any:
 
 @lru_cache(KEPT)
 def columns_in(text: str) -> frozenset[str]:
-    """Name the columns of a text."""
+    """Return the names of the columns that stand in braces in a text."""
     return frozenset(filter(None, _BRACES.findall(text)))
 
 
@@ -169,6 +174,8 @@ class ToolCall(NamedTuple):
 
 def read_calls(text: str) -> list[ToolCall]:
     """Return the calls of a turn after its thinking; no call if one of them is malformed.
+
+    A last `<tool_call>` that is not closed is left out.
 
     Example:
         >>> read_calls('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')

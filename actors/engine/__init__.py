@@ -13,8 +13,8 @@ torch_engine   Small engine: transformers' forward with a KV cache, for macOS an
                paging
 turns          Turns of the policy: the frame of a chat template around one, and strings that end
                one
-vllm_engine    vLLM engine: a thread steps its core, in this process or in one of its own, and ends
-               it
+vllm_engine    vLLM engine: requests, tokens and swaps of its core, in this process or in one of
+               its own
 vllm_options   Options of vLLM: from settings to its environment variables and the arguments of its
                engine
 vllm_private   Private names of vLLM, which may change with any release: all that this folder uses

@@ -48,6 +48,9 @@ class EngineChoice(NamedTuple):
 def choose_engine(settings: Settings, *, on_gpu: bool) -> EngineChoice:
     """Choose the engine of an actor of this machine.
 
+    A name in `actors.engine` is returned as it is, whether or not that engine can start here;
+    `usable_engine` refuses one that cannot.
+
     Args:
         settings: The run's settings.
         on_gpu: The actor has a GPU.
@@ -80,7 +83,7 @@ def engine_device() -> str:
 
 
 def engine_of_this_process(settings: Settings) -> EngineChoice:
-    """Choose the engine of an actor that is this process.
+    """Choose the engine of an actor that is this process, with the GPU that it sees.
 
     Raises:
         SettingsError: It cannot start here.
@@ -104,7 +107,7 @@ def usable_engine(settings: Settings, *, on_gpu: bool) -> EngineChoice:
     instead = f"{other}, and leave out actors.{key}" if key else "auto"
     raise SettingsError(
         f"actors.engine must be an engine that can start on this machine, got {choice.engine} "
-        f"({choice.reason}), and {lack}; or set actors.engine: {instead}"
+        f"({choice.reason}), but {lack}; mend that, or set actors.engine: {instead}"
     )
 
 
@@ -127,7 +130,8 @@ def episodes_at_a_time(settings: Settings, *, on_gpu: bool) -> int:
 def import_libraries(engine: str) -> None:
     """Import ahead of time what an actor with this engine imports before it samples.
 
-    For a process that forks actors: these imports initialise no device.
+    For a process that forks actors: these imports initialise no device. For vLLM, environment
+    variables of this process that nobody has set get their defaults.
     """
     entry = ENGINES[engine]
     if entry.prepare is not None:
@@ -145,7 +149,7 @@ def import_function(place: str) -> Callable[..., Any]:
 
 
 def lack_of_vllm(*, on_gpu: bool) -> str | None:
-    """Say what this machine lacks for vLLM, with what brings it; None = it can start.
+    """Return what this machine lacks for vLLM, with what brings it; None = vLLM can start.
 
     Args:
         on_gpu: The actor has a GPU.
@@ -153,7 +157,12 @@ def lack_of_vllm(*, on_gpu: bool) -> str | None:
     if importlib.util.find_spec("vllm") is None:
         return "vLLM is not installed (./run setup installs it)"
     if not _is_vllm_for_cpus():
-        return None if on_gpu else "vLLM is built for CUDA, and no GPU is visible (PROFILE=cpu)"
+        return (
+            None
+            if on_gpu
+            else "vLLM is built for CUDA, and no GPU is visible (PROFILE=cpu ./run setup installs "
+            "the one for CPUs)"
+        )
     lacks = [
         *(
             f"cannot load {name} ({remedy})"

@@ -52,13 +52,19 @@ class GenerationRequest:
             room: Tokens that the model's length leaves.
 
         Raises:
-            ValueError: names the setting.
+            ValueError: The request has no token, leaves no room for another, or has a token id
+                that the model does not have; the text names the setting.
         """
         num_tokens = len(self.token_ids)
-        if not num_tokens or room < 1:
+        if not num_tokens:
+            raise ValueError(
+                "a prompt must have at least one token, got none; give every item of "
+                "run.environment a prompt that is not empty"
+            )
+        if room < 1:
             raise ValueError(
                 "actors.max_model_len must be > the tokens of a request, got "
-                f"{num_tokens + room} for {num_tokens} tokens; raise it or shorten "
+                f"{num_tokens + room} for {num_tokens} tokens; raise it, or lower "
                 "run.max_prompt_tokens"
             )
         least, largest = min(self.token_ids), max(self.token_ids)
@@ -118,11 +124,22 @@ class Engine(Protocol):
         ...
 
     async def start(self) -> None:
-        """Load the model. Returns when the first request could be served."""
+        """Load the model. Returns when the first request could be served.
+
+        Raises:
+            EngineError: it could not be loaded; the class says whether another start may help.
+            DeadlineError: it took too long.
+        """
         ...
 
     def submit(self, requests: list[GenerationRequest]) -> None:
-        """Begin these requests; their tokens arrive through `deltas`."""
+        """Begin these requests; their tokens arrive through `deltas`.
+
+        A request takes the place of a running one with the same id.
+
+        Raises:
+            EngineError: the engine died.
+        """
         ...
 
     def abort(self, request_ids: list[str]) -> None:
@@ -136,6 +153,7 @@ class Engine(Protocol):
 
         Raises:
             EngineError: the engine died.
+            DeadlineError: it did not answer in time.
         """
         ...
 
@@ -155,12 +173,21 @@ class Engine(Protocol):
         Raises:
             MixedWeights: they were overwritten while they were loaded; generation stands until the
                 next call.
-            WeightsOverwritten: they were overwritten before loading; the old weights go on.
+            WeightsError: they are not a version of this model, or were overwritten before loading
+                (`WeightsOverwritten`); the old weights go on.
+            EngineError: the swap failed half-way, or the engine died.
+            DeadlineError: it did not answer in time.
         """
         ...
 
     async def probe(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
-        """Log-probs of tokens 1.. under the weights of this moment at temperature 1, nats."""
+        """Log-probs of tokens 1.. under the weights of this moment at temperature 1, nats.
+
+        Raises:
+            SettingsError: the sequence does not fit into the model's length.
+            EngineError: the engine died.
+            DeadlineError: it did not answer in time.
+        """
         ...
 
     async def read_back(self, staged: StagedWeights) -> list[str] | None:
@@ -168,11 +195,17 @@ class Engine(Protocol):
 
         Raises:
             WeightsError: the file is gone.
+            EngineError: the engine died.
+            DeadlineError: it did not answer in time.
         """
         ...
 
     async def close(self) -> None:
-        """Stop the engine and free its memory; running requests end without a delta."""
+        """Stop the engine and free its memory; running requests end without a delta.
+
+        Raises:
+            DeadlineError: it did not stop in time.
+        """
         ...
 
 
@@ -186,7 +219,10 @@ class Sampled(NamedTuple):
 
 
 class Stepper(Protocol):
-    """A model and its running requests, used from one thread only, but for `prepare` and `kill`."""
+    """A model and its running requests.
+
+    Used from one thread only, but for `prepare` and `kill`, which other threads call.
+    """
 
     def start(self) -> None:
         """Load the model and run one forward pass."""
@@ -219,7 +255,7 @@ class Stepper(Protocol):
         ...
 
     def step(self) -> Iterable[Sampled]:
-        """Make at least one token for some requests."""
+        """Make at least one token for some requests, or answer a probe."""
         ...
 
     def pause(self) -> Iterable[Sampled]:

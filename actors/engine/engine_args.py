@@ -76,7 +76,7 @@ def check_engine_args(arguments: Mapping[str, object]) -> None:
 
     Args:
         arguments: `actors.engine_args`. Where vLLM is installed, their names are looked up in its
-            source: to import it would take seconds.
+            source: to import it would take seconds. Elsewhere names unknown here pass.
 
     Raises:
         SettingsError: An argument may not be set; the text names it and says what to do instead.
@@ -115,4 +115,4 @@ def known_arguments() -> frozenset[str]:
 def _unknown(name: str, names: frozenset[str]) -> str:
     close = get_close_matches(name.replace("-", "_"), names, n=1)
     advice = f"did you mean {close[0]}?" if close else "`vllm serve --help=all` lists them"
-    return f"actors.engine_args must have arguments of vLLM's engine, got {name}; {advice}"
+    return f"actors.engine_args must have only arguments of vLLM's engine, got {name}; {advice}"

@@ -277,7 +277,13 @@ class EngineThread:
         on_tokens: Callable[[HandOver], None],
         on_death: Callable[[EngineError], None],
     ) -> Worker:
-        """Load the model in a new thread, and serve; both callbacks are called on this loop."""
+        """Load the model in a new thread, and serve.
+
+        Args:
+            started: Gets its result when the model is loaded; an error comes through `on_death`.
+            on_tokens: Called on the running event loop with the tokens that are due.
+            on_death: Called on that loop once, when the thread ends: after `close`, too.
+        """
         loop = asyncio.get_running_loop()
         run = partial(self._run, loop, started, on_tokens, on_death)
         return Worker(run, name="engine").start()
@@ -293,7 +299,9 @@ class EngineThread:
             self._stepper.admit(key, request, min(request.max_tokens, room))
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
             # Errors that a request can cause. A broken model raises others, and ends the thread.
-            structlog.get_logger().warning("request refused", request=request.request_id)
+            structlog.get_logger().warning(
+                "request refused", request=request.request_id, reason=str(error)
+            )
             self._stepper.cancel([key])
             self._table.refuse(key, str(error))
 
@@ -467,13 +475,15 @@ def not_started(error: BaseException) -> EngineError:
     whole = " ".join(repr(error).split())
     text = whole[:SHOWN]
     if PASSING_TEXT.search(whole):
-        return EngineError(f"the engine must start, got: {text}; this may pass: start it again")
+        return EngineError(
+            f"the engine must start, got: {text}; start the actor again later, as this may pass"
+        )
     is_lasting = isinstance(error, LASTING) and not isinstance(error, BROKEN_FILE)
     if is_lasting or LASTING_TEXT.search(whole):
         return EngineUnfit(
             f"the engine must be able to start with this model on this machine, got: {text}; "
-            "change what it names; `nyala doctor` looks for more"
+            "mend what this error names, and run `nyala doctor`, which checks the machine"
         )
     return EngineNotStarted(
-        f"the engine must start, got: {text}; the lines before this one in its log say why"
+        f"the engine must start, got: {text}; read the lines before this one in the actor's log"
     )

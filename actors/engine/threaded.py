@@ -38,6 +38,9 @@ KILLED_S = 5.0
 class ThreadedEngine:
     """The `Engine` protocol over a stepper.
 
+    A command that gets no answer within its limit raises `DeadlineError`. The engine is then killed
+    where that is possible, which vLLM in the actor's own process and the torch engine are not.
+
     Example:
         engine = vllm_engine(VllmOptions("runs/x/init", max_model_len=256))
         await engine.start()
@@ -105,6 +108,8 @@ class ThreadedEngine:
     def submit(self, requests: list[GenerationRequest]) -> None:
         """Begin these requests; one that the model cannot serve ends with a refusal.
 
+        A request takes the place of a running one with the same id.
+
         Raises:
             EngineError: the engine died.
         """
@@ -128,6 +133,7 @@ class ThreadedEngine:
 
         Raises:
             EngineError: the engine died.
+            DeadlineError: it did not answer within `command_timeout_s`.
         """
         self._check_alive()
         last: Future[HandOver] = Future()
@@ -142,6 +148,7 @@ class ThreadedEngine:
 
         Raises:
             EngineDied: the engine died, or hangs; what it made was returned by earlier calls.
+            EngineError: the engine was closed.
         """
         while not self._inbox:
             self._check_alive()
@@ -160,6 +167,7 @@ class ThreadedEngine:
             MixedWeights: it was overwritten while it was loaded; generation stands until the next
                 call.
             EngineError: the swap failed half-way, or the engine died.
+            DeadlineError: it made no progress within its limit.
         """
         self._check_alive()
         if not await asyncio.to_thread(self._stepper.prepare, staged):
@@ -175,12 +183,13 @@ class ThreadedEngine:
         Raises:
             SettingsError: the sequence does not fit into the model's length.
             EngineError: the engine died.
+            DeadlineError: it did not answer within `command_timeout_s`.
         """
         self._check_alive()
         if not 2 <= len(token_ids) < self._max_model_len:
             raise SettingsError(
                 f"a probe must hold 2 to {self._max_model_len - 1} tokens, got {len(token_ids)}; "
-                "raise actors.max_model_len"
+                "set actors.max_model_len above the tokens of a probe"
             )
         answer: Future[tuple[float, ...]] = Future()
         self._commands.put(partial(self._inside.probe, self._new_key(), token_ids, answer))
@@ -194,6 +203,7 @@ class ThreadedEngine:
         Raises:
             WeightsError: the file is gone.
             EngineError: the engine died.
+            DeadlineError: it made no progress within its limit.
         """
         self._check_alive()
         answer: Future[list[str] | None] = Future()
@@ -201,7 +211,12 @@ class ThreadedEngine:
         return await self._without_tokens(answer, "read weights back", staged)
 
     async def close(self) -> None:
-        """Stop the thread and free the model."""
+        """Stop the thread and free the model; does nothing if it has ended.
+
+        Raises:
+            DeadlineError: a step did not end within `command_timeout_s`. An engine that was given
+                up before is left behind after 5 s without an error.
+        """
         if self._thread is None or not self._thread.is_alive:
             return
         self._commands.put(self._inside.close)
@@ -209,7 +224,7 @@ class ThreadedEngine:
         await asyncio.to_thread(self._thread.join, limit_s)
         if self._thread.is_alive and not self._hangs and self._error is None:
             raise DeadlineError(
-                f"the engine must stop within {limit_s} s, got an unfinished step; kill the "
+                f"the engine must stop within {limit_s:g} s, got an unfinished step; kill the "
                 "actor's process"
             )
 

@@ -91,8 +91,9 @@ class ModelTokenizer:
             template_kwargs: Further variables of the chat template, such as `enable_thinking`.
 
         Raises:
-            SettingsError: There is no tokenizer, it has no end-of-sequence token, or there is no
-                chat template that a system prompt or variables could go into.
+            SettingsError: There is no tokenizer, it has no end-of-sequence token, there is no chat
+                template that a system prompt or variables could go into, or the template does not
+                take them, drops the assistant's turns, or writes the current date.
         """
         tokenizer = _load(model_path)
         if tokenizer.eos_token_id is None:
@@ -117,9 +118,9 @@ class ModelTokenizer:
             )
         if "strftime_now" in str(tokenizer.chat_template) and DATE not in self._template_kwargs:
             raise SettingsError(
-                f"run.chat_template_kwargs must have {DATE}, as in {{{DATE}: 1 Jan 2026}}, got "
-                "none; set it: the chat template of run.model writes the current date into every "
-                "prompt, so prompts would change at midnight"
+                f"run.chat_template_kwargs must have {DATE} where the chat template of run.model "
+                f"writes the current date, which changes at midnight, got none; set a day, as in "
+                f"{{{DATE}: 1 Jan 2026}}"
             )
         self._encode_literal = cache(self._literal_tokens)
         # Kept: every turn needs it, and the tokenizer searches for it each time.
@@ -165,7 +166,11 @@ class ModelTokenizer:
         return (*self._encode(self._marked(answer)), self._stop_token_ids[0])
 
     def encode_observation(self, observation: Prompt, *, is_open: bool = False) -> tuple[int, ...]:
-        """Tokens of an observation, as the template's next user turn where there is one."""
+        """Tokens of an observation, as the template's next user turn where there is one.
+
+        Raises:
+            SettingsError: There is no template for messages, or it does not take these.
+        """
         # Encoded behind the end of a turn, never as a text of its own: some tokenizers put a space
         # before whatever begins a text.
         if not self._chat:
@@ -284,10 +289,10 @@ class ModelTokenizer:
         except SettingsError as error:
             written = str(error.__cause__)
         if read_calls(written) != [TRIAL]:
+            shown = quoted(written.strip(), 120) if written.strip() else "one that leaves them out"
             raise SettingsError(
                 f"run.model must have a chat template that writes tool calls as {FORMS}, got "
-                f"{quoted(written.strip(), 120)}; choose another model, or an environment "
-                f"without tools"
+                f"{shown}; choose another model, or an environment without tools"
             )
         return functions
 
@@ -319,7 +324,7 @@ class ModelTokenizer:
             )
         except (TemplateError, TypeError) as error:
             raise SettingsError(
-                f"run.system_prompt and run.chat_template_kwargs, and a prompt's messages, must "
+                f"run.system_prompt, run.chat_template_kwargs and the messages of prompts must "
                 f"suit the chat template of run.model, got its error: {error}; leave out what the "
                 f"template does not support"
             ) from error
@@ -329,9 +334,10 @@ class ModelTokenizer:
 def _bare(prompt: Prompt, kind: str) -> str:
     """Return the prompt of a model without a chat template, which takes text and no tools."""
     if not isinstance(prompt, str) or kind == "tools":
+        instead = "an environment without tools" if kind == "tools" else "prompts that are texts"
         raise SettingsError(
-            f"run.model must have a chat template for {kind}, got one without; "
-            f"choose a chat model, or give prompts as text"
+            f"run.model must have a chat template for {kind}, got none; choose a chat model, or "
+            f"{instead}"
         )
     return prompt
 

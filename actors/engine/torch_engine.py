@@ -51,12 +51,12 @@ class TokenPlace:
 
 
 def own_draws(like_RV: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw log E, E exponential, from an engine's own generator. Shape [R, V]."""
+    """Draw log E, E exponential, from an engine's own generator. Shape and dtype of `like_RV`."""
     return torch.empty_like(like_RV).exponential_(generator=generator).log_()
 
 
 def draws_of_places(places: Sequence[TokenPlace], like_RV: Tensor) -> Tensor:
-    """Make the log E that belong to these places. Shape [R, V].
+    """Make the log E that belong to these places, one row each. Shape and dtype of `like_RV`.
 
     Philox is a function of key and counter (Salmon et al. 2011, "Parallel random numbers: as easy
     as 1, 2, 3"): the key is the stream, and each position has 2^64 counts of its own.
@@ -82,7 +82,11 @@ def _exponentials(place: TokenPlace, count: int) -> np.ndarray[tuple[int], np.dt
 
 
 class RowCache:
-    """Keys and values [N, H, S, K] of every layer, and the count of filled slots of each row."""
+    """Keys and values [N, H, S, K] of every layer, and the count of filled slots of each row.
+
+    N rows in all, H key-value heads, S slots of a row, K head width. Each forward pass is preceded
+    by `begin_prefill` or `begin_decode`, after which each layer calls `update` once.
+    """
 
     def __init__(self, *, num_rows: int, num_slots: int, device: torch.device) -> None:
         self._num_rows = num_rows
@@ -98,7 +102,8 @@ class RowCache:
         """Prepare rows that have `first` tokens for their next ones, up to `stop`.
 
         Returns:
-            Positions [1, T], mask [1, 1, T, S'].
+            Positions [1, T] and mask [1, 1, T, S'] of T = stop - first tokens and S' = stop slots,
+            the same for all rows; the mask is True where a token may look.
         """
         self._rows, self._prefill = rows, slice(first, stop)
         self._lengths_N[rows] = stop
@@ -107,7 +112,10 @@ class RowCache:
         return positions_1T, (positions_1T.mT >= slots_1S)[None, None]
 
     def begin_decode(self, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Prepare the first rows for a token each; return positions [R, 1], mask [R, 1, 1, S']."""
+        """Prepare the first rows for a token each; return positions [R, 1], mask [R, 1, 1, S'].
+
+        S' is the number of slots of the longest row, the new token's included.
+        """
         self._rows, self._prefill = slice(0, num_rows), None
         positions_R1 = self._lengths_N[:num_rows, None].clone()
         self._lengths_N[:num_rows] += 1
@@ -213,7 +221,7 @@ class CachedRequest:
         return TokenPlace(self.request.stream, position)
 
     def append_token(self, token: int, logprob: float) -> Sampled:
-        """Append a token, and see whether it is the last."""
+        """Append a token; return it, with a finish reason if it is the last."""
         self.sampled_ids.append(token)
         self.tokens_left -= 1
         finish_reason = None
@@ -270,7 +278,7 @@ class TorchStepper:
         """The next weights, one tensor for each parameter; a swap exchanges the two."""
 
     def start(self) -> None:
-        """Load the model and make its cache."""
+        """Load the model and make its cache; sets the number of torch's threads in this process."""
         options = self._options
         torch.set_num_threads(options.threads)
         disable_progress_bar()  # stderr is for log lines
@@ -324,7 +332,10 @@ class TorchStepper:
 
     @torch.inference_mode()
     def step(self) -> Iterable[Sampled]:
-        """Answer probes, then make one token for every row, those of new requests included."""
+        """Answer probes, then make one token for every row, those of new requests included.
+
+        Requests for which there is no row wait.
+        """
         probes, self._probes = self._probes, []
         sampled = [self._score(key, token_ids) for key, token_ids in probes]
         num_running = len(self._rows)
@@ -347,7 +358,12 @@ class TorchStepper:
 
     @torch.no_grad()
     def prepare(self, staged: StagedWeights) -> bool:
-        """Fill the shadow copy with the new weights."""
+        """Fill the shadow copy with the new weights; return True.
+
+        Raises:
+            WeightsError: The file has other names or shapes than the model, cannot be read, or was
+                overwritten meanwhile; the weights in use did not change.
+        """
         manifest = staged.manifest
         tensors = dict(named_tensors(staged.path, manifest.tensors, manifest.num_bytes))
         parameters = self._parameters
@@ -359,9 +375,9 @@ class TorchStepper:
         )
         if odd:
             raise WeightsError(
-                "a policy version must hold the parameters of the model, got a difference in "
-                f"{odd[:3]} ({len(odd)} in all); the version belongs to another model: start the "
-                "actor with the config.yaml of the run"
+                "a policy version must hold the parameters of the actor's model, got a difference "
+                f"in {odd[:3]} ({len(odd)} in all), so it is of another model; start the actor "
+                "with the config.yaml of the run"
             )
         for name, parameter in parameters.items():
             if name not in self._shadow:
@@ -376,7 +392,10 @@ class TorchStepper:
         return True
 
     def load(self, staged: StagedWeights) -> None:
-        """Exchange weights and shadow without a copy, in the same time for every size of model."""
+        """Exchange weights and shadow without a copy, in the same time for every size of model.
+
+        With `recompute_kv` the cache of every running request is then computed anew.
+        """
         assert self._shadow, staged.manifest.version
         for name, parameter in self._parameters.items():
             parameter.data, self._shadow[name] = self._shadow[name], parameter.data
@@ -386,7 +405,11 @@ class TorchStepper:
     def read_back(
         self, staged: StagedWeights, moved: Callable[[], object] = lambda: None
     ) -> list[str] | None:
-        """Compare every parameter with the file."""
+        """Name the parameters that differ from the file in any value; never returns None.
+
+        Raises:
+            WeightsError: The file cannot be read.
+        """
         manifest, stale = staged.manifest, []
         for name, tensor in named_tensors(staged.path, manifest.tensors, manifest.num_bytes):
             if not torch.equal(self._parameters[name], tensor.to(self._device)):

@@ -30,15 +30,17 @@ class TurnFrame(NamedTuple):
 
         Some templates, such as Mistral's, open no turn: answers follow the prompt.
 
+        Returns:
+            How a turn begins, in words for a report of checks.
+
         Raises:
-            SettingsError: The template is such a one.
+            SettingsError: The prompts end too early.
         """
         if self.unopened:
             raise SettingsError(
                 f"run.model must have a chat template that adds a generation prompt, got one that "
-                f"ignores add_generation_prompt, and writes {quoted(self.unopened, 60)} before "
-                f"answers: "
-                f"the policy would have to write that itself; put it behind `{{% if "
+                f"ignores add_generation_prompt, so the policy itself would have to write "
+                f"{quoted(self.unopened, 60)} before answers; put that text behind `{{% if "
                 f"add_generation_prompt %}}` at the end of its chat_template"
             )
         return f"opens the turn with {self.opening!r}" if self.opening else "answers follow prompts"
@@ -49,8 +51,11 @@ class TurnFrame(NamedTuple):
         Args:
             strings: `run.stop`.
 
+        Returns:
+            How a turn ends, in words for a report of checks.
+
         Raises:
-            SettingsError: No stop token or string is in the closing.
+            SettingsError: The closing has neither a stop token nor one of the strings.
         """
         text = self.closing.strip()
         if text and not self.has_stop and not any(stop in self.closing for stop in strings):
@@ -94,7 +99,12 @@ class StopStrings:
         self.window = max(len(text.encode()) for text in strings) + SPARE_TOKENS
 
     def find_end(self, token_ids: Sequence[int], start: int = 0) -> int | None:
-        """Count the tokens up to the end of the first string; None if `start` tokens or none do."""
+        """Return the number of tokens with which a string is first complete; None if none is.
+
+        Args:
+            token_ids: Tokens of a turn.
+            start: Tokens that were searched before; only strings that end behind them count.
+        """
         if not self._has_one(token_ids[max(0, start + 1 - self.window) :]):
             return None
         ends = range(start + 1, len(token_ids) + 1)
@@ -125,7 +135,7 @@ class TurnWatch:
         self._tail = list(turn[-stops.window :])
 
     def scan_tokens(self, token_ids: Sequence[int]) -> int | None:
-        """Take new tokens; return how many of them belong to the turn if it is over."""
+        """Take new tokens; return how many of them belong to the turn if it is over, else None."""
         num_before = len(self._tail)
         token_ids = [*self._tail, *token_ids]
         end = self._stops.find_end(token_ids, num_before)

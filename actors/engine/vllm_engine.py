@@ -1,4 +1,4 @@
-"""vLLM engine: a thread steps its core, in this process or in one of its own, and ends it.
+"""vLLM engine: requests, tokens and swaps of its core, in this process or in one of its own.
 
 On a CPU the core lives in the actor's process: it starts in a third of the time, and there is no
 device whose idling a second process would hide. On a GPU it runs in a process of its own and
@@ -109,12 +109,15 @@ class CoreWatch:
             raise self._death()
 
     def settle(self) -> None:
-        """Wait until all that a core sent before it ended is in the queue of outputs."""
+        """Wait until all that a core sent before it ended is in the queue, at most 4 s.
+
+        Returns at once while the core runs.
+        """
         if self._has_ended(timeout_s=0):
             self._worker.join(SETTLE_S)
 
     def kill(self) -> None:
-        """End a core that hangs; what waits for it ends as after any other death."""
+        """Send SIGKILL to a core that hangs; what waits for it ends as after any other death."""
         for process in self._processes:
             if process.pid is not None:
                 with suppress(ProcessLookupError):
@@ -221,7 +224,7 @@ class CoreRequests:
 
 
 # --------------------------------------------------------------------------------------------------
-# vLLM engine: a thread steps its core, in this process or in one of its own, and ends it.
+# vLLM engine: requests, tokens and swaps of its core, in this process or in one of its own.
 
 
 def vllm_engine(options: VllmOptions, *, meter: CacheMeter | None = None) -> ThreadedEngine:
@@ -244,7 +247,13 @@ class VllmStepper:
         """Watch over a core in another process."""
 
     def start(self) -> None:
-        """Import vLLM, load the model, and run one token through it."""
+        """Import vLLM, load the model, and run one token through it.
+
+        Sets environment variables of this process that vLLM reads (`prepare_environment`).
+
+        Raises:
+            EngineUnfit: vLLM refuses `engine_args`.
+        """
         prepare_environment(self._options)
         from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 - vLLM
         from vllm.usage.usage_lib import UsageContext  # noqa: PLC0415 - vLLM
@@ -328,7 +337,14 @@ class VllmStepper:
                 yield from self.step()
 
     def prepare(self, staged: StagedWeights) -> bool:
-        """Fill the shadow copy; without one, refuse a bad file while the old weights are whole."""
+        """Fill the shadow copy; without one, refuse a bad file while the old weights are whole.
+
+        Returns:
+            True with a shadow copy; else `is_prepared` asks the workers.
+
+        Raises:
+            WeightsError: The file is not a whole version of this model, or was overwritten.
+        """
         if self._shadow is not None:
             self._shadow.fill(staged)
             return True
@@ -336,7 +352,11 @@ class VllmStepper:
         return False
 
     def is_prepared(self, staged: StagedWeights) -> bool:
-        """Ask the workers; the first call makes them open the file."""
+        """Return whether all workers are ready; the first call makes them open the file.
+
+        Raises:
+            WeightsError: A worker refuses the file.
+        """
         answers = self._rpc("nyala_prepare", update=_version_file(staged))
         workers = [convert(answer, PreparationState) for answer in answers]
         if faults := {worker.fault for worker in workers if worker.fault}:
@@ -348,7 +368,11 @@ class VllmStepper:
         return all(worker.is_ready for worker in workers)
 
     def load(self, staged: StagedWeights) -> None:
-        """Exchange weights and shadow, or let the workers write over theirs."""
+        """Exchange weights and shadow, or let the workers write over theirs.
+
+        Raises:
+            WeightsOverwritten: The file changed while workers read it; the model is a mixture.
+        """
         if self._shadow is not None:
             self._shadow.exchange()
         else:
@@ -363,7 +387,14 @@ class VllmStepper:
     def read_back(
         self, staged: StagedWeights, moved: Callable[[], object] = lambda: None
     ) -> list[str] | None:
-        """Compare the file with the model in this process, or with the part of every worker."""
+        """Compare the file with the model in this process, or with the part of every worker.
+
+        Returns:
+            Names of the parameters that differ; None where a model or worker cannot be read.
+
+        Raises:
+            WeightsError: The file cannot be read.
+        """
         if self._shadow is None:
             return self._read_back_in_workers(staged)
         manifest = staged.manifest

@@ -70,14 +70,21 @@ COMPILES_NOTHING = "TORCH_COMPILE_DISABLE"
 
 
 def set_defaults() -> None:
-    """Set what vLLM reads when it is imported or later; what a person has set stays."""
+    """Set the environment variables that vLLM reads when it is imported or later.
+
+    What a person has set stays.
+    """
     for name, value in {**DEFAULTS, **compiled_folders()}.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("VLLM_RPC_BASE_PATH", str(folder_of_sockets(UUID_BYTES)))
 
 
 def prepare_environment(options: VllmOptions) -> None:
-    """Set what vLLM reads from the environment, before it is started."""
+    """Set the environment variables that vLLM reads when it is started.
+
+    What a person has set stays, except `VLLM_ENABLE_V1_MULTIPROCESSING`. Where the core is in this
+    process, the number of torch's threads is set too; on a CPU compiling is turned off.
+    """
     set_defaults()
     os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if options.in_process else "1"
@@ -118,7 +125,7 @@ def _compile_nothing(in_process: bool) -> None:
 
 @contextmanager
 def without_preloads() -> Iterator[None]:
-    """Take back what vLLM sets for its processes, once they run.
+    """Restore `LD_PRELOAD` at the end of the block, in which vLLM sets it and starts its processes.
 
     Every program that this process starts would load the library, and complain if its path has a
     blank.
@@ -200,9 +207,9 @@ def chooses_graphs(engine_args: Mapping[str, Any]) -> bool:
 
 
 def refused_arguments(arguments: Mapping[str, Any], error: Exception) -> str:
-    """Return the error text for arguments that vLLM refuses."""
+    """Return the text of the error with which vLLM's refusal of its arguments is reported."""
     reason = " ".join(str(error).split())[:500]
     return (
-        f"actors.engine_args must be what vLLM's engine takes, got {dict(arguments)}; remove what "
-        f"it refuses: {reason}"
+        f"actors.engine_args must be what vLLM's engine takes, got {dict(arguments)}, refused "
+        f"with: {reason}; change what the refusal names"
     )

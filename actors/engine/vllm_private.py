@@ -65,7 +65,10 @@ def new_request(
 
 
 def next_outputs(client: CoreClient) -> list[EngineCoreOutput]:
-    """Run one step of a core in this process, or wait for a step of one in another."""
+    """Run one step of a core in this process, or wait for a step of one in another.
+
+    Raises vLLM's `EngineDeadError`, or the error of `end_waits`, where the core has died.
+    """
     outputs: list[EngineCoreOutput] = client.get_output().outputs
     return outputs
 

@@ -53,7 +53,7 @@ class Answers:
         Args:
             answer: What is waited for.
             seconds: Limit, from the last move on.
-            what: What the engine does.
+            what: What the engine must do, as a verb for the error.
             moves: Counts signs of progress; without this, the limit is for the whole wait.
 
         Raises:
@@ -121,7 +121,9 @@ class StallWatch:
         return self._moves
 
     def detect_stall(self, *, num_wanted: int, has_begun: bool) -> bool:
-        """Return whether the engine must be taken for dead.
+        """Return whether the engine has been silent for too long; called about once a second.
+
+        The limit is `limit_s`, or 600 s before the first token.
 
         Args:
             num_wanted: Requests that it has not finished.

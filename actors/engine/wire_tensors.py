@@ -71,7 +71,7 @@ def tensors_in(
         if dtype is None:
             raise WeightsError(
                 f"dtype of {spec.name} must be one of {sorted(TORCH_DTYPES)}, got {spec.dtype}; "
-                "publish in one of these"
+                "start learner and actors with the same release of Nyala"
             )
         count = spec.num_bytes // dtype.itemsize
         shape = torch.Size(spec.shape)

@@ -50,6 +50,9 @@ class AnswerScorer:
     def __call__(self, text: str, reference: Any) -> float | None:
         """Return 1 for a right answer, 0 for a wrong one, None for one that cannot be read.
 
+        An answer whose comparison does not end within 20 s, or within its CPU time, is wrong. Waits
+        while four comparisons are under way.
+
         Raises:
             ValueError: No answer can be compared with the reference.
             RewardError: No process can be started.
@@ -63,7 +66,11 @@ class AnswerScorer:
         return None if verdict is None else float(verdict)
 
     def request_verdict(self, text: str, reference: Any) -> Any:
-        """Return the worker's verdict on a text; False = the comparison did not end.
+        """Return the worker's verdict on a text, as `__call__` waits for it.
+
+        Returns:
+            What the scorer returned, a text that says what is wrong with the reference, or False
+            where the comparison did not end.
 
         Raises:
             RewardError: No process can be started.
@@ -120,9 +127,11 @@ class _WorkerProcess:
             self._reply_to(b"", START_S)
         except (BrokenPipeError, TimeoutError) as error:
             self._end()
+            how = "its end" if isinstance(error, BrokenPipeError) else "no answer"
+            command = f"{sys.executable} -P -m {WORKER} {self._name} {MEMORY_MB}"
             raise RewardError(
-                f"a process of {self._name} must answer within {START_S:g} s, got nothing; look at "
-                f"this machine's memory"
+                f"a process of {self._name} must be ready within {START_S:g} s, got {how}; run "
+                f"`{command}`, which shows why, or free memory of this machine"
             ) from error
 
     def _reply_to(self, question: bytes, limit_s: float) -> Any:

@@ -40,7 +40,7 @@ def compare_mathematics(text: str, reference: Any) -> float | None:
     """Compare the final answer of a completion with a reference by its value, as math-verify does.
 
     Returns:
-        None: The answer has no mathematics that can be parsed.
+        1 or 0; None where the answer has no mathematics that can be parsed.
 
     Raises:
         ValueError: The reference has none.
@@ -69,7 +69,8 @@ def same_number(gold: str, answer: str) -> bool | None:
     """Compare numbers, which math-verify misreads: `1e5`, `18 eggs`, `3 1/2`, `3=4`.
 
     Returns:
-        None: One of them is no number, or one is a percentage, which may mean two numbers.
+        Whether they are equal; False also where the sides of an answer such as `3=4` differ. None
+        where one of them is no number, or a percentage, which may mean two numbers.
     """
     sides = [read_number(side) for side in answer.split("=")]
     values = [value for value in sides if value is not None]
@@ -92,7 +93,11 @@ def _read(text: str) -> list[Any]:
 
 
 def judge_item(text: str, item: Any) -> dict[str, Any]:
-    """Judge the answer to an item of reasoning-gym by the dataset's own scorer."""
+    """Judge the answer to an item of reasoning-gym by the dataset's own scorer.
+
+    Returns:
+        The fields of a `Score`.
+    """
     asked = _dataset(json.dumps(item["settings"])).begin(
         item["index"], 0, held_out=item["held_out"]
     )

@@ -102,6 +102,7 @@ class CalculatorSettings(BaseModel):
     dense: bool = False
     """Reward = half of `exact` + a quarter each for a useful call and for the position share."""
     seed: int = Field(default=0, ge=0, lt=1 << 30)
+    """Questions of another seed are others."""
 
 
 class Question(NamedTuple):
@@ -155,7 +156,10 @@ class CalculatorConversation:
         return Step(f"{self._result};", done=False)
 
     def score(self) -> Score:
-        """Judge the final answer, and whether the tool was used."""
+        """Judge the final answer, and whether the tool was used.
+
+        The reward is 1 for exactly the reference, else 0; `dense` gives credit for a part.
+        """
         final = self._final or ""
         exact = float(final == self.answer)
         useful = float(self._result == evaluate(self._question.product))

@@ -61,10 +61,17 @@ def needs_loop(environment: Environment, *methods: Callable[..., object]) -> boo
 async def call(
     function: Callable[..., T | Awaitable[T]], *args: Any, limit_s: float, **kwargs: Any
 ) -> T:
-    """Call a method of an environment or a conversation.
+    """Call a method of an environment or a conversation, and return its result.
+
+    Args:
+        function: The method, which may be `async`.
+        args: Its arguments.
+        limit_s: Time limit of an `async` method; any other is bounded by `EnvironmentLanes.watch`.
+        kwargs: Its keywords.
 
     Raises:
         DeadlineError: The method is `async` and did not end in time.
+        Exception: The method raised it.
     """
     await _next_call()
     value = function(*args, **kwargs)
@@ -110,11 +117,21 @@ def present_place(thread: int | None) -> str:
     return user_code_place(traceback.extract_stack(sys._current_frames().get(thread or 0)))
 
 
-def overdue(limit_s: float, place: str) -> DeadlineError:
-    """Return the error of a call that takes too long, with the place where it stands."""
+FASTER = "make it faster, or raise actors.environment_timeout_s, the limit while actors sample"
+
+
+def overdue(limit_s: float, place: str, *, beside: str = "", step: str = FASTER) -> DeadlineError:
+    """Make the error of a call that takes too long.
+
+    Args:
+        limit_s: Time limit of the call.
+        place: Line of the user's code where the call stands; may be empty.
+        beside: What went wrong before, too.
+        step: What the user can do.
+    """
     return DeadlineError(
-        f"environment must answer within actors.environment_timeout_s = {limit_s:g} s, got no "
-        f"answer{', at ' if place else ''}{place}; raise it, or make the environment faster"
+        f"run.environment must answer within {limit_s:g} s, got no "
+        f"answer{', at ' if place else ''}{place}{beside}; {step}"
     )
 
 
@@ -197,13 +214,15 @@ class EnvironmentLanes:
         return lane
 
     def put_call(self, call: EnvironmentCall, lane: EnvironmentLane) -> None:
-        """Make a call when those before it are over."""
+        """Queue a call; it is made when those before it on its lane are over."""
         if not lane.threads:
             LaneThread(lane)
         lane.calls.put(call)
 
     def watch(self) -> None:
         """Fail the calls that take too long, and start a thread where all are busy.
+
+        The thread of such a call is left behind, and another takes its place.
 
         Raises:
             DeadlineError: Too many calls never end: the environment cannot be used.
@@ -218,7 +237,7 @@ class EnvironmentLanes:
                 LaneThread(lane)
 
     def close(self) -> None:
-        """End the threads that wait."""
+        """Let threads end after the calls that are queued; waits for none of them."""
         for lane in self._lanes:
             for _ in lane.threads:
                 lane.calls.put(None)
@@ -230,13 +249,14 @@ class EnvironmentLanes:
         if call is None:
             return
         self._hung = [hung for hung in [*self._hung, thread] if hung.thread.is_alive()]
-        error = overdue(call.limit_s, place)
         if len(self._hung) >= MAX_HUNG + self._num_threads:
-            raise DeadlineError(
-                f"{error}; {len(self._hung)} of its threads never end: bound the time of that call "
-                "in the environment"
+            raise overdue(
+                call.limit_s,
+                place,
+                beside=f", and {len(self._hung)} of its threads never end",
+                step="bound the time of that call in the environment",
             )
-        call.done(error)
+        call.done(overdue(call.limit_s, place))
 
 
 class LaneThread:

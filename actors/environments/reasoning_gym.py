@@ -107,8 +107,8 @@ def _lacking(name: str, error: ModuleNotFoundError) -> str:
     uv = Path(sys.executable).with_name("uv")
     return (
         f"run.environment_settings.dataset must be one whose packages are installed, got {name}, "
-        f"which needs {package}; {uv} pip install --python {sys.executable} '{package}', again "
-        "after each change of the locks (pycosat is compiled: apt install gcc python3-dev)"
+        f"which needs {package}; run `{uv} pip install --python {sys.executable} '{package}'`, and "
+        "again after each change of the locks (pycosat is compiled: apt install gcc python3-dev)"
     )
 
 
@@ -228,7 +228,7 @@ def compact_style(dataset: str) -> CompactStyle:
     except KeyError:
         raise SettingsError(
             f"run.environment_settings.prompt_style must be full for {dataset}, got compact; leave "
-            f"it out: short prompts are written for {', '.join(sorted(STYLES))}"
+            f"it out, or choose a dataset with short prompts: {', '.join(sorted(STYLES))}"
         ) from None
 
 
@@ -338,7 +338,9 @@ class ReasoningGymSettings(BaseModel):
     dense: bool = False
     """Reward = half of the position share + half of `exact`, instead of the dataset's own score."""
     size: int = Field(default=1_000_000, ge=1, lt=1 << 30)
+    """Items before they repeat."""
     seed: int = Field(default=0, ge=0, lt=1 << 30)
+    """Items of another seed are others."""
 
 
 class _Dataset(Protocol):
@@ -408,7 +410,14 @@ class ReasoningGymConversation:
         return Step()
 
     def score(self) -> Score:
-        """Judge the final answer by the dataset's own scorer, or densely."""
+        """Judge the final answer by the dataset's own scorer, or densely.
+
+        A scorer that raises, or whose process reaches its limit of CPU time, gives 0 and counts as
+        `scorer_errors`.
+
+        Raises:
+            RewardError: The process that judges formulas cannot be started.
+        """
         text = self._text or ""
         if self._judge_apart is None:
             return self.judged(text)
@@ -516,7 +525,7 @@ class ReasoningGym:
         except (TypeError, ValueError, AssertionError, AttributeError) as error:
             raise SettingsError(
                 f"run.environment_settings must be valid for reasoning-gym's {name}, got "
-                f"{self._extra}, which says: {error}; correct or leave out that key"
+                f"{self._extra}, refused with: {error}; correct or leave out that key"
             ) from error
         module: Any = sys.modules[type(dataset).__module__]
         if "eval(answer)" in _source_of(dataset):
@@ -525,7 +534,7 @@ class ReasoningGym:
 
 
 def is_formula(text: str) -> bool:
-    """Whether a text has numbers, variables of a letter, and functions of mathematics alone.
+    """Whether a text has only numbers, variables of one letter, and functions of mathematics.
 
     Anything else would be Python: sympy evaluates what it parses.
     """

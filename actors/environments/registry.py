@@ -59,8 +59,9 @@ def call_within(timeout_s: float, function: Callable[[], T], *, what: str) -> T:
     Worker(call, name=f"deadline-{what}").start().join(timeout_s)
     if not outcome.done():
         raise DeadlineError(
-            f"{what} must end within {timeout_s:g} s, got no result; with some "
-            "run.environment_settings a generator searches for ever: change them"
+            f"{what} must end within {timeout_s:g} s, got no result; change "
+            "run.environment_settings with which a generator searches for ever, or make a class of "
+            "yours faster"
         )
     return outcome.result()
 
@@ -97,13 +98,18 @@ def naming(run: RunSettings) -> Iterator[None]:
 def for_each(run: RunSettings, work: Callable[[RunSettings], T], *, limit_s: float) -> Iterator[T]:
     """Do work on each environment of a run in turn, under a deadline; errors name the environment.
 
+    Packages that an environment needs in a Python of its own are installed before, without this
+    deadline.
+
     Args:
         run: Settings of the run, with one environment or several.
         work: Gets the run as if it had this environment alone.
         limit_s: Time limit of the work on one environment.
 
     Raises:
-        DeadlineError: The work on an environment takes longer.
+        DeadlineError: The work on an environment takes longer; its thread is left behind.
+        SettingsError: The environment's Python cannot be found or made.
+        NyalaError: As `work` raises it.
     """
     for alone in run.by_environment.values():
         with naming(alone):
@@ -191,7 +197,7 @@ def _make_from_settings(
     except TypeError as error:
         raise SettingsError(
             f"run.environment_settings must be keywords of {run.environment}, got "
-            f"{run.environment_settings}, which says: {error}; correct or leave out that key"
+            f"{run.environment_settings}, refused with: {error}; correct or leave out that key"
         ) from error
     except NyalaError:
         raise
@@ -203,11 +209,7 @@ def _make_from_settings(
 
 
 def check_environment(run: RunSettings) -> Conversation:
-    """Make the environment and both a training and a held-out item; return the former.
-
-    Raises:
-        SettingsError: The environment cannot serve this run.
-    """
+    """Check the environment, and return the item of `try_environment`; raises as that does."""
     return try_environment(run)[0]
 
 
@@ -216,7 +218,8 @@ def try_environment(
 ) -> tuple[Conversation, EnvironmentSource]:
     """Check the environment, and return a training item with the source of further environments.
 
-    For an environment that is only evaluated the item is a held-out one.
+    For an environment that is only evaluated the item is a held-out one. The item is made twice,
+    to see that it is the same; a held-out item is made where the run has evaluations.
 
     Args:
         run: Settings of the run, with one environment.
@@ -224,6 +227,7 @@ def try_environment(
 
     Raises:
         SettingsError: The environment cannot serve this run.
+        DeadlineError: An `async` method takes longer than 60 s.
     """
     environment = make_environment(run, workers=workers)
     try:
@@ -242,8 +246,8 @@ def try_environment(
         raise
     except Exception as error:
         raise SettingsError(
-            f"run.environment must begin an item, got {run.environment!r}; {explain(error)}; mend "
-            "the class, or run.environment_settings"
+            f"run.environment must begin an item, got an error of {run.environment}: "
+            f"{explain(error)}; mend the class, or run.environment_settings"
         ) from error
     another = getattr(environment, "another", lambda: make_environment(run))
     source = EnvironmentSource.from_environment(environment, sample, another)
@@ -258,7 +262,10 @@ def example_prompts(run: RunSettings, most: int, *, seconds: float) -> list[tupl
     Args:
         run: Settings of the run, with one environment.
         most: Most prompts to return.
-        seconds: Time after which no further item is begun.
+        seconds: Time after which no further item is begun; one is always made.
+
+    Raises:
+        SettingsError: As `make_environment`, or a prompt is neither a text nor messages.
     """
     environment, until = make_environment(run), time.monotonic() + seconds
     prompts: list[tuple[Prompt, str]] = []
@@ -272,7 +279,7 @@ def example_prompts(run: RunSettings, most: int, *, seconds: float) -> list[tupl
 def example_scores(run: RunSettings) -> list[Score | None]:
     """Score three ways through the first item: its demonstration, its answer, and empty turns.
 
-    The score of a way that does not end the episode is None.
+    The score of a way that does not end the episode is None. Errors of the class come as they are.
     """
     environment = make_environment(run)
     return [
@@ -282,7 +289,7 @@ def example_scores(run: RunSettings) -> list[Score | None]:
 
 
 def scores_of(run: RunSettings, ways: Iterable[Sequence[str]]) -> list[Score | None]:
-    """Score other ways through the first item, each given by its turns."""
+    """Score other ways through the first item, each given by its turns; as `example_scores`."""
     environment = make_environment(run)
     return [finish(_score(environment, run, _fixed_turns(turns))) for turns in ways]
 

@@ -32,7 +32,6 @@ from actors.environments.calls import (
     overdue,
     present_place,
 )
-from configs.errors import DeadlineError
 from configs.settings import ActorSettings
 from configs.worker import Worker
 
@@ -84,7 +83,7 @@ class EnvironmentLoop:
         return thread
 
     def watch(self) -> None:
-        """Leave a loop that is blocked behind.
+        """Leave a loop that is blocked behind; all its jobs get an error.
 
         Raises:
             DeadlineError: Too many loops were left behind.
@@ -94,12 +93,15 @@ class EnvironmentLoop:
             return
         self._thread = None
         self._num_blocked += 1
-        error = overdue(self._limit_s, present_place(thread.ident))
+        place = present_place(thread.ident)
         if self._num_blocked > MAX_BLOCKED:
-            raise DeadlineError(
-                f"{error}; so were {self._num_blocked - 1} event loops before it: in the async "
-                "methods of the environment, await slow work or move it into asyncio.to_thread"
+            raise overdue(
+                self._limit_s,
+                place,
+                beside=f", and {self._num_blocked} blocked event loops",
+                step="await slow work in its async methods, or move it into asyncio.to_thread",
             )
+        error = overdue(self._limit_s, place)
         for job in list(thread.jobs):
             self._report(job, error)
 
@@ -241,7 +243,12 @@ class EnvironmentWorkers:
         work: Callable[[Environment], Coroutine[Any, Any, Any]],
         done: Callable[[Any], None],
     ) -> None:
-        """Do a piece of work, and call `done` with what it returned or raised."""
+        """Do a piece of work, and call `done` with what it returned or raised.
+
+        `done` is called once, by `serve` in the actor's event loop. Work that takes longer than
+        `actors.environment_timeout_s` fails with a `DeadlineError`; its thread or loop is left
+        behind.
+        """
         self._num_open += 1
         callers = self._callers[held.environment]
         held.place = callers.put_job(Job(work, done), held.place)

@@ -71,7 +71,7 @@ def test_vllm_is_refused_by_every_command_in_the_same_words(
     assert done.returncode == code, output
     assert (
         "actors.engine must be an engine that can start on this machine, got vllm (actors.engine "
-        f"is set), and {LACK}; or set actors.engine: auto"
+        f"is set), but {LACK}; mend that, or set actors.engine: auto"
     ) in " ".join(output.split())
     assert not (tmp_path / "runs" / "r" / "logs").exists(), "nothing was started"
 

@@ -281,7 +281,7 @@ IN_DATA = [
     ),
     Mistake(
         "an empty file",
-        "must have rows to train on, got 0",
+        "must have rows to train on, got none that is not held out among 0 ",
         {"data.jsonl": ""},
         remedy={"data.jsonl": ROWS},
     ),

@@ -47,7 +47,7 @@ class StridedView(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParameterPiece:
-    """A part of a parameter that is a part of a tensor of a version."""
+    """A part of a parameter, and the part of a version's tensor that is copied into it."""
 
     place: StridedView
     tensor: str
@@ -76,7 +76,7 @@ class FillPlan:
             yield piece.place, piece.source.inside(tensors[piece.tensor])
 
     def whole(self, parameter: str, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return a parameter, zeros where it is padded; without a copy where it is one tensor."""
+        """Return a parameter, zeros where it is padded; a view where it is all of one tensor."""
         shape, parts = self.shapes[parameter], list(self.parts(parameter, tensors))
         if len(parts) == 1 and parts[0][1].shape == shape:
             return parts[0][1]
@@ -100,7 +100,8 @@ def make_plan(model: nn.Module, specs: Sequence[TensorSpec], load: Load) -> Fill
         load: vLLM's loader.
 
     Returns:
-        None where a tensor becomes anything but parts of parameters.
+        None where the loader does anything but copy, leaves a tensor unused, or leaves a parameter
+        without a part or with parts that overlap.
     """
     # Never written to, they take no memory; all live on, so that each has a storage of its own.
     tensors = [(spec.name, torch.empty(spec.shape, dtype=_dtype(spec))) for spec in specs]

@@ -47,9 +47,14 @@ class _Bucket:
 class ReceivingGroup:
     """One member of a weight group; made and used in one thread, but for `abort`.
 
+    Making one waits for all members, and for NCCL chooses card and stream of the calling thread.
+
     Args:
         epoch: The group, and this member's rank.
         device: Card that a group of NCCL receives on; None = the first.
+
+    Raises:
+        RuntimeError: The group did not form within `epoch.join_s`.
     """
 
     def __init__(self, epoch: Epoch, *, device: str | None = None) -> None:
@@ -70,6 +75,11 @@ class ReceivingGroup:
         self, memory: mmap.mmap, *, bucket_bytes: int, send_s: float
     ) -> Iterator[memoryview]:
         """Fill `memory` with the bytes that rank 0 sends; yields each bucket when it is whole.
+
+        Args:
+            memory: As long as the version.
+            bucket_bytes: Bytes of one broadcast; the last may be shorter.
+            send_s: Limit for all of the bytes, from the first step of the iterator on.
 
         Raises:
             RuntimeError: Another member died, or `send_s` passed; the bytes are then a mixture.

@@ -96,6 +96,7 @@ class LiveModel:
 
         Raises:
             EngineError: A parameter got nothing; the model is now a mixture.
+            WeightsError: The file is gone or not a whole version; the model did not change.
         """
         self._settle()
         assert self._place is not None
@@ -114,6 +115,8 @@ class LiveModel:
 
     def read_back(self, place: VersionFile) -> list[str] | None:
         """Name parameters that are not this version's; None where they cannot be read.
+
+        They cannot where the version is loaded layer by layer, or packed weights are too large.
 
         Raises:
             WeightsError: The file is gone.
@@ -242,7 +245,11 @@ class WorkerCalls:
             serve_actor(line, str(worker.device))
 
     def nyala_prepare(self, update: dict[str, Any]) -> dict[str, Any]:
-        """Begin to open a version; return how far this worker is with it (`PreparationState`)."""
+        """Begin to open a version; return how far this worker is with it.
+
+        Returns:
+            A `PreparationState` in plain values; a bad file is its `fault`, not an error.
+        """
         model = self._nyala_model()
         try:
             is_ready = model.prepare(convert(update, VersionFile))
@@ -253,11 +260,11 @@ class WorkerCalls:
         return values
 
     def nyala_load(self) -> None:
-        """Load the version that was prepared."""
+        """Load the version that was prepared; raises as `LiveModel.load` does."""
         self._nyala_model().load()
 
     def nyala_read_back(self, update: dict[str, Any]) -> list[str] | None:
-        """Name parameters that are not this version's; None where they cannot be read."""
+        """Name parameters that are not this version's; returns and raises as `LiveModel` does."""
         return self._nyala_model().read_back(convert(update, VersionFile))
 
     def _nyala_model(self) -> LiveModel:

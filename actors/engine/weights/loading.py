@@ -93,8 +93,9 @@ def missing_in(expected: set[str], loaded: Iterable[str]) -> str:
     if not missing:
         return ""
     return (
-        f"a policy version must hold every parameter, got none for {missing[:3]} "
-        f"({len(missing)} in all); the model would be a mixture of two versions"
+        f"a policy version must hold every parameter of the actor's model, got no value for "
+        f"{missing[:3]} ({len(missing)} in all), so it is of another model; start the actor with "
+        "the config.yaml of the run"
     )
 
 

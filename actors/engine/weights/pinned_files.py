@@ -59,7 +59,9 @@ class PinnedFiles:
         """Files by device and inode: a slot's path may name another learner's slot later."""
 
     def view(self, path: Path, num_bytes: int) -> ctypes.Array[ctypes.c_char]:
-        """Return the bytes of a file.
+        """Return the bytes of a file, mapped and registered at the first call for it.
+
+        Files whose name is gone, or that were changed since, are released first.
 
         Raises:
             WeightsError: The file cannot be read, or has another length.

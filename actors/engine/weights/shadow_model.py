@@ -105,13 +105,19 @@ class ShadowModel:
     def read_back(
         self, tensors: Mapping[str, Tensor], moved: Callable[[], object]
     ) -> list[str] | None:
-        """Name parameters in use that are not this version's; None where there is no plan."""
+        """Name parameters in use that are not this version's; None where they cannot be read.
+
+        They cannot where there is no plan, or packed weights are too large (`stored.py`).
+        """
         if self._plan is None:
             return None
         return stale_parameters(self._model, self._plan, tensors, moved)
 
     def exchange(self) -> None:
-        """Exchange model and copy by reference, in the same time for every size of model."""
+        """Exchange model and copy by reference, in the same time for every size of model.
+
+        A whole version must have been filled in since the last exchange.
+        """
         assert self._is_whole
         for ours, theirs in zip(self._model.parameters(), self._shadow.parameters(), strict=True):
             ours.data, theirs.data = theirs.data, ours.data

@@ -81,7 +81,11 @@ class WorkerMember:
 
 
 def serve_actor(path: str, device: str) -> Worker:
-    """Connect to the actor that listens at this path, and serve it in a thread."""
+    """Connect to the actor that listens at this path, and serve it in a thread.
+
+    Raises:
+        OSError: Nobody listens there.
+    """
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     line.connect(path)
     return Worker(WorkerMember(line, device).run, name="weights-line").start()

@@ -55,14 +55,25 @@ def adapt(first: Any, make: Callable[[], Any], *, name: str, needs_reward: bool)
         return ToolEnvironment(NoRows(), make, setting="run.environment", needs_reward=needs_reward)
     raise SettingsError(
         f"run.environment must be a class with {FORMS}, got {name!r}, which makes a "
-        f"{type(first).__name__}; docs/environments.md and docs/adapters.md show them"
+        f"{type(first).__name__}; write these methods (docs/environments.md, docs/adapters.md)"
     )
 
 
 def over_rows(
     rows: Environment, cls: Callable[..., Any], settings: Mapping[str, Any], *, needs_reward: bool
 ) -> Environment:
-    """Return an environment of rows that a class plays; the class is called with `settings`."""
+    """Return an environment of rows that a class plays.
+
+    Args:
+        rows: The dataset of questions.
+        cls: The user's class.
+        settings: Keywords of a class with tools; a class with `init` and `step` gets them as
+            `env_config`.
+        needs_reward: A class with tools must give the reward, because nothing else does.
+
+    Raises:
+        SettingsError: The class has neither `init` and `step` nor tools, or gives no reward.
+    """
     if hasattr(cls, "init") and hasattr(cls, "step"):
         return RowGameEnvironment(rows, cls, settings)
     make = partial(cls, **settings)

@@ -124,11 +124,15 @@ class Game(Protocol):
     """One environment of another project, which plays one episode at a time."""
 
     def start(self, seed: int) -> tuple[GivenPrompt, Mapping[str, Any]]:
-        """Begin an episode; return the prompt of the policy, and `info`."""
+        """Begin an episode; return the prompt of the policy, and `info`.
+
+        Raises:
+            SettingsError: The other project's method returns what cannot be used.
+        """
         ...
 
     def play(self, text: str) -> GameStep:
-        """Take a turn of the policy."""
+        """Take a turn of the policy; raises as `start`."""
         ...
 
 
@@ -161,8 +165,9 @@ class GymGame:
                 raise SettingsError(
                     "step must return (observation, reward, terminated, truncated, info) or "
                     f"(observation, reward, done, info), as gymnasium's does, got "
-                    f"{quoted(other)}; a "
-                    "class whose methods are tools is named as factory of `environment: dataset`"
+                    f"{quoted(other)}; return one of these, or, where step is a tool of the "
+                    "policy, set run.environment: dataset and name the class as "
+                    "run.environment_settings.factory"
                 )
         return GameStep("" if done else _text(observation, "step"), float(reward), done, info)
 
@@ -280,6 +285,9 @@ class GameConversation:
             game: The game; no other episode uses it at the same time.
             seed: Seed of the item.
             leave: Takes the game back when the episode is over.
+
+        Raises:
+            SettingsError: The game begins without a text, or as `Game.start`.
         """
         self._game = game
         self._leave = leave
@@ -289,14 +297,14 @@ class GameConversation:
         if not self.prompt:
             raise SettingsError(
                 "the first observation must be the question to the policy, got an empty text; "
-                "return the question from reset"
+                "return the question from reset (init in a class of skyrl-gym)"
             )
         self.columns = {key: value for key, value in info.items() if _is_plain(value)}
         self._reward = 0.0
         self._success: float | None = None
 
     def step(self, text: str) -> Step:
-        """Play a turn of the game."""
+        """Play a turn of the game, and add its reward; raises as `Game.play`."""
         with self._generators.kept():
             turn = self._game.play(text)
         self._reward += turn.reward
@@ -307,14 +315,20 @@ class GameConversation:
         return Step(turn.observation, turn.done)
 
     def score(self) -> Score:
-        """Return the sum of the rewards."""
+        """Return the sum of the rewards, with `exact` where `info` said whether it was won.
+
+        The game may begin another episode from then on.
+        """
         self._leave(self._game)
         parts = {} if self._success is None else {"exact": self._success}
         return Score(self._reward, parts)
 
 
 class GameEnvironment:
-    """Items by the seed that their number gives; held-out items have seeds of their own."""
+    """Environment of a game: the number of an item gives the seed of its episode.
+
+    Held-out items have seeds of their own.
+    """
 
     def __init__(self, name: str, make: Callable[[], Game], *, is_reusable: bool) -> None:
         """Prepare.

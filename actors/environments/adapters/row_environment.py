@@ -54,7 +54,11 @@ class ToolEnvironment:
             )
 
     def begin(self, index: int, seed: int, *, held_out: bool) -> ToolConversation:
-        """Begin the episode of an item; members of a group have the same question."""
+        """Begin the episode of an item; members of a group have the same question.
+
+        Raises:
+            SettingsError: The prompt is empty: neither the row nor `reset` has a question.
+        """
         row = self._rows.begin(index, seed, held_out=held_out)
         instance = self._free.pop() if self._free else self._make()
         kind = AsyncToolConversation if self._tools.is_async else ToolConversation
@@ -62,8 +66,9 @@ class ToolEnvironment:
         begun = kind(instance, self._tools, row, item_seed(index, held_out=held_out), leave)
         if not text_of(read_prompt(begun.prompt)):
             raise SettingsError(
-                f"{self._setting} must have a reset that returns the question where there is no "
-                f"dataset, got none; return it, or use environment: dataset with it as factory"
+                f"{self._setting} must have a reset that returns the question where no dataset has "
+                "one, got an empty prompt; return the question from reset, or set run.environment: "
+                "dataset and name the class as run.environment_settings.factory"
             )
         return begun
 

@@ -88,12 +88,21 @@ class ToolConversation:
         self.prompt = _appended(row.prompt, told)
 
     def step(self, text: str) -> Step:
-        """Make the calls of a turn."""
+        """Make the calls of a turn; a turn without one ends the episode.
+
+        Calls of unknown tools and errors of tools become answers to the policy.
+
+        Raises:
+            SettingsError: A tool returned a list of parts in place of a text.
+        """
         with self._generators.kept():
             return drive(self._step(text))
 
     def score(self) -> Score:
-        """Ask the instance for the reward, or compare the last turn with the row's answer."""
+        """Ask the instance for the reward, or compare the last turn with the row's answer.
+
+        The metrics count the calls of the episode and those that failed.
+        """
         return drive(self._score())
 
     async def _step(self, text: str) -> Step:

@@ -143,7 +143,13 @@ class DatasetConversation:
         return Step()
 
     def score(self) -> Score:
-        """Compare the final answer with the reference; 0 without one: a reward function judges."""
+        """Compare the final answer with the reference; 0 without one: a reward function judges.
+
+        The metric `unparsed` is 1 for an answer that the scorer cannot read.
+
+        Raises:
+            RewardError: The process of a scorer cannot be started.
+        """
         if self._settings.answer is None:
             return Score(0.0)
         score = self._scorer(self._text, reference_of(self._row, self._settings))
@@ -175,21 +181,29 @@ class Dataset:
         self._order = lru_cache(CACHED_ORDERS)(self._shuffle)
 
     def begin(self, index: int, seed: int, *, held_out: bool) -> DatasetConversation:  # noqa: ARG002 - a row is its number
-        """Make the conversation of an item; members of a group share it, whatever their seeds."""
+        """Make the conversation of an item; members of a group share it, whatever their seeds.
+
+        Raises:
+            SettingsError: There are no rows of that kind.
+        """
         if held_out:
             return DatasetConversation(self._held_out_row(index), self._settings, self._scorer)
         if not self._training:
             raise SettingsError(
-                f"run.environment_settings.path must have rows to train on, got {len(self._rows)} "
-                f"in {self._settings.path}, all of them held out; add rows, or name another file "
-                "as held_out"
+                f"run.environment_settings.path must have rows to train on, got none that is not "
+                f"held out among {len(self._rows)} in {self._settings.path}; add rows, or name "
+                "another file as held_out"
             )
         turn, place = divmod(index, len(self._training))
         row = self._rows[self._training[int(self._order(turn)[place])]]
         return DatasetConversation(row, self._settings, self._scorer)
 
     def all_rows(self) -> Iterator[tuple[DatasetConversation, bool]]:
-        """Yield every row in the order of its file, and whether it is held out."""
+        """Yield the training rows and then the held-out ones, with whether a row is held out.
+
+        Each kind is in the order of its file. Training rows that are held out elsewhere are left
+        out.
+        """
         for number in self._training:
             yield DatasetConversation(self._rows[number], self._settings, self._scorer), False
         for number in self._held_out:
@@ -234,7 +248,8 @@ class Dataset:
         if not self._held_out:
             raise SettingsError(
                 f"run.environment_settings.path must leave some held-out rows, got none of "
-                f"{len(self._rows)}; name a file as held_out, or set run.eval_episodes to 0"
+                f"{len(self._rows)}; name a file with other rows as held_out, or set "
+                "run.eval_episodes to 0"
             )
         return self._held_out_rows[self._held_out[index % len(self._held_out)]]
 
@@ -363,7 +378,7 @@ def _check_columns(wanted: frozenset[str], row: Row, number: int, path: str) -> 
     ]
     raise SettingsError(
         f"run.environment_settings must name columns of {path}, got {', '.join(missing)}; "
-        f"row {number} has {', '.join(inside)}"
+        f"row {number} has {', '.join(inside)}: name one of these"
     )
 
 

@@ -63,6 +63,8 @@ class CodeScorer:
     def __call__(self, text: str, reference: Any) -> float | None:
         """Return 1 where all tests hold, 0 where one does not, None without a program.
 
+        Tests that are not over after 24 s, or after the limit of one if that is longer, fail.
+
         Raises:
             ValueError: The reference has no tests.
             RewardError: The system cannot start a process.
@@ -86,7 +88,7 @@ class CodeScorer:
 
 
 def program_of(text: str) -> str | None:
-    """Return the last block of Python in a completion, or the last block of all."""
+    """Return the last block of Python in a completion, else the last block; None without one."""
     blocks = list(fenced_blocks(without_thinking(text)))
     python = [code for name, code, _ in blocks if name.lower() in ("python", "py", "python3")]
     programs = python or [code for _, code, _ in blocks]
@@ -125,7 +127,10 @@ def read_tests(reference: Any) -> Printed | Called:
 
 
 def same_output(got: bytes, wanted: str) -> bool:
-    """Compare word by word, as judges of contests do; numbers with a fraction to a millionth."""
+    """Compare word by word, as judges of contests do; numbers with a fraction to a millionth.
+
+    White space between words does not count.
+    """
     words, expected = got.decode(errors="replace").split(), wanted.split()
     return len(words) == len(expected) and all(map(_same_word, words, expected))
 
@@ -169,9 +174,9 @@ def _code(source: str) -> Called:
     tests = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")]
     if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)) or not (runs or tests):
         raise ValueError(
-            f"must assert something when it is run, got {quoted(source, 60)}; a function that "
+            f"must assert something when it is run, got {quoted(source, 60)} (a function that "
             f"checks is "
-            'called behind it, as in answer: "{test}\\ncheck({entry_point})"'
+            'called behind it, as in answer: "{test}\\ncheck({entry_point})")'
         )
     missing = sorted(_imports(tree) - sys.stdlib_module_names - {"solution"})
     if missing:

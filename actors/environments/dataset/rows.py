@@ -51,8 +51,8 @@ def open_rows(path: str, *, subset: str | None = None, split: str = "train") -> 
         split: Split to load from a folder or a name.
 
     Raises:
-        SettingsError: There is no such file, the file cannot be read, or the package that reads it
-            is not installed.
+        SettingsError: There is no such file or split, the file cannot be read, or the package that
+            reads it is not installed. A bad line of JSON lines is refused when it is read.
     """
     place = Path(path).expanduser()
     reader = _READERS.get(place.suffix.lower())
@@ -88,7 +88,10 @@ def open_rows(path: str, *, subset: str | None = None, split: str = "train") -> 
 
 
 class JsonLinesRows:
-    """Lines of a file, each a JSON object; empty ones are left out."""
+    """Lines of a file, each a JSON object; empty ones are left out.
+
+    The file stays open. Reading a row raises `SettingsError` where its line is not such an object.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -161,7 +164,7 @@ def _json(path: Path) -> Sequence[Row]:
     if not isinstance(rows, list):
         raise SettingsError(
             f"a dataset in JSON must be a list of objects, got {type(rows).__name__} in {path}; "
-            f"a file with one object a line must end in `.jsonl`"
+            f"write a list, or name a file with one object a line `.jsonl`"
         )
     places = [f"item {number} of {path}" for number in range(1, len(rows) + 1)]
     for row, where in zip(rows, places, strict=True):
@@ -178,7 +181,8 @@ def _csv(path: Path) -> Sequence[Row]:
         if None in row or None in row.values():
             raise SettingsError(
                 f"row {number} of {path} must have as many fields as the first line names, got "
-                f"{'more' if None in row else 'fewer'}; quote fields that contain {delimiter!r}"
+                f"{'more' if None in row else 'fewer'}; quote fields that contain {delimiter!r}, "
+                "and add those that are missing"
             )
     return rows
 
@@ -201,7 +205,7 @@ def _load_by_datasets(load: Callable[[Any, str], Any], path: str, split: str) ->
     if split not in parts:
         raise SettingsError(
             f"the split of a dataset must be one of {', '.join(parts)}, got {split!r} of {path}; "
-            "set run.environment_settings.split to one of them"
+            "set split or held_out_split of run.environment_settings to one of them"
         )
     rows: Rows = parts[split]
     return rows
@@ -222,7 +226,7 @@ def _load_from_hub(datasets: Any, path: str, *, subset: str | None) -> Any:
         return datasets.load_dataset(path, subset)
     except Exception as error:  # noqa: BLE001 - as above
         if "config" in str(error).lower() and isinstance(error, ValueError):
-            then = "name one of them as subset"
+            then = "name one of its subsets as run.environment_settings.subset"
         else:
             then = (
                 "check the name, HF_TOKEN where it is not public, and that this machine can reach "

@@ -35,6 +35,10 @@ Scorer = Callable[[str, Any], float | None]
 def make_scorer(name: str, *, time_s: float, memory_mb: int) -> Scorer:
     """Return what scores whole completions.
 
+    It is called with a completion and a reference, and returns 1, 0, or None for a completion that
+    cannot be read. It raises `ValueError` for a reference that no answer can be compared with: the
+    text completes "the column ... of row n".
+
     Args:
         name: Name of the scorer, as in the settings.
         time_s: CPU time of a program of `code` in one test.
@@ -54,7 +58,16 @@ def make_scorer(name: str, *, time_s: float, memory_mb: int) -> Scorer:
 
 
 def score_of(text: str, reference: Any, scorer: Scorer) -> float | None:
-    """Score a completion by the best candidate for its final answer."""
+    """Score a completion by the best candidate for its final answer.
+
+    For `numeric` and `choice` the first candidate that can be read counts, the most explicit first.
+
+    Returns:
+        None: No candidate can be read.
+
+    Raises:
+        ValueError: As `scorer` raises it for the reference.
+    """
     if not text:
         return scorer("", reference)
     answers = candidates(text)
@@ -76,8 +89,8 @@ def numeric(candidate: str, reference: Any) -> float | None:
     wanted = stated_number(str(reference))
     if wanted is None:
         raise ValueError(
-            f"must have a number, got {quoted(reference, 60)}; scorer: math-verify compares "
-            f"expressions"
+            f"must have a number, got {quoted(reference, 60)} (scorer: math-verify compares "
+            f"expressions)"
         )
     number = stated_number(candidate)
     if number is None:

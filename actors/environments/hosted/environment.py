@@ -1,4 +1,8 @@
-"""An environment whose episodes are played in its host; rows of a dataset stay with the actor."""
+"""An environment whose episodes are played in its host; rows of a dataset stay with the actor.
+
+A host that dies is started again, at most five times in ten minutes. Made by
+`actors/environments/registry.py` where a run names a Python or packages of its environment.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +62,7 @@ class Host:
     """The present process of an environment, which is replaced when it dies."""
 
     def __init__(self, settings: HostSettings) -> None:
-        """Start the first process.
+        """Start the first process, and make the environment in it; waits up to 60 s for each.
 
         Raises:
             SettingsError: The environment cannot be made, or a package is not as required.
@@ -82,10 +86,10 @@ class Host:
             self._process.kill("it was closed")
 
     async def alive(self) -> HostProcess:
-        """Return a process that has not ended; start one if need be.
+        """Return a process that has not ended; after a pause of seconds start one if need be.
 
         Raises:
-            HostError: The process has died too often.
+            HostError: The process has died too often, or the environment cannot be made again.
         """
         if self._process.end_reason is not None:
             await asyncio.to_thread(self._restart)
@@ -140,13 +144,15 @@ class Host:
             text = str(error)
         setting, name, python = self._settings.setting, self._settings.name, self._settings.python
         raise SettingsError(
-            f"{setting} must be made by {name} in {python}, got {text}; mend the class, or the "
-            "settings it is made with"
+            f"{setting} must be made in its host, got from {name} in {python}: {text}; mend the "
+            "class, the settings it is made with, or that Python"
         )
 
 
 async def ask(process: HostProcess, do: str, *, limit_s: float, **arguments: Any) -> dict[str, Any]:
     """Make a call in a host process, which keeps the time limit itself: calls wait for their turn.
+
+    A process without a sign of life for 10 s longer than the limit is killed.
 
     Raises:
         HostError: The call failed, or the process died or gave no sign of life.
@@ -239,11 +245,11 @@ class HostedConversation:
         self.process.drop_episode(self.episode)
 
     def step(self, text: str) -> HostedCall[Step]:
-        """Take a turn of the policy."""
+        """Take a turn of the policy; awaiting it raises `HostError` where the host fails."""
         return HostedCall(lambda limit_s: self._step(text, limit_s))
 
     def score(self) -> HostedCall[Score]:
-        """Judge the episode, in the host or by its row."""
+        """Judge the episode, in the host or by its row; awaiting it raises as for `step`."""
         return HostedCall(self._score)
 
     async def _begin(
@@ -308,7 +314,7 @@ class HostedEnvironment:
         return self._host.can_replay
 
     def begin(self, index: int, seed: int, *, held_out: bool) -> HostedCall[HostedConversation]:
-        """Begin the episode of an item."""
+        """Begin the episode of an item; awaiting it raises as for `HostedConversation.step`."""
 
         async def begin(limit_s: float) -> HostedConversation:
             rows = self._rows

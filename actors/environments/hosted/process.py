@@ -35,7 +35,7 @@ PROGRAM = Path(__file__).with_name("program.py")
 EXIT_S = 5.0
 REASONS = {
     HUNG: "too many of its calls never end",
-    OLD_PYTHON: "it must be of Python 3.11 or newer",
+    OLD_PYTHON: "its Python is older than 3.11",
 }
 
 
@@ -77,12 +77,12 @@ class HostProcess:
         """Send a request; its future gets the result, or a `HostError`.
 
         Raises:
-            HostError: The process has ended.
+            HostError: The process has ended, or the arguments are too long or no plain data.
         """
         future: Future[dict[str, Any]] = Future()
         with self._lock:
             if self.end_reason is not None:
-                raise HostError(self.end_reason)
+                raise HostError(f"environment host: {self.end_reason}")
             self._number += 1
             frame = _pack_request({"call": self._number, "do": do, **arguments})
             self._calls[self._number] = future
@@ -127,7 +127,8 @@ class HostProcess:
                     self._settle(reply)
         except (MalformedFrame, KeyError, TypeError) as error:
             reason = (
-                f"its environment must leave the answers of its host alone: {quoted(error, 200)}"
+                "code of the environment wrote into the answers of its host, which read "
+                f"{quoted(error, 200)}"
             )
         finally:
             self._end(reason or self._status(process))

@@ -43,14 +43,17 @@ def requirements_of(run: RunSettings) -> list[Requirement]:
             requirements.append(Requirement(text))
         except InvalidRequirement as error:
             raise SettingsError(
-                f"{SETTING} must be packages as pip takes them, such as textarena>=0.7, got "
-                f"{text!r}: {str(error).partition(chr(10))[0]}"
+                f"{SETTING} must be packages as pip takes them, got {text!r} "
+                f"({str(error).partition(chr(10))[0]}); write it as in textarena>=0.7"
             ) from None
     return requirements
 
 
 def host_python(run: RunSettings) -> Path | None:
     """Return the Python of a run's environment, installed if need be; None = the actor's own.
+
+    To install takes up to half an hour a command, and waits as long for another process that
+    installs the same. An unfinished installation is deleted and begun again.
 
     Raises:
         SettingsError: The Python does not exist, or uv cannot make one.
@@ -60,8 +63,8 @@ def host_python(run: RunSettings) -> Path | None:
         if not python.is_file():
             raise SettingsError(
                 f"run.environment_python must be the Python of a virtual environment, got "
-                f"{run.environment_python}; {missing(run.environment_python)}; make one with "
-                "`python -m venv`"
+                f"{run.environment_python} ({missing(run.environment_python)}); make one with "
+                "`python -m venv`, and name its bin/python"
             )
         return python
     if not run.environment_requirements:
@@ -114,7 +117,8 @@ def _run(*command: str) -> None:
     else:
         return
     raise SettingsError(
-        f"{SETTING} must be packages that uv can install, got: {reason}; change what uv refuses"
+        f"{SETTING} must be packages that uv can install, got: {reason}; change what uv refuses, "
+        "or set run.environment_python to a Python that has the packages"
     )
 
 

@@ -56,13 +56,13 @@ def pack_message(message: Mapping[str, Any]) -> bytes:
         body = json.dumps(message, default=_plain).encode()
     except (TypeError, RecursionError) as error:
         raise ValueError(
-            f"what an environment gives must be plain data, got: {error}; return texts, numbers, "
-            "lists and maps"
+            f"the values of an environment must be plain data, got: {error}; let its class return "
+            "texts, numbers, lists and maps"
         ) from error
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(
-            f"what an environment gives must be at most {MAX_FRAME_BYTES:,} bytes, "
-            f"got {len(body):,}; return less text, or fewer columns"
+            f"a message of an environment must be at most {MAX_FRAME_BYTES:,} bytes, "
+            f"got {len(body):,}; let its class return less text, or fewer columns"
         )
     return as_frame(body)
 
@@ -97,7 +97,7 @@ BEAT_S = 1.0
 TICK_S = 0.05  # between looks at calls that take long
 HUNG = 78
 """Exit status of a host that has too many calls without an end."""
-FORGOTTEN = "an episode that this host does not know"
+FORGOTTEN = "the episode must be under way in this host, got an unknown one; begin it again"
 
 
 class GivenRow:
@@ -145,7 +145,7 @@ class Serving:
         self._episodes: dict[int, tuple[EnvironmentLane, Any, GivenRow | None]] = {}
 
     def accept_request(self, request: dict[str, Any]) -> None:
-        """Accept a request, which is answered now or later."""
+        """Accept a request, which is answered now or later; `leave` gets no answer."""
         if request["do"] == "leave":
             self._episodes.pop(request["episode"], None)
             return
@@ -252,7 +252,10 @@ class Serving:
 
 
 def serve(requests: BinaryIO, replies: BinaryIO, *, threads: int) -> None:
-    """Answer requests until they end."""
+    """Answer requests until they end, and send a sign of life every second.
+
+    The process ends itself with status `HUNG` when too many calls never end.
+    """
     lock = threading.Lock()
 
     def send(message: dict[str, Any]) -> None:

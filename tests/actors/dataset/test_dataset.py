@@ -161,7 +161,7 @@ def test_rows_without_answers_are_judged_by_a_reward_function_alone(tmp_path: Pa
             for scorer in ("exact", "numeric", "choice", "regex", "math-verify")
         ),
         (["1"], {}, "line 1 of .* must be an object of columns"),
-        ([], {}, "must have rows to train on, got 0"),
+        ([], {}, "must have rows to train on, got none that is not held out among 0 "),
     ],
 )
 def test_a_row_that_cannot_be_asked_or_scored_is_named(
@@ -289,7 +289,9 @@ def test_settings_that_are_wrong_are_named(tmp_path: Path) -> None:
 def test_without_held_out_rows_an_evaluation_is_refused_with_the_way_out(tmp_path: Path) -> None:
     dataset = make(tmp_path, 2)
 
-    with pytest.raises(SettingsError, match=r"name a file as held_out, or set run.eval_episodes"):
+    with pytest.raises(
+        SettingsError, match=r"name a file with other rows as held_out, or set run.eval"
+    ):
         dataset.begin(0, 1, held_out=True)
 
 

@@ -79,7 +79,7 @@ def test_a_dataset_is_loaded_by_its_name_subset_and_splits(hub: HubServer, tmp_p
     assert rows == [["1+1", False], ["2+1", False], ["3+1", True]]
     several, no_split, no_dataset = refused
     assert "pick one among the available configs: ['main', 'other']" in several
-    assert several.endswith("name one of them as subset")
+    assert several.endswith("name one of its subsets as run.environment_settings.subset")
     assert "must be one of train, test, got 'dev'" in no_split
     assert "'someone/nothing' doesn't exist on the Hub or cannot be accessed; check" in no_dataset
 

@@ -74,7 +74,7 @@ def test_vllm_is_refused_there_with_what_brings_the_library() -> None:
 
     assert str(refused.value) == (
         "actors.engine must be an engine that can start on this machine, got vllm (actors.engine "
-        f"is set), and {GONE}; or set actors.engine: auto"
+        f"is set), but {GONE}; mend that, or set actors.engine: auto"
     )
 
 
@@ -239,6 +239,6 @@ def test_a_third_engine_is_chosen_where_a_setting_asks_for_it_and_refused_where_
 
     assert str(refused.value) == (
         "actors.engine must be an engine that can start on this machine, got silent "
-        "(actors.kv_on_swap is set), and nothing makes a noise here; or set actors.engine: vllm, "
-        "and leave out actors.kv_on_swap"
+        "(actors.kv_on_swap is set), but nothing makes a noise here; mend that, or set "
+        "actors.engine: vllm, and leave out actors.kv_on_swap"
     )

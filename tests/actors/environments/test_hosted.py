@@ -175,7 +175,7 @@ def test_our_own_form_is_awaited_and_knows_what_it_was_told(
         assert (await step(talk, "7")).done
         assert await call(talk.score, limit_s=20) == Score(1.0, {"exact": 1.0}, {"said": 1.0})
         assert talk.columns == {"said": 2}
-        with pytest.raises(HostError, match=r"within actors\.environment_timeout_s = 0\.1 s"):
+        with pytest.raises(HostError, match=r"within 0\.1 s.*environment_timeout_s"):
             await step(talk, "wait", 0.1)
 
     asyncio.run(story())
@@ -213,7 +213,7 @@ def test_what_fails_costs_its_own_episode(run: Callable[..., RunSettings], tmp_p
         with pytest.raises(HostError, match=r"must be at most 16,777,216 bytes, got 20,000"):
             await step(bad, "large")
         with pytest.raises(
-            HostError, match=r"= 0\.2 s, got no answer, at .*env\.py:22: `threading\.Event"
+            HostError, match=r"within 0\.2 s, got no answer, at .*env\.py:22: `threading\.Event"
         ):
             await step(bad, "hang", 0.2)
         assert not (await step(good, "7")).done
@@ -237,7 +237,7 @@ def test_a_host_that_dies_fails_its_episodes_and_is_started_again_some_times(
             await step(other, "7")
         second = await begin(environment, 1)
         assert second.prompt == first.prompt
-        with pytest.raises(HostError, match="must leave the answers of its host alone"):
+        with pytest.raises(HostError, match="wrote into the answers of its host"):
             await step(second, "garbage")
         third = await begin(environment, 1)
         os.kill(third.process.pid, signal.SIGKILL)
@@ -318,7 +318,7 @@ def _runs(pid: int) -> bool:
         ("Guess", {"environment_requirements": ["clash>=3"]}, r"got clash 2\.1 for 'clash>=3'"),
         ("Guess", {"environment_requirements": ["absent"]}, "got absent not installed for"),
         ("Guess", {"environment_requirements": ["-r x"]}, "must be packages as pip takes them"),
-        ("Guess", {"environment_python": "/none/python"}, "there is no /none/python; make"),
+        ("Guess", {"environment_python": "/none/python"}, r"there is no /none/python\); make"),
         ("Guess", {"environment_python": "/etc/hostname"}, "it cannot be started"),
         ("Guess", {"environment_settings": {"lowest": 1}}, "unexpected keyword argument 'lowest'"),
         ("Guess", {"environment": "calculator"}, "is a class of yours, got calculator"),
@@ -341,7 +341,7 @@ def test_a_python_that_is_too_old_is_refused(
     old.write_text("#!/bin/sh\nexit 79\n")
     old.chmod(0o755)
 
-    with pytest.raises(SettingsError, match=r"it must be of Python 3\.11 or newer"):
+    with pytest.raises(SettingsError, match=r"its Python is older than 3\.11"):
         make_environment(run("Guess", environment_python=str(old)))
 
 

@@ -237,7 +237,7 @@ def test_an_overdue_step_ends_its_episode_alone_and_names_its_line(kind):
 
     late, *others = judged
     assert isinstance(late, DeadlineError)
-    assert "must answer within actors.environment_timeout_s = 1 s, got no answer, at " in str(late)
+    assert "run.environment must answer within 1 s, got no answer, at " in str(late)
     assert "(20)  # no end`" in str(late)
     assert [each.finish_reason for each in others] == ["stop"] * 4
 

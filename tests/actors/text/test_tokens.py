@@ -120,9 +120,7 @@ def test_a_template_that_refuses_or_writes_the_day_is_refused_by_setting(tmp_pat
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
     )
     folder = save_tokenizer(tmp_path, template=no_system + CHATML)
-    with pytest.raises(
-        SettingsError, match=r"run.system_prompt and .* got its error: no system role"
-    ):
+    with pytest.raises(SettingsError, match=r"run.system_prompt, .* got its error: no system role"):
         ModelTokenizer(folder, system_prompt="be brief").encode_prompt("7=")
 
     dated = (

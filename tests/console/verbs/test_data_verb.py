@@ -248,7 +248,7 @@ run:
 
     config.write_text(config.read_text().replace("share: 0", "share: 1"))
     up = CliRunner().invoke(app, ["up", str(config), "--dry-run"])
-    assert "exam: run.environment_settings.path must have rows to train on, got 9" in up.output
+    assert "path must have rows to train on, got none that is not held out among 9" in up.output
 
 
 @pytest.mark.slow
