@@ -64,7 +64,10 @@ T = TypeVar("T")
 
 
 async def until_event(work: Coroutine[Any, Any, T], event: Coroutine[Any, Any, object]) -> T | None:
-    """Return the result of work; or None if an event comes first, and the work is cancelled."""
+    """Return the result of work; None if the event comes first, and the work is cancelled.
+
+    What the work raises is raised; what the event raises counts as the event.
+    """
     task, other = asyncio.create_task(work), asyncio.create_task(event)
     try:
         await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
@@ -166,7 +169,8 @@ class ActorLoop:
             engine: Not started yet.
             weights: Keeps the engine current.
             gate: Holds swaps back; the receiver has it too.
-            prepare: Makes environment, tokenizer and reward, while the engine starts.
+            prepare: Makes environment, tokenizer and reward, before the engine starts. If it fails
+                before the run has begun, it is called again after that.
             meter: State of the engine's KV cache, for tuning; None = the number of episodes is
                 fixed.
             group_wait_s: Longest wait of an episode for its group, where a reward judges it whole.
@@ -199,11 +203,14 @@ class ActorLoop:
         )
 
     def stop(self) -> None:
-        """Drain and end; may be called again."""
+        """Let `run` drain and end, within about `actors.drain_s`; may be called again."""
         self._stop.set()
 
     async def run(self) -> None:
-        """Run from JOIN to BYE.
+        """Run from JOIN to BYE; ends the engine and the rewards' processes.
+
+        A drain delivers finished episodes and releases the others with their tokens. What the
+        broker has not taken by then expires.
 
         Raises:
             NyalaError: The first failure of any task; leases are released where that is possible.

@@ -65,14 +65,17 @@ class Heartbeat:
 
     @property
     def silent_s(self) -> float:
-        """Time since the broker last answered a heartbeat."""
+        """Time since the broker last answered a heartbeat; infinite before the first answer."""
         return time.monotonic() - self._sent_at
 
     async def run(self) -> None:
         """Send heartbeats until cancelled.
 
+        An episode whose tokens the broker calls malformed is failed, and the others go on.
+
         Raises:
-            DeadlineError: The broker does not answer.
+            DeadlineError: The broker does not answer for `deadline_s`.
+            RefusedError: The broker refuses this actor.
         """
         while True:
             beats = self._leases.due()
@@ -81,7 +84,7 @@ class Heartbeat:
             await asyncio.sleep(self._period_s)
 
     async def send_last(self) -> None:
-        """Store all tokens that the store lacks; the leases are about to be released."""
+        """Store all tokens that the store lacks, before leases are released; raises as `run`."""
         for _ in range(FINAL_ROUNDS):
             beats = self._leases.due(final=True)
             if beats:

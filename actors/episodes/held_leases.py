@@ -60,7 +60,7 @@ class SwapGate:
             self._open.set()
 
     async def wait(self) -> None:
-        """Wait until the gate is open, at most for the longest time it may stay closed."""
+        """Wait until the gate is open, at most for `hold_s`; it may still be closed then."""
         try:
             async with asyncio.timeout(self._hold_s):
                 await self._open.wait()

@@ -29,7 +29,11 @@ class DeliveryClient(Protocol):
 
 
 class BrokerApi(DeliveryClient, Protocol):
-    """`broker.client.BrokerClient`: every call is repeated until its deadline."""
+    """`broker.client.BrokerClient`: every call is repeated until its deadline.
+
+    Calls but `bye` raise `DeadlineError` without an answer by then, and `RefusedError` where the
+    broker refuses. `until_gone` waits until no broker has been connected for so many seconds.
+    """
 
     async def hello(self, hello: Hello, *, deadline_s: float) -> Welcome: ...
 
@@ -58,11 +62,15 @@ class Weights(Protocol):
         ...
 
     def offer(self, publication: Publication | None) -> None:
-        """Follow the publisher to its newest address."""
+        """Follow the publisher to its newest address; None changes nothing."""
         ...
 
     async def first_sync(self, publication: Publication) -> PolicyVersion:
-        """Wait until the engine has this version or a newer one."""
+        """Wait until the engine serves this version or a newer one, and return that.
+
+        Raises:
+            DeadlineError: Its bytes do not come.
+        """
         ...
 
     async def newer_than(self, version: PolicyVersion) -> None:
@@ -70,5 +78,5 @@ class Weights(Protocol):
         ...
 
     async def run(self) -> None:
-        """Receive and apply weights until cancelled."""
+        """Receive and apply weights until cancelled; raises as `WeightReceiver.run`."""
         ...

@@ -68,12 +68,17 @@ class EpisodeMaker:
     async def begin_episode(self, lease: Lease, environment: Environment) -> Rollout:
         """Begin the episode of a lease, or continue the tokens of earlier leases.
 
+        Tokens that cannot be continued are dropped: the episode then begins anew, as `restarted`.
+
         Args:
             lease: Lease of the task.
             environment: Environment of the task's item.
 
         Raises:
             EpisodeError: The prompt is too long.
+            SettingsError: The prompt is neither a text nor messages that the model takes.
+            DeadlineError: An `async` method of the environment takes too long.
+            Exception: The environment raised it.
         """
         try:
             if lease.chunks and not getattr(environment, "can_replay", True):
@@ -155,8 +160,8 @@ class EpisodeMaker:
         if len(prompt_ids) > limit:
             raise EpisodeError(
                 f"prompt must be at most run.max_prompt_tokens = {limit}, got {len(prompt_ids)} "
-                f"tokens for item {index}; shorten or leave out such prompts, or raise it and "
-                "begin the run anew with --fresh"
+                f"tokens for item {index}; shorten or leave out such prompts, or raise the limit "
+                "and begin the run anew with --fresh"
             )
         return Rollout(lease, conversation, prompt_ids, self._context)
 

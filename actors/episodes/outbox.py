@@ -67,8 +67,11 @@ class Outbox:
     async def deliver(self) -> list[tuple[Parcel, TaskVerdict]]:
         """Wait for parcels, send a batch of them, and return the broker's verdicts.
 
+        A record that the broker refuses counts as taken, and a failure of its task follows it.
+
         Raises:
-            DeadlineError: The broker does not answer.
+            DeadlineError: The broker does not answer; the batch waits for the next call.
+            RefusedError: The broker refuses failures, which are then kept as well.
         """
         await self._filled.wait()
         if len(self._waiting) < BATCH:

@@ -1,6 +1,6 @@
 """Episodes outside of a run's episode loop: along a script, by an echo, or by a model.
 
-`nyala env` shows them, `nyala evaluate` scores them, and `nyala new` chooses a temperature by them.
+`nyala env` shows them, `nyala eval` scores them, and `nyala new` chooses a temperature by them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ class PlayedEpisode:
 
 
 def follow_script(conversation: Conversation, said: Sequence[ChatMessage]) -> str:
-    """Return the next turn of the demonstration, or the answer if there is no demonstration."""
+    """Return the next turn of the demonstration, or the answer if there is no demonstration.
+
+    After the last turn that one is repeated.
+    """
     turns = [turn.text for turn in conversation.demonstration if turn.trained]
     turns = turns or [conversation.answer or ""]
     num_turns = sum(message.role == "assistant" for message in said)
@@ -63,7 +66,7 @@ def echo(conversation: Conversation, said: Sequence[ChatMessage]) -> str:
 async def play(
     environment: Environment, spec: TaskSpec, speak: Speaker, *, limit_s: float
 ) -> PlayedEpisode:
-    """Play an episode without a model.
+    """Play an episode without a model, of at most `MOST_TURNS` turns; errors come as they are.
 
     Args:
         environment: Environment of the run.
@@ -102,10 +105,11 @@ async def play_model(
     environment: Environment,
     specs: Sequence[TaskSpec],
 ) -> list[PlayedEpisode]:
-    """Let a started engine play these items side by side.
+    """Let a started engine play these items side by side; results are in the order of `specs`.
 
     Raises:
         EngineError: The engine refuses a request, or has died.
+        Exception: As `EpisodeMaker.begin_episode`, or the environment raised it.
     """
     rollouts = [
         await maker.begin_episode(Lease(number, 1, spec, 0), environment)
@@ -133,7 +137,7 @@ async def finish(engine: Engine, rollouts: Sequence[Rollout]) -> None:
     while waiting:
         for delta in await engine.deltas():
             if delta.refusal is not None:
-                raise EngineError(f"the engine must accept every prompt, got: {delta.refusal}")
+                raise EngineError(f"the engine has refused a prompt: {delta.refusal}")
             rollout = waiting[delta.request_id]
             rollout.append_delta(delta)
             if delta.finish_reason is None:

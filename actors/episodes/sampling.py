@@ -89,7 +89,11 @@ class Sampling:
             self._environment.submit_work(held, work, partial(self._begun, held))
 
     async def pump(self) -> None:
-        """Append the engine's tokens to their episodes, until cancelled."""
+        """Append the engine's tokens to their episodes, until cancelled.
+
+        Raises:
+            EngineError: The engine died.
+        """
         has_begun = False
         while True:
             for delta in await self._engine.deltas():
@@ -106,7 +110,11 @@ class Sampling:
             self._submit([held for held in batch if not held.has_ended])
 
     async def deliver(self) -> None:
-        """Send records and failures; a lease ends with its acknowledgement."""
+        """Send records and failures until cancelled; a lease ends with its acknowledgement.
+
+        Raises:
+            DeadlineError: The broker does not answer.
+        """
         while True:
             for parcel, verdict in await self._outbox.deliver():
                 self._leases.end_lease(parcel.task_id, parcel.fence, verdict.verdict.value)

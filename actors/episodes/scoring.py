@@ -120,7 +120,13 @@ class Scoring:
             )
 
     def fail(self, held: HeldLease, kind: FailureKind, reason: str) -> None:
-        """Report that an episode cannot be made."""
+        """Report that an episode cannot be made: close its lease, and put out the failure.
+
+        Args:
+            held: Lease of the episode.
+            kind: `data` = of environment, reward or record; `infrastructure` = of the engine.
+            reason: Text for people, of which the broker gets the first `MAX_REASON` characters.
+        """
         lease = held.lease
         log.warning("episode failed", task_id=lease.task_id, kind=kind, reason=reason)
         held.life.enter(EpisodePhase.FAIL, kind=kind)
@@ -131,6 +137,8 @@ class Scoring:
         self, maker: EpisodeMaker, environment: int, rewards: RewardPool | None
     ) -> None:
         """Give finished episodes their reward and put their records out, until cancelled.
+
+        An episode without a valid reward or record is failed.
 
         The queue is shared by as many of these calls as the pool has workers.
 

@@ -70,10 +70,13 @@ class Channel:
             async with asyncio.timeout(timeout_s):
                 await self._writer.drain()
         except TimeoutError as error:
-            raise DeadlineError("the reward worker does not read") from error
+            raise DeadlineError(
+                f"the reward worker must read within {timeout_s:g} s, got nothing read; bound the "
+                "time of a call"
+            ) from error
 
     async def receive(self, timeout_s: float) -> Reply | None:
-        """Return the next reply, or None if there is none within the time limit or ever.
+        """Return the next reply; None after the time limit, or where the worker has ended.
 
         Raises:
             MalformedReply: The bytes are no reply.

@@ -57,8 +57,8 @@ def pack_frame(message: Reply | list[RewardSample]) -> bytes:
         body = msgspec.msgpack.encode(message, enc_hook=str)
     except (msgspec.MsgspecError, OverflowError, TypeError, ValueError, RecursionError) as error:
         raise RewardError(
-            f"the columns of an item must be plain data, got: {error}; give texts, numbers, lists "
-            "and maps"
+            f"columns of an item must fit into a message to its reward, got: {error}; write whole "
+            "numbers of more than 64 bits as texts, and nest lists and maps less deeply"
         ) from error
     return as_frame(body)
 

@@ -149,12 +149,18 @@ def recognise(function: RewardFunction, reward: str) -> Convention:
     if is_areals or names & TEXTS:
         return Convention.SAMPLE
     raise SettingsError(
-        f"run.reward must be of the form {FORMS}, got {reward!r}; it has ({', '.join(parameters)})"
+        f"run.reward must be of the form {FORMS}, got {reward!r} with "
+        f"({', '.join(parameters)}); give it the parameters of one of these"
     )
 
 
 def call_batch(function: RewardFunction, samples: Sequence[RewardSample]) -> Any:
-    """Call a batched function; `values_of` reads its result, which may have to be awaited first."""
+    """Call a batched function; `values_of` reads its result, which may have to be awaited first.
+
+    Raises:
+        RewardError: A parameter without a default has a name that no value has.
+        Exception: The function raised it.
+    """
     # OpenRLHF's functions cut the prompt off the query, so both are always texts.
     chat = "queries" not in inspect.signature(function).parameters
     return function(**_accepted_arguments(function, _batch_arguments(samples, chat=chat)))
@@ -183,7 +189,10 @@ def values_of(answer: Any, *, count: int) -> list[object]:
 
 
 def call_sample(function: RewardFunction, sample: RewardSample) -> Any:
-    """Call a function of one sample; `value_of` reads its result, maybe awaited first."""
+    """Call a function of one sample; `value_of` reads its result, maybe awaited first.
+
+    Raises as `call_batch`.
+    """
     return function(**_accepted_arguments(function, _sample_arguments(sample)))
 
 
@@ -295,7 +304,7 @@ def _accepted_arguments(function: RewardFunction, arguments: dict[str, Any]) -> 
         if parameter.default is parameter.empty and not is_open and name not in arguments:
             raise RewardError(
                 f"a parameter of the reward must be one of {', '.join(sorted(arguments))}, got "
-                f"{name!r}; columns of a dataset are passed under their own names"
+                f"{name!r}; rename it, give it a default, or add a column of that name to the data"
             )
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return arguments

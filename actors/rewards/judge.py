@@ -46,6 +46,8 @@ RATIO = re.compile(r"%|[0-9] ?/ ?[0-9]")
 class Judge:
     """Scores completions by the replies of a language model.
 
+    A reply without a score counts 0. Scores are remembered, and equal requests sent once.
+
     Args:
         url: Address of the server, up to `/v1`.
         model: Name of the model there.
@@ -120,7 +122,8 @@ class Judge:
             except KeyError:
                 names = ", ".join(sorted(fillings))
                 raise ValueError(
-                    f"a placeholder of the rubric must be one of {names}, got {{{name}}}"
+                    f"a placeholder of the rubric must be one of {names}, got {{{name}}}; correct "
+                    f"it, or double its braces to send it as text"
                 ) from None
 
         return fill_in(self._rubric, value)
@@ -202,7 +205,7 @@ class ScoreCache:
         return None if row is None else float(row[0])
 
     def put_score(self, key: str, score: float) -> None:
-        """Store the score of a request."""
+        """Store the score of a request; the oldest beyond a million are removed."""
         run = self._database.execute
         run("INSERT OR REPLACE INTO scores VALUES (?, ?)", (key, score))
         run("DELETE FROM scores WHERE rowid <= (SELECT max(rowid) FROM scores) - ?", (MOST_SCORES,))
@@ -223,7 +226,7 @@ def read_score(reply: str, most: float, *, is_cut: bool = False) -> float:
     if score is None or not 0 <= score <= most:
         raise ValueError(
             f"the judge must end its reply with a number from 0 to {most:g}, got {reply[-80:]!r}; "
-            f"say so in the rubric"
+            f"say so in the rubric{', or raise max_tokens, which cut this reply' if is_cut else ''}"
         )
     return score
 

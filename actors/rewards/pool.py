@@ -63,7 +63,8 @@ class RewardPool:
     async def score(self, samples: Sequence[RewardSample]) -> list[Parts | RewardError]:
         """Return for each sample the reward of every function, or the error of one.
 
-        Waits for a free slot; a slot is busy for a bounded time.
+        Waits for a free slot; a slot is busy for a bounded time. A function that does not count for
+        a sample is left out of its parts. One that cannot be loaded gives errors, too.
         """
         slot = await self._free.get()
         try:
@@ -75,8 +76,12 @@ class RewardPool:
     async def score_by_item(self, samples: Sequence[RewardSample]) -> list[Parts | RewardError]:
         """Score samples of several items, one item at a time where a function judges whole groups.
 
+        Returns:
+            As `score`, in the order of `samples`.
+
         Raises:
             SettingsError: A function cannot be loaded or has unknown parameters.
+            RewardError: Loading one crashed or took too long.
         """
         await self._start()
         if self.group_size is None:
@@ -93,9 +98,12 @@ class RewardPool:
     async def try_out(self, item: Conversation) -> str:
         """Score the right answer of an item twice, and describe the functions; starts one slot.
 
+        Returns:
+            Each function and how it is called, in words for a log.
+
         Raises:
             SettingsError: A function cannot be loaded or has unknown parameters.
-            RewardError: A function fails on the sample.
+            RewardError: A function fails on the sample, or loading it crashed or took too long.
         """
         await self._start()
         completion = item.answer or ""
@@ -104,14 +112,14 @@ class RewardPool:
             if isinstance(result, RewardError):
                 asked = text_of(sample.prompt)
                 raise RewardError(
-                    f"run.reward must score the sample {quoted(asked)} -> {quoted(completion)}, "
-                    f"got: {result}; try it by hand"
+                    f"run.reward failed on the sample {quoted(asked)} -> {quoted(completion)}: "
+                    f"{result}; `nyala env test` tries it again"
                 )
         pairs = zip(self._functions.values(), self._conventions, strict=True)
         return "; ".join(f"{function}, called with a {form}" for function, form in pairs)
 
     async def close(self) -> None:
-        """End all processes of the pool."""
+        """Kill all processes of the pool, and what they have started."""
         for slot in self._slots:
             for process in slot:
                 await process.close()
@@ -139,9 +147,7 @@ class RewardPool:
 def check_reward(run: RunSettings, actors: ActorSettings, sample: Conversation) -> str:
     """Try the reward of a run on one sample and describe it, before anything starts.
 
-    Raises:
-        SettingsError: A reward function cannot be loaded.
-        RewardError: A function fails on the sample.
+    Returns and raises as `RewardPool.try_out`; without functions it names the environment's score.
     """
     return asyncio.run(_check(run, actors, sample))
 
@@ -149,10 +155,10 @@ def check_reward(run: RunSettings, actors: ActorSettings, sample: Conversation) 
 def score_answers(
     run: RunSettings, actors: ActorSettings, item: Conversation, answers: Sequence[str]
 ) -> list[Parts | RewardError]:
-    """Let the reward functions of a run judge answers to one item.
+    """Let the reward functions of a run judge answers to one item, in processes that then end.
 
-    Raises:
-        SettingsError: A function cannot be loaded.
+    Returns:
+        As `RewardPool.score`: a function that cannot be loaded gives an error for each answer.
     """
     samples = [
         RewardSample.from_conversation(item, [ChatMessage("assistant", answer)])

@@ -49,6 +49,12 @@ class WorkerExit(NamedTuple):
 class RewardProcess:
     """Scores samples with one function of the user, one batch at a time.
 
+    Args:
+        reward: The function, `path.py:function` or `module:function`.
+        timeout_s: Longest wait for the next answer of a batch; the worker is killed after it.
+        memory_mb: Memory that the worker may allocate, MiB; None = no limit.
+        retries: Further tries of a sample without a reward.
+
     Example:
         rewards = RewardProcess("rewards/length.py:reward", timeout_s=30)
         convention = await rewards.start()
@@ -109,7 +115,10 @@ class RewardProcess:
         return self._convention
 
     async def score(self, samples: Sequence[RewardSample]) -> list[Result]:
-        """Return for each sample its reward, or the error of a missing one."""
+        """Return for each sample its reward, or the error of a missing one, in order.
+
+        Starts the worker where it does not run; a function that cannot be loaded gives errors.
+        """
         async with self._one_at_a_time:
             results = await self._score(samples)
             for _ in range(self._retries):
@@ -125,7 +134,7 @@ class RewardProcess:
             return results
 
     async def close(self) -> None:
-        """Kill the worker process."""
+        """Kill the worker process, and what it has started."""
         await self._kill()
 
     async def _score(self, samples: Sequence[RewardSample]) -> list[Result]:
@@ -135,8 +144,9 @@ class RewardProcess:
             if num_hangs >= PATIENCE:
                 self._gave_up = True
                 error = RewardError(
-                    f"run.reward must return in time, got {num_hangs} hung calls in one batch; "
-                    "bound the time of a call"
+                    f"run.reward must return within run.reward_timeout_s = {self._timeout_s:g} s, "
+                    f"got {num_hangs} calls in one batch that hung, or whose worker did not start "
+                    "again; bound the time of a call, or see the errors of the samples before"
                 )
                 return results + [error] * (len(samples) - len(results))
             part = samples[len(results) : len(results) + batch]
@@ -175,7 +185,9 @@ class RewardProcess:
             await self._kill()
             log.warning("reward worker restarts", reason=str(error))
             return answers, WorkerExit(
-                f"reward must leave its worker's answers alone: {error}", False
+                f"the reward wrote into its worker's answers ({error}); let it write to its stdout "
+                "or files of its own",
+                hung=False,
             )
         except RewardError as error:  # a sample that cannot be sent
             return answers, WorkerExit(str(error), hung=False)
@@ -215,11 +227,20 @@ class RewardProcess:
         status = self._process.returncode
         await self._kill()
         if status is None:
-            reason = f"reward must return within run.reward_timeout_s = {self._timeout_s:g} s"
+            reason = (
+                f"reward must return within run.reward_timeout_s = {self._timeout_s:g} s, got no "
+                "answer; raise it, or bound the time of a call"
+            )
         elif status == OUT_OF_MEMORY:
-            reason = f"reward must fit into actors.reward_memory_mb = {self._memory_mb} MiB"
+            reason = (
+                f"reward must fit into actors.reward_memory_mb = {self._memory_mb} MiB, got more; "
+                "raise it, or let the function keep less"
+            )
         else:
-            reason = f"reward ended its process with status {status}"
+            reason = (
+                f"reward must return or raise, got the end of its process with status {status}; "
+                "call the function by hand to see why"
+            )
         log.warning("reward worker restarts", reason=reason)
         return WorkerExit(reason, hung=status is None)
 

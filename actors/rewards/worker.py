@@ -101,7 +101,11 @@ class RewardCaller:
             self._runner.close()
 
     def judge(self, samples: Sequence[RewardSample]) -> Iterator[list[RewardOutcome]]:
-        """Yield the outcomes of all samples, in order, as soon as they are known."""
+        """Yield the outcomes of all samples, in order, as soon as they are known.
+
+        Raises:
+            MemoryError: The function ran out of memory; the process has to end.
+        """
         ranks = self.convention is Convention.GROUP
         if ranks or (self.convention is Convention.BATCH and len(samples) > 1):
             try:

@@ -104,7 +104,7 @@ def _take_own_user() -> bool:
         except OSError:  # this namespace has no such number
             continue
         return number != NOBODY
-    raise PermissionError("root must be able to become another user, got no other in its namespace")
+    raise PermissionError("root found no other user in its namespace that it could become")
 
 
 def _count_threads() -> int:

@@ -75,12 +75,20 @@ def unmount(target: str, flags: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up all rights that a process may have beyond those of its user."""
+    """Give up all rights that a process may have beyond those of its user.
+
+    Raises:
+        OSError: The kernel refuses the call.
+    """
     system_call("dropping capabilities", CAPSET, struct.pack("Ii", _CAPABILITIES_V3, 0), bytes(24))
 
 
 def install_filter(instructions: bytes) -> None:
-    """Filter every later system call of this process with a BPF program."""
+    """Filter every later system call of this process with a BPF program; it cannot be undone.
+
+    Raises:
+        OSError: The kernel refuses the call.
+    """
     held = ctypes.create_string_buffer(instructions)
     program = ctypes.create_string_buffer(
         struct.pack("HxxxxxxP", len(instructions) // 8, ctypes.addressof(held))
@@ -317,6 +325,8 @@ def readable() -> list[str]:
 
 def enter_namespaces(paths: list[str], *, as_root: bool) -> None:
     """Give this process a file system of its own with these paths, read-only, and no network.
+
+    Sets the umask to 022 and the working directory to the new root.
 
     Args:
         paths: Absolute paths that stay readable.

@@ -81,7 +81,14 @@ class ProgramConnection:
         return names
 
     def send_request(self, request: dict[str, Any]) -> Any:
-        """Send a request to the program; return its result, or raise its error."""
+        """Send a request to the program; return its result, or raise its error.
+
+        The process of the tests ends with status `FAILED` where the program has ended.
+
+        Raises:
+            ProgramError: The program raised an error of a class of its own.
+            Exception: The program raised an error of this class of Python's.
+        """
         _send(self._requests, request)
         reply = _receive(self._replies)
         if "raised" in reply:
@@ -117,7 +124,10 @@ def run_tests(replies: int, requests: int, source: str) -> None:
 
 
 def run_calls(replies: int, requests: int, cases: str) -> None:
-    """Call one function with the arguments of each case, and compare its results."""
+    """Call one function with the arguments of each case, and compare its results.
+
+    Writes `PASSED` if all are right; the process ends with status `FAILED` at the first wrong one.
+    """
     said = json.loads(cases)
     names = ProgramConnection(replies, requests).names()
     name = said["function"]
@@ -208,7 +218,7 @@ def unpack(packed: Any, find: Callable[[int], Any]) -> Any:
 
 
 def alike(value: Any, wanted: Any) -> bool:
-    """Compare a result with JSON, which has no tuples and writes few digits."""
+    """Whether a result equals JSON, which has no tuples and writes few digits."""
     if isinstance(value, tuple | list) and isinstance(wanted, list):
         return len(value) == len(wanted) and all(map(alike, value, wanted))
     if isinstance(value, dict) and isinstance(wanted, dict):

@@ -38,7 +38,8 @@ KILL_S = 5.0
 READ_BYTES = 1 << 16
 REMEDY = (
     "it takes Linux 5.13 or newer with Landlock, or 5.14 with user namespaces, neither of them "
-    "forbidden to the container, and a Python that all users can read"
+    "forbidden to the container, a Python that all users can read, and for root another user in "
+    "its user namespace"
 )
 REASON_BYTES = 2000
 
@@ -102,10 +103,12 @@ class Sandbox:
 
         Raises:
             SettingsError: This machine offers no sandbox; the text names what is missing.
+            RewardError: The system cannot start a process to try one.
         """
         if platform.machine() != "x86_64":
             raise SettingsError(
-                f"a sandbox for programs must be on x86_64, got {platform.machine()}; {REMEDY}"
+                f"a sandbox for programs must be on x86_64, got {platform.machine()}; start actors "
+                "on machines of that kind, or use another scorer than code"
             )
         reasons = []
         for view in VIEWS:
@@ -114,12 +117,16 @@ class Sandbox:
                 return cls(view)
             reasons.append(f"{view}: {reason}")
         raise SettingsError(
-            f"a sandbox for programs must be possible on this machine, got {'; '.join(reasons)}; "
-            f"{REMEDY}"
+            f"a sandbox for programs must be possible on this machine, got "
+            f"{', and '.join(reasons)}; {REMEDY}"
         )
 
     def why_not(self) -> str:
-        """Try what a program must not be able to do; return the fault, or an empty text."""
+        """Try what a program must not be able to do; return the fault, or an empty text.
+
+        Raises:
+            RewardError: The system cannot start a process.
+        """
         command = self._command("program", Limits())
         with _SandboxedProcess(command, PROBE, b"asked", errors=subprocess.PIPE) as probe:
             with suppress(RewardError):
@@ -130,7 +137,7 @@ class Sandbox:
             return last or f"a program could do too much, or too little: {quoted(probe.output)}"
 
     def run(self, program: str, stdin: bytes, limits: Limits) -> ProgramResult:
-        """Run a program to its end, or to one of its limits.
+        """Run a program to its end, or to one of its limits, at which it is killed.
 
         Raises:
             RewardError: The system cannot start a process, so nothing was run.
@@ -147,6 +154,9 @@ class Sandbox:
             role: `tests` or `calls` (`remote_calls.py`).
             tests: Text that the role runs.
             limits: Limits of each of the two processes.
+
+        Returns:
+            False also where a process reaches a limit, or the program ends too early.
 
         Raises:
             RewardError: The system cannot start a process, so nothing was run.
@@ -277,8 +287,8 @@ def _collect(processes: Sequence[_SandboxedProcess], limits: Limits) -> None:
     first.wait(deadline - time.monotonic())
     if not all(process.has_begun for process in processes):
         raise RewardError(
-            "every sandbox must start in time, got one that did not; nothing was scored: look at "
-            "the memory and the load of this machine"
+            f"every process of a sandbox must be ready within {START_S:g} s, got one that was not, "
+            "so nothing was scored; look at the memory and the load of this machine"
         )
 
 

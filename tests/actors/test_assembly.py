@@ -75,13 +75,14 @@ def test_more_leases_than_places_where_episodes_wait_for_their_environment():
 
 def test_an_actor_without_the_port_of_its_broker_is_refused(tmp_path):
     run = RunSettings(model="init", name="far", directory=tmp_path, environment="calculator")
-    for broker in (
-        BrokerSettings(endpoint="tcp://10.0.0.1:0"),
-        BrokerSettings(endpoint="tcp://10.0.0.2:5757", other_endpoints=("tcp://10.0.0.1:0",)),
+    with_other = BrokerSettings(endpoint="tcp://h:5757", other_endpoints=("tcp://10.0.0.1:0",))
+    for broker, setting in (
+        (BrokerSettings(endpoint="tcp://10.0.0.1:0"), "broker.endpoint"),
+        (with_other, "broker.other_endpoints"),
     ):
         settings = Settings(run=run, broker=broker)
 
-        with pytest.raises(SettingsError, match=r"got tcp://10\.0\.0\.1:0; give the folder"):
+        with pytest.raises(SettingsError, match=rf"{setting} must .* got tcp://10\.0\.0\.1:0; "):
             asyncio.run(run_actor(settings, "actor-1", asyncio.Event()))
 
 

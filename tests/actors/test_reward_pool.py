@@ -130,7 +130,7 @@ def test_a_function_that_eats_memory_costs_only_its_sample(tmp_path: Path, form:
 
     assert first == last == {"eat": 1.0}
     assert isinstance(bad, RewardError)
-    assert str(bad) == "reward must fit into actors.reward_memory_mb = 512 MiB"
+    assert str(bad).startswith("reward must fit into actors.reward_memory_mb = 512 MiB, got more; ")
 
 
 def test_memory_that_is_allowed_is_given(tmp_path: Path) -> None:

@@ -205,8 +205,8 @@ def test_a_bad_value_costs_only_its_sample(write, form, value, reason):
     ("harm", "reason"),
     [
         ("threading.Event().wait()", "run.reward_timeout_s = 0.3 s"),
-        ("os.kill(os.getpid(), 11)", "ended its process with status -11"),
-        ("os._exit(3)", "ended its process with status 3"),
+        ("os.kill(os.getpid(), 11)", "the end of its process with status -11"),
+        ("os._exit(3)", "the end of its process with status 3"),
     ],
 )
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_a_function_that_always_hangs_gives_up_the_batch_in_bounded_time(write):
     results, _ = score(path, ["a"] * 64, timeout_s=0.2)
 
     assert all(isinstance(r, RewardError) for r in results)
-    assert "got 4 hung calls in one batch" in str(results[-1])
+    assert "got 4 calls in one batch that hung" in str(results[-1])
     assert time.monotonic() - begun < 15
 
 
@@ -248,7 +248,7 @@ def test_a_function_that_always_hangs_gives_up_the_batch_in_bounded_time(write):
         ("def g(output, prompt): return 1", "f", "run.reward must be a function of .*it has g"),
         ("def f(output, prompt) return 1", "f", "can be imported, got .*SyntaxError"),
         ("import no_such_thing", "f", "can be imported, got .*No module named 'no_such_thing'"),
-        ("def f(a, b): return 1", "f", r"must be of the form .*it has \(a, b\)"),
+        ("def f(a, b): return 1", "f", r"must be of the form .*with \(a, b\); give"),
     ],
 )
 def test_a_function_that_cannot_be_used_is_refused_with_the_fix(tmp_path, source, name, words):
@@ -378,7 +378,7 @@ def test_a_column_that_cannot_be_sent_costs_only_its_sample(write):
     results = asyncio.run(run())
 
     assert (results[0], results[2]) == (1.0, 2.0)
-    assert "the columns of an item must be plain data" in str(results[1])
+    assert "columns of an item must fit into a message to its reward" in str(results[1])
 
 
 def test_a_reward_without_function_name_is_refused():
@@ -400,7 +400,7 @@ def test_check_names_what_a_function_returns_wrongly(write, body, words):
     path = write(f"def f(prompts, completions, **kwargs): {body}")
     settings = make_settings(f"{path}:f")
 
-    with pytest.raises(RewardError, match=f"(?s)run.reward must score the sample .*{words}"):
+    with pytest.raises(RewardError, match=f"(?s)run.reward failed on the sample .*{words}"):
         check(settings)
 
 

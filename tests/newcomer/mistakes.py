@@ -370,7 +370,7 @@ IN_CODE = [
     ),
     Mistake(
         "a column that is not there",
-        "got 'solution'; columns of a dataset are passed under their own names",
+        "got 'solution'; rename it, give it a default, or add a column of that name",
         reward("def in_place(completions, solution, **kwargs):\n    return [0.0] * 2\n"),
         remedy={
             "data.jsonl": ROWS.replace('"answer"', '"solution"'),
@@ -387,7 +387,7 @@ IN_CODE = [
     ),
     Mistake(
         "a reward of no known form",
-        "it has (a, b)",
+        "with (a, b); give it the parameters",
         reward("def in_place(a, b):\n    return 1.0\n"),
         remedy=reward(IN_PLACE),
     ),

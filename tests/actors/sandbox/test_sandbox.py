@@ -111,7 +111,7 @@ def test_a_process_that_is_not_locked_in_runs_nothing(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "ENTER", broken)
 
     with pytest.raises(
-        RewardError, match="must start in time, got one that did not; nothing was scored"
+        RewardError, match="must be ready within 10 s, got one that was not, so nothing"
     ):
         Sandbox(VIEWS[1]).run("print(1)", b"", Limits())
 
