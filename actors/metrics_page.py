@@ -110,7 +110,11 @@ class ActorPage:
         self.health = Health(self.pulse, self._waits_for)
 
     def serving(self, settings: Settings, *, name: str) -> AbstractContextManager[None]:
-        """Serve the page while a body runs, where the settings ask for it."""
+        """Serve the page while a body runs, where the settings ask for it.
+
+        Raises:
+            SettingsError: `actors.metrics_endpoint` cannot be listened on.
+        """
         return serving(
             settings.actors.metrics_endpoint,
             METRICS,

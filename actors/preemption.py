@@ -130,7 +130,8 @@ async def _stop_once_noticed(source: Notices, stop: asyncio.Event) -> None:
 async def until_noticed(source: Notices, *, poll_s: float = POLL_S) -> str:
     """Wait for a notice and return it; a service that does not answer is polled further.
 
-    Each look runs in a thread: a metadata service that hangs must not stop the heartbeats.
+    A minute without an answer is logged. Each look runs in a thread: a metadata service that hangs
+    must not stop the heartbeats.
     """
     silent = 0
     while True:

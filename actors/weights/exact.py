@@ -57,7 +57,7 @@ class Float32Differences:
         return self.learner.is_within(self.bound)
 
     def __str__(self) -> str:
-        """Return which side is wrong, by how much, and what to change."""
+        """Return the differences, which side is wrong, and what to change."""
         if self.engine_is_right and self.learner_is_right:
             who = "neither is wrong: set actors.probe_tolerance above their difference"
         elif self.learner_is_right:
@@ -70,21 +70,26 @@ class Float32Differences:
         else:
             who = "both are wrong, or this model needs more precision: set run.dtype to float32"
         return (
-            f"{who}; computed in float32 from the same bytes, the log-probs differ from the "
-            f"engine's by {self.engine} nats and from the learner's by {self.learner}"
+            f"log-probs computed in float32 from the same bytes differ from the engine's by "
+            f"{self.engine} nats and from the learner's by {self.learner}, so {who}"
         )
 
 
 @torch.no_grad()
 def exact_logprobs(model: str, staged: StagedWeights) -> list[float]:
-    """Score the probe of a staged version in float32.
+    """Score the probe of a staged version in float32, on the CPU; takes seconds to minutes.
 
     Args:
         model: Hugging Face directory or hub name, whose shapes the version has.
         staged: The version.
 
+    Returns:
+        Log-probs of the probe's tokens 1.., nats.
+
     Raises:
-        WeightsError: The staged file is gone.
+        WeightsError: The staged file is gone, or was overwritten meanwhile.
+        OSError: The model's configuration cannot be read.
+        KeyError: The version lacks a tensor of the model.
     """
     config = AutoConfig.from_pretrained(model)
     attention = attention_of(config.to_dict())

@@ -93,7 +93,10 @@ class GroupMember:
         return wanted.manifest.version == self._expected
 
     async def fetch(self, wanted: Announce | VersionReplaced, file: StagingFile) -> bool:
-        """Receive the expected version. False: `file` has a mixture of versions."""
+        """Receive the expected version. False: `file` has a mixture of versions.
+
+        After a failure the group is left, and the publisher is told why.
+        """
         version = wanted.manifest.version
         try:
             async with asyncio.timeout(self._timeout_s):

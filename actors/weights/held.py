@@ -43,7 +43,7 @@ class HeldWeights:
         """Set when a delayed pull may have an answer; `WeightShare` clears it."""
 
     def begin_version(self, version: PolicyVersion, memory: mmap.mmap) -> None:
-        """Offer the slices of a version as they arrive."""
+        """Offer the slices of a version as they arrive, in place of what was arriving before."""
         self._part = _Part(version, memory)
 
     def begin_update(self, link: SparseLink, memory: bytearray) -> None:

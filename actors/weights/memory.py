@@ -93,7 +93,10 @@ class PublisherMemory:
         return bool(wanted.memory) and os.access(wanted.memory, os.R_OK)
 
     async def borrow(self, wanted: Announce | VersionReplaced) -> StagingFile | None:
-        """Return a checked version where it lies; None if it is no longer there."""
+        """Return a checked version where it lies; None if it is no longer there, or corrupt.
+
+        A reason for None is logged.
+        """
         try:
             slot = self._open(wanted.memory, wanted.manifest.num_bytes)
             number = slot.number

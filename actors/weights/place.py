@@ -36,6 +36,7 @@ class MemberPlace(Protocol):
 
         Raises:
             WeightsError: The broadcast failed, or the place is gone: the bytes are a mixture.
+            RuntimeError: The broadcast failed in this process, where torch has no other class.
         """
         ...
 
@@ -55,11 +56,11 @@ class OwnProcess:
         """Do nothing: this place is always open."""
 
     async def enter(self, epoch: Epoch) -> None:
-        """Prepare to be in this group, in place of any other."""
+        """Prepare to be in this group, in place of any other; raises as `MemberPlace.enter`."""
         self._member.enter(epoch)
 
     async def receive(self, path: Path, memory: mmap.mmap) -> str:  # noqa: ARG002 - it is mapped
-        """Fill `memory` in a thread."""
+        """Fill `memory` in a thread; raises as `MemberPlace.receive`."""
         return await asyncio.wrap_future(self._member.receive(memory))
 
     def leave_group(self) -> None:

@@ -57,6 +57,9 @@ class StorageCheck:
     async def fault(self, staged: StagedWeights, *, is_again: bool) -> str:
         """Return the fault of the weights that were swapped in; empty = no fault is known.
 
+        Usually nothing is read, as a reading is not due. An engine that cannot be read is not asked
+        again.
+
         Args:
             staged: The version that was swapped in.
             is_again: The weights before these were wrong: read now.
@@ -88,8 +91,8 @@ class StorageCheck:
 
 def _text(staged: StagedWeights, stale: list[str]) -> str:
     return (
-        f"what the engine has stored of weights {tuple(staged.manifest.version)} must be what it "
-        f"was given, got other values in {stale[:3]} ({len(stale)} in all)"
+        f"the engine has stored other values of weights {tuple(staged.manifest.version)} than it "
+        f"was given, in {stale[:3]} ({len(stale)} in all)"
     )
 
 
@@ -100,7 +103,6 @@ def _file_fault(staged: StagedWeights) -> str:
         if checksum_of(mapping) == staged.manifest.checksum:
             return ""
     return (
-        f"the file of weights {tuple(staged.manifest.version)} must have its checksum still, got "
-        "another one after the swap; this machine's memory changes by itself: test it, and run "
-        "this actor elsewhere"
+        f"the file of weights {tuple(staged.manifest.version)} has another checksum after the swap "
+        "than before, so this machine's memory changes by itself"
     )

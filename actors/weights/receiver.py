@@ -84,6 +84,7 @@ class Swapping(Protocol):
 
 LOOK_S = 1.0
 """Longest pause between two looks at the bytes of a first version."""
+ACCEPT = "set actors.probe_tolerance above that difference if you accept the engine's precision"
 
 Gate = Callable[[], Awaitable[None]]
 
@@ -180,7 +181,10 @@ class WeightReceiver:
         return self._counters.of_last_version
 
     def offer(self, publication: Publication | None) -> None:
-        """Follow the publisher to the endpoint that the broker names."""
+        """Follow the publisher to the endpoint that the broker names.
+
+        None changes nothing; a publication of a lower lineage than the weights here is refused.
+        """
         if publication is None:
             return
         if publication.version.lineage < self._transfer.held.lineage:
@@ -192,7 +196,11 @@ class WeightReceiver:
         """Wait until the engine serves this version or a newer one; `run` must be under way.
 
         Only the wait for bytes has a limit here. Groups, the engine's commands and the gate have
-        deadlines of their own.
+        deadlines of their own. Where a version is here but refused for good, the wait goes on for a
+        newer one.
+
+        Returns:
+            The version that is served.
 
         Raises:
             DeadlineError: No byte of the version comes for `actors.weight_timeout_s`.
@@ -227,8 +235,8 @@ class WeightReceiver:
         if not wanted:
             return (
                 f"{version} must be announced by {publication.endpoint} within {limit}, got no "
-                "news from there; is the address reachable from here, and is this actor's key in "
-                "the learner's keys/allowed?"
+                "news from there; check that the address is reachable from here, and that this "
+                "actor's key is in the learner's keys/allowed"
             )
         return (
             f"{version} must go on arriving from {publication.endpoint} within {limit}, got "
@@ -245,8 +253,10 @@ class WeightReceiver:
         """Receive and apply until cancelled.
 
         Raises:
-            WeightsError: The engine's weights cannot be made to agree with the learner's.
+            WeightsError: The engine's weights cannot be made to agree with the learner's, or a
+                version never comes with its digest, or there is no room for it.
             EngineError: The engine died.
+            DeadlineError: The engine does not answer.
             SettingsError: `actors.share_endpoint` cannot be listened on, or lets no actor in.
         """
         try:
@@ -331,8 +341,8 @@ class WeightReceiver:
         if fault and was_dirty:
             raise WeightsError(
                 "weights in the engine must be those that were pulled, got others twice in a row, "
-                f"the second time after another pull: {fault}; test the memory of this machine "
-                "and of its cards"
+                f"the second time after another pull ({fault}); test the memory of this machine "
+                "and of its cards, and run this actor elsewhere"
             )
         if not (fault or refusal):
             self._num_refused = 0
@@ -358,8 +368,7 @@ class WeightReceiver:
         self._counters.probe_mismatches += 1
         return (
             f"log-probs of the probe under weights {tuple(manifest.version)} must be the learner's "
-            f"but for {bound} nats, got a difference of {difference}; an engine with a precision "
-            "of its own may show more: set actors.probe_tolerance"
+            f"but for {bound} nats, got a difference of {difference}"
         )
 
     async def _settle(self, staged: StagedWeights, refusal: str) -> None:
@@ -370,14 +379,13 @@ class WeightReceiver:
         """
         manifest = staged.manifest
         if self._exact is None:
-            raise WeightsError(
-                f"the probe must accept the weights, got a refusal {MOST_PULLS + 1} times in a "
-                f"row: {refusal}"
-            )
+            raise WeightsError(f"{refusal}, {MOST_PULLS + 1} times in a row; {ACCEPT}")
         try:
             exact = await asyncio.to_thread(self._exact, staged)
         except (ImportError, KeyError, OSError, RuntimeError, ValueError, WeightsError) as error:
-            self._verdict = f"{refusal}; float32 cannot decide: {error or type(error).__name__}"
+            self._verdict = (
+                f"{refusal}, and float32 cannot decide ({error or type(error).__name__}); {ACCEPT}"
+            )
         else:
             ours = await self._engine.probe(manifest.probe.token_ids)
             sides = Float32Differences.from_probe(

@@ -46,7 +46,11 @@ class WeightFile:
 
 
 def save_weights(staged: Path, manifest: WeightManifest, path: Path) -> None:
-    """Write staged wire bytes as safetensors; the file appears when it is complete."""
+    """Write staged wire bytes as safetensors, in place of an older file, once they are complete.
+
+    Raises:
+        WeightsError: The staged file cannot be read, or does not agree with the manifest.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".unfinished-{path.name}")
     tensors = dict(named_tensors(staged, manifest.tensors, manifest.num_bytes))
@@ -62,7 +66,7 @@ def save_weights(staged: Path, manifest: WeightManifest, path: Path) -> None:
 
 
 def read_weights(path: Path) -> WeightFile:
-    """Digest the tensors of a file.
+    """Digest the tensors of a file; the caller compares that with the digest in the header.
 
     Raises:
         WeightsError: The file was not written by `save_weights`.
@@ -94,7 +98,17 @@ def _bytes_of(tensor: torch.Tensor) -> bytes:
 async def download(
     publication: Publication, path: Path, *, keys: KeyPair, run: str, timeout_s: float
 ) -> WeightManifest:
-    """Pull the newest version into a safetensors file.
+    """Pull the newest version into a safetensors file, in place of an older one.
+
+    Args:
+        publication: Address of the publisher.
+        path: File to write.
+        keys: Keys of an actor that the publisher allows.
+        run: Name of the run.
+        timeout_s: Limit for the whole download.
+
+    Returns:
+        Manifest of the version that came, which may be newer than the publication.
 
     Raises:
         DeadlineError: The version has not come within `timeout_s`.
@@ -132,8 +146,8 @@ async def download(
     except TimeoutError:
         raise DeadlineError(
             f"weights {tuple(publication.version)} must arrive from {publication.endpoint} within "
-            f"{timeout_s:g} s, got nothing whole; see that the run is up, and that this machine "
-            "reaches the address"
+            f"{timeout_s:g} s, got nothing whole; check that the run is up, that this machine "
+            "reaches the address, and that the key is in the learner's keys/allowed"
         ) from None
     except ExceptionGroup as group:
         raise group.exceptions[0] from group  # the first one has cancelled the other task

@@ -64,7 +64,7 @@ class WeightShare:
         """Address at which other actors reach it; None = not listening yet."""
 
     async def run(self) -> None:
-        """Listen for other actors and answer their pulls.
+        """Listen for other actors and answer their pulls until cancelled.
 
         Raises:
             SettingsError: The endpoint cannot be listened on, or no actor is allowed in.
@@ -93,7 +93,7 @@ class WeightShare:
             context.destroy(linger=0)
 
     def admit(self, neighbours: Neighbours) -> None:
-        """Answer these actors of the site and no others."""
+        """Answer these actors of the site and no others; does nothing where `folder` is set."""
         if self._folder is None:
             self._allowed.admit_actors(neighbours.keys)
 

@@ -133,7 +133,7 @@ class SlicePull:
                 self._ask_again(list(self._asked))
         raise DeadlineError(
             f"a pull of weights must make progress within {self._progress_timeout_s:g} s, got "
-            f"nothing of {tuple(self._version)}; the next announcement starts another"
+            f"nothing more of {tuple(self._version)}; the next announcement starts another"
         )
 
     async def _pull_from(self, source: PullSource, post: Post) -> VersionReplaced | _Failed | None:

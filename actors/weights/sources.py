@@ -135,7 +135,7 @@ class WeightSources:
         return "memory" in self._order
 
     def choose_sources(self, peers: Sequence[PeerEndpoint] = ()) -> tuple[PullSource, ...]:
-        """Return the sources of a version or an update, in order.
+        """Return the sources of a version or an update, in order; peers that failed are left out.
 
         Args:
             peers: Actors that may have it, nearest first.

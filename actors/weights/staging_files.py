@@ -63,7 +63,7 @@ class StagingFiles:
         self._shared: Counter[StagingFile] = Counter()
 
     def acquire(self, num_bytes: int) -> StagingFile:
-        """Return a file of this size with arbitrary contents.
+        """Return a file of this size with arbitrary contents; free ones of another are removed.
 
         Raises:
             WeightsError: There is no room for it.

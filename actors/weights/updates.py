@@ -106,7 +106,10 @@ class WeightUpdates:
     async def add_changes(
         self, updates: Sequence[bytes | bytearray], manifest: WeightManifest, memory: mmap.mmap
     ) -> bool:
-        """Fill `memory` with a version, from updates to the version here. False: it failed."""
+        """Fill `memory` with a version, from updates to the version here.
+
+        False: an update is malformed, the digest is wrong, or the version here is gone.
+        """
         whole = self._held.whole
         if whole is None:  # overwritten meanwhile, in the publisher's memory
             return False

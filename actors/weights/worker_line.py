@@ -59,7 +59,10 @@ class WorkerLine:
         return self._writer is not None
 
     async def run(self) -> None:
-        """Wait for the worker, and read its answers until it has ended."""
+        """Wait for the worker, and read its answers until it has ended.
+
+        Orders that still wait for an answer then fail.
+        """
         reason = "this actor ends"
         try:
             reader, self._writer = await self._connected()

@@ -112,4 +112,4 @@ def test_a_publisher_without_news_is_asked_about_as_such(publisher, tmp_path) ->
     text = synced(publisher, tmp_path, is_announced=False)
 
     assert f"must be announced by {PLACE} within actors.weight_timeout_s = 0.2 s" in text
-    assert "is this actor's key in the learner's keys/allowed?" in text
+    assert "that this actor's key is in the learner's keys/allowed" in text

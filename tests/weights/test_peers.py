@@ -311,7 +311,9 @@ def test_a_peer_that_has_moved_on_is_left_without_a_grudge():
 def test_a_pull_ends_when_its_last_source_is_silent_too():
     silent = [ScriptedSource(name, answer=lambda _: None) for name in "ab"]
 
-    with pytest.raises(DeadlineError, match=r"must make progress within 0\.1 s, got nothing of"):
+    with pytest.raises(
+        DeadlineError, match=r"must make progress within 0\.1 s, got nothing more of"
+    ):
         pulled(*silent, timeout_s=0.1)
 
 

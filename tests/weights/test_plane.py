@@ -169,7 +169,7 @@ def test_an_unknown_key_gets_nothing(plane, tmp_path):
 
     failed = stranger.wait("failed")
     assert failed["kind"] == "DeadlineError"
-    assert "is this actor's key in the learner's keys/allowed?" in failed["text"]
+    assert "that this actor's key is in the learner's keys/allowed" in failed["text"]
     stranger.end()
 
 
@@ -229,8 +229,8 @@ def test_a_probe_that_disagrees_three_times_ends_an_actor_without_a_judge(plane)
 
     failed = actor.wait("failed")
     assert failed["kind"] == "WeightsError"
-    assert failed["text"].startswith("the probe must accept the weights, got a refusal 3 times")
-    assert "actors.probe_tolerance" in failed["text"]
+    assert failed["text"].startswith("log-probs of the probe under weights ")
+    assert ", 3 times in a row; set actors.probe_tolerance above" in failed["text"]
     actor.end()
 
 
@@ -255,7 +255,7 @@ def test_a_tensor_that_lags_twice_ends_the_actor(plane):
     failed = actor.wait("failed")
     assert failed["kind"] == "WeightsError"
     assert "got others twice in a row" in failed["text"]
-    assert "got other values in ['mix.bias'] (1 in all)" in failed["text"]
+    assert "than it was given, in ['mix.bias'] (1 in all)" in failed["text"]
     actor.end()
 
 

@@ -107,7 +107,9 @@ def test_a_pull_ends_when_nothing_comes(publisher, memory, monkeypatch):
     monkeypatch.setattr(slices, "FIRST_WAIT_S", 0.02)
     publisher.post = lambda message: False
 
-    with pytest.raises(DeadlineError, match=r"must make progress within 0\.1 s, got nothing of"):
+    with pytest.raises(
+        DeadlineError, match=r"must make progress within 0\.1 s, got nothing more of"
+    ):
         asyncio.run(pulled(publisher, memory, timeout_s=0.1))
 
 

@@ -182,7 +182,10 @@ def test_where_float32_cannot_be_computed_the_actor_says_so_and_waits(tmp_path: 
     async def story() -> None:
         await bench.apply(bench.version(), times=3)
         assert bench.serves == -1
-        assert "float32 cannot decide: no such model" in bench.receiver._verdict
+        assert (
+            "float32 cannot decide (no such model); set actors.probe_tolerance"
+            in bench.receiver._verdict
+        )
 
     asyncio.run(story())
 
