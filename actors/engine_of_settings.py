@@ -107,7 +107,11 @@ def make_torch_engine(settings: Settings, place: EnginePlacement) -> Engine:
 
 
 def make_vllm_engine(settings: Settings, place: EnginePlacement) -> Engine:
-    """Return vLLM as an engine."""
+    """Return vLLM as an engine.
+
+    Raises:
+        SettingsError: vLLM cannot start on this machine, or `actors.engine_args` are refused.
+    """
     from actors.engine.vllm_engine import vllm_engine  # noqa: PLC0415 - vLLM
     from actors.engine.vllm_options import VllmOptions  # noqa: PLC0415 - vLLM
 

@@ -93,6 +93,8 @@ def unwrapped(text: str) -> str:
 def read_number(text: str) -> float | None:
     r"""Return the value of a text that is one number, maybe with a unit; None for another text.
 
+    `50%` is 50. A text of more than `LONGEST` characters is none.
+
     Example:
         >>> read_number(r"-\frac{3}{4}"), read_number("3 1/2 cups"), read_number("1 or 2")
         (-0.75, 3.5, None)
@@ -118,7 +120,11 @@ def read_number(text: str) -> float | None:
 def stated_number(text: str) -> float | None:
     r"""Return the number that a text states: it is one, or it has one after `####`, or one alone.
 
-    A line whose last number is the result of a calculation, `8 + 7 = 15`, states that.
+    A line whose last number is the result of a calculation, `8 + 7 = 15`, states that. A text of
+    more than `SENTENCE` characters states only what follows `####`, which is looked for in its end.
+
+    Returns:
+        None: The text states no number, or several.
 
     Example:
         >>> stated_number("2+40=42\\n#### 42\\nThat took 2 steps.")

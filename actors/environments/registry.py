@@ -192,7 +192,7 @@ def _make_from_settings(
         key = ".".join(str(part) for part in first["loc"])
         raise SettingsError(
             f"run.environment_settings.{key} must be valid for {run.environment}, "
-            f"got {first['input']!r}; {first['msg']}"
+            f"got {first['input']!r} ({first['msg']}); correct or leave out that key"
         ) from error
     except TypeError as error:
         raise SettingsError(
@@ -331,7 +331,8 @@ def _check_complete(sample: Conversation, run: RunSettings) -> None:
     if missing:
         raise SettingsError(
             f"an item of run.environment must have {', '.join(PARTS)}, got from {run.environment} "
-            f"a {type(sample).__name__} without {', '.join(missing)}; see docs/environments.md"
+            f"a {type(sample).__name__} without {', '.join(missing)}; add what is missing, as "
+            "docs/environments.md shows"
         )
 
 

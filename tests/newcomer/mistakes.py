@@ -393,7 +393,7 @@ IN_CODE = [
     ),
     Mistake(
         "an item without step",
-        "without step; see docs/environments.md",
+        "without step; add what is missing",
         environment(ONE_TURN.replace("def step", "def answer_to")),
         remedy={"env.py": ONE_TURN},
     ),

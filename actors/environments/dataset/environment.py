@@ -323,10 +323,9 @@ class Dataset:
         if not isinstance(reference, plain):
             raise SettingsError(
                 f"{column} of row {number} of {path} must be a text or a number, got "
-                f"{quoted(reference, 60)}; an answer is compared as one text: name a field "
-                f"inside it, such as "
+                f"{quoted(reference, 60)}; name a field inside it as answer, such as "
                 f"{column}.{'0' if isinstance(reference, list) else 'ground_truth'}, "
-                f"or write the answer into a column of its own"
+                f"or write the answer as one text into a column of its own"
             )
         try:
             self._scorer("", reference)

@@ -71,7 +71,8 @@ def open_rows(path: str, *, subset: str | None = None, split: str = "train") -> 
         raise
     except FileNotFoundError:
         raise SettingsError(
-            f"the path of a dataset must be a readable file, got {path}; {missing(path)}"
+            f"the path of a dataset must be a readable file, got {path} ({missing(path)}); correct "
+            "the path, or put the file there"
         ) from None
     except OSError as error:
         raise SettingsError(
