@@ -33,7 +33,7 @@ class CacheMeter:
         """Record the cache after a step of the engine.
 
         Args:
-            used: Share of the cache.
+            used: Share of the cache that is in use, 0 to 1.
             evicted: Episodes that lost their cache in this step.
         """
         self._evicted += evicted

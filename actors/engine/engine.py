@@ -267,7 +267,9 @@ class Stepper(Protocol):
         ...
 
     def prepare(self, staged: StagedWeights) -> bool:
-        """Do all of a swap that steps need not wait for, in another thread. `load` follows, or not.
+        """Do the part of a swap that needs no pause, in another thread while steps go on.
+
+        `load` of this version may follow or not.
 
         Returns:
             False where `is_prepared` has to be called until it returns True.
@@ -290,7 +292,8 @@ class Stepper(Protocol):
         """Swap to the prepared weights while paused; running requests go on, KV kept or made anew.
 
         Raises:
-            WeightsOverwritten: they were read only now, and are a mixture; another `load` follows.
+            WeightsOverwritten: they were overwritten while they were read, so the model is a
+                mixture until another `load`.
         """
         ...
 

@@ -34,6 +34,7 @@ class Score:
     parts: dict[str, float] = field(default_factory=dict)
     """Named parts; `exact` (0 or 1) is what evaluations report as accuracy."""
     metrics: dict[str, float] = field(default_factory=dict)
+    """Further figures that are recorded with the episode and change no reward."""
 
     def judged(self, parts: Mapping[str, float]) -> Score:
         """Return the score of reward functions: the sum of `parts`, with this score as a part."""

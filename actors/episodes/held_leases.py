@@ -144,7 +144,11 @@ class HeldLease:
             self.num_stored = 0
 
     def note_stored(self, beat: Beat, length: int) -> None:
-        """Take over the store's length; of a restarted episode it has what this beat brought."""
+        """Note how many tokens the store has, `length` by its own count.
+
+        For a restarted episode the store may count tokens of the earlier try as well, so no more
+        count than this beat has brought.
+        """
         if self.rollout is None or not self.rollout.restarted:
             self.num_stored = length
         elif beat.num_tokens:

@@ -105,7 +105,7 @@ class Channel:
 
 
 class BoundedOutput(asyncio.Protocol):
-    """Passes on what a worker prints, at most `PRINTED_BYTES` in each window."""
+    """Passes on to stderr what a worker prints, at most `PRINTED_BYTES` in each window."""
 
     def __init__(self) -> None:
         self._clock = asyncio.get_running_loop().time

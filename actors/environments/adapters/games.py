@@ -77,7 +77,10 @@ class SharedGenerators:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Carry out a call of the episode with its own state."""
+        """Carry out a call of the episode with its own state.
+
+        As long as the state is kept, such calls of all episodes of this process take turns.
+        """
         if not self._is_used:
             yield
             return
