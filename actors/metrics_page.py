@@ -126,7 +126,7 @@ class ActorPage:
         )
 
     def values(self) -> dict[str, Value | None]:
-        """Return the values of `METRICS` now."""
+        """Return the values of `METRICS` now, by name; None = there is no value yet."""
         totals, counters = self._loop.sampling.totals(), self._receiver.counters
         version = self._engine.version
         return {

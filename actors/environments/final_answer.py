@@ -38,7 +38,7 @@ def candidates(text: str) -> tuple[str, ...]:
 
 
 def marked_answer(text: str) -> str | None:
-    r"""Return the text in the last `<answer>`, or else in the last `\boxed{}`."""
+    r"""Return the text in the last `<answer>`, or else in the last `\boxed{}`; None without one."""
     rest = without_thinking(text)
     marked = _in_tags(rest) or _in_box(rest)
     return None if marked is None else marked.strip()

@@ -57,7 +57,11 @@ class PullSource(Protocol):
         ...
 
     def open(self, on_answer: OnAnswer) -> AbstractAsyncContextManager[Post]:
-        """Connect, and return the function that sends requests; answers go to `on_answer`."""
+        """Connect, and return the function that sends requests; answers go to `on_answer`.
+
+        Raises:
+            NoAddressError: The address of a peer cannot be connected to.
+        """
         ...
 
 
@@ -91,7 +95,7 @@ class PeerSource:
 
     @asynccontextmanager
     async def open(self, on_answer: OnAnswer) -> AsyncIterator[Post]:
-        """Connect for as long as the block runs."""
+        """Connect for as long as the block runs; raises as `PullSource.open`."""
 
         def on_message(message: object) -> None:
             # Only a publisher may send VersionReplaced.

@@ -72,7 +72,10 @@ class WeightUpdates:
         return chain_between(whole[0], manifest, links)
 
     def adapter_of(self, manifest: WeightManifest) -> AdapterSpec | None:
-        """Return the adapter of a version, if it is shorter than all bytes and its base is good."""
+        """Return the adapter of a version if it can be used, else None.
+
+        It must be shorter than all bytes, and its base must not have led to wrong bytes before.
+        """
         adapter = manifest.adapter
         if adapter is None or adapter.num_bytes >= manifest.num_bytes:
             return None

@@ -158,7 +158,7 @@ class GymGame:
         return _text(observation, "reset"), info
 
     def play(self, text: str) -> GameStep:
-        """Step the environment with a text."""
+        """Step the environment with a text; raises as `Game.play`."""
         match self._environment.step(text):
             case (observation, reward, terminated, truncated, Mapping() as info):
                 done = bool(terminated or truncated)
@@ -227,7 +227,7 @@ class RowGame:
         return prompt, info or {}
 
     def play(self, text: str) -> GameStep:
-        """Step the game with a text."""
+        """Step the game with a text; raises as `Game.play`."""
         step = self._environment.step(text)
         if not isinstance(step, Mapping) or not {"observations", "reward", "done"} <= step.keys():
             raise SettingsError(

@@ -127,9 +127,9 @@ def read_tests(reference: Any) -> Printed | Called:
 
 
 def same_output(got: bytes, wanted: str) -> bool:
-    """Compare word by word, as judges of contests do; numbers with a fraction to a millionth.
+    """Whether two outputs have the same words; numbers with a fraction agree to a millionth.
 
-    White space between words does not count.
+    White space between words does not count, as with judges of contests.
     """
     words, expected = got.decode(errors="replace").split(), wanted.split()
     return len(words) == len(expected) and all(map(_same_word, words, expected))

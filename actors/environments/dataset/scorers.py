@@ -1,8 +1,9 @@
 """Scorers of final answers, by the name in `environment_settings.scorer`.
 
 Each compares one candidate (`final_answer.py`) with the reference: 1 = right, 0 = wrong, None = the
-candidate cannot be read as such an answer. Comparisons that may never end run in a process of their
-own: programs (`programs.py`), and mathematics and the user's patterns (`answer_process.py`).
+candidate cannot be read as such an answer. A reference that no answer can be compared with raises
+`ValueError`. Comparisons that may never end run in a process of their own: programs
+(`programs.py`), and mathematics and the user's patterns (`answer_process.py`).
 """
 
 from __future__ import annotations
