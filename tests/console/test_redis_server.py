@@ -231,3 +231,20 @@ def test_a_port_that_somebody_listens_on_is_not_free():
 
     with socket.create_server(("127.0.0.1", port)):
         assert not is_free("127.0.0.1", port)
+
+
+def test_a_free_port_is_none_that_the_system_hands_out():
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+
+    ports = {free_port() for _ in range(50)}
+
+    assert not ports & set(range(first, last + 1))
+    assert all(is_free("127.0.0.1", port) for port in ports)
+
+
+def test_where_the_system_hands_out_all_ports_it_is_one_of_these(monkeypatch, tmp_path):
+    everything = tmp_path / "ip_local_port_range"
+    everything.write_text("1024\t65535\n")
+    monkeypatch.setattr("console.run.redis_server.PORT_RANGE_FILE", str(everything))
+
+    assert is_free("127.0.0.1", free_port())
