@@ -43,10 +43,7 @@ REORDERED = {
     "two ranks": ("learner.ranks=2",),
     "sequence of two": ("learner.ranks=2", "parallel.sequence=2"),
     "tensor of two": ("learner.ranks=2", "parallel.tensor=2"),
-    "compiled, selective": (
-        "learner.compile=true",
-        "learner.activation_checkpointing=selective",
-    ),
+    "compile and full": ("learner.compile=true", "learner.activation_checkpointing=full"),
 }
 
 
