@@ -31,7 +31,13 @@ log = structlog.get_logger()
 
 @private_files()
 def main(arguments: list[str] | None = None) -> int:
-    """Run the broker; 0 after a clean stop, else the `exit_code` of the error."""
+    """Run the broker until SIGTERM or SIGINT.
+
+    Raises the limit of open files to the most that the system allows.
+
+    Returns:
+        0 after a clean stop, else the `exit_code` of the error, which is logged.
+    """
     parser = argparse.ArgumentParser(prog="python -m broker", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the run's config.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="table.key=value")

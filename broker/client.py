@@ -150,7 +150,12 @@ Reply = TypeVar("Reply")
 
 
 class BrokerClient:
-    """Calls the run's broker for one incarnation, from one event loop."""
+    """Calls the run's broker for one incarnation, from one event loop.
+
+    Every call raises DeadlineError if it has no answer within its `deadline_s`, RefusedError if the
+    broker refuses it or the key for good, and RecordError if its message is longer than
+    `broker.max_message_bytes`.
+    """
 
     def __init__(
         self,
@@ -175,6 +180,9 @@ class BrokerClient:
             other_endpoints: More brokers of the run; later ones are added by `learn`.
             read_server_keys: Reads the public keys that a broker may have; None = `server_key`.
             max_message_bytes: Largest message, until the broker's WELCOME names its own limit.
+
+        Raises:
+            SettingsError: The brokers' public keys cannot be read.
         """
         self._run, self._incarnation = run, incarnation
         self._max_message_bytes = max_message_bytes
@@ -219,7 +227,7 @@ class BrokerClient:
     async def beat(
         self, request: BeatRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
     ) -> Verdicts:
-        """Keep leases and store chunks of unfinished episodes."""
+        """Renew leases and store chunks of unfinished episodes."""
         verdicts = await self._call(request, Verdicts, deadline_s)
         self.learn(verdicts.brokers)
         return verdicts
@@ -255,8 +263,9 @@ class BrokerClient:
     async def bye(self, *, has_failed: bool = False, deadline_s: float = 2.0) -> None:
         """Give back leases that were granted late, and report the end of this incarnation.
 
-        Without an answer the broker notices the end by itself. A failed incarnation is not
-        reported, so that it counts as dead and not as left.
+        Takes up to three times `deadline_s`. Raises no error without an answer, because the broker
+        notices the end by itself. A failed incarnation is not reported, so that it counts as dead
+        and not as left.
         """
         try:
             if self._abandoned:  # the answer comes after all leases that were granted to them
@@ -268,7 +277,7 @@ class BrokerClient:
             log.info("bye was not answered", reason=str(error))
 
     async def until_gone(self, after_s: float) -> None:
-        """Wait until no broker has been connected for so long from now on."""
+        """Return once `after_s` seconds have passed without a connection, counted from now on."""
         await self._connection.until_cut(after_s)
 
     async def close(self) -> None:
@@ -291,14 +300,19 @@ class BrokerClient:
         if len(frame) > self._max_message_bytes:
             raise RecordError(
                 f"a message must be at most broker.max_message_bytes = {self._max_message_bytes}, "
-                f"got {len(frame)} bytes; raise it on all machines, or make the episode shorter"
+                f"got {len(frame)} bytes; raise it on all machines, or lower "
+                "run.max_completion_tokens"
             )
         try:
             async with asyncio.timeout(deadline_s), self._limit_in_flight(message):
                 return await self._until_answered(seq, frame, kind, broker_wait_s)
         except TimeoutError:
-            asked = f"{type(message).__name__} had no answer in {deadline_s:g} s"
-            raise DeadlineError(f"{asked} from {self._connection.description}") from None
+            raise DeadlineError(
+                f"{type(message).__name__} must be answered within {deadline_s:g} s, got no answer "
+                f"from {self._connection.description}; check that the broker runs, that "
+                "broker.endpoint is its address and can be reached from here, and that broker.pub "
+                "is its key, or see its log"
+            ) from None
 
     def _limit_in_flight(self, message: object) -> AbstractAsyncContextManager[None]:
         """Bound the calls under way, except for those in `PROMPT`."""
@@ -323,8 +337,8 @@ class BrokerClient:
                     await self._handle_refusal(reply, kind, pause)
                 elif reply is not None:
                     raise RefusedError(
-                        f"reply must be {kind.__name__}, got {type(reply).__name__}; use the same "
-                        "release of Nyala on all machines"
+                        f"the broker's reply must be {kind.__name__}, got {type(reply).__name__}; "
+                        "use the same release of Nyala on all machines"
                     )
                 else:
                     self._connection.switch_if_silent(asked_at, broker_wait_s)

@@ -53,6 +53,9 @@ class Connection:
         on_cut: Called when messages on their way are lost.
         on_refused: Called with the reason when a broker refuses the client's key, and with None
             when a broker accepts it.
+
+    Raises:
+        SettingsError: The brokers' public keys cannot be read.
     """
 
     def __init__(
@@ -98,11 +101,8 @@ class Connection:
 
     @property
     def description(self) -> str:
-        """The broker of the current target, and likely causes of its silence."""
-        return (
-            f"{self.endpoint} ({self.state}); likely causes: the broker is not running, "
-            "broker.endpoint is wrong or unreachable, or broker.pub is another run's"
-        )
+        """The broker of the current target, and the state of the connection to it."""
+        return f"{self.endpoint} ({self.state})"
 
     @property
     def received_at(self) -> float:
@@ -116,7 +116,7 @@ class Connection:
             self._endpoints = tuple(dict.fromkeys(targets))
 
     async def send(self, frame: bytes) -> None:
-        """Send a message; raises `zmq.Again` if there is no connection to take it."""
+        """Send a message; raises `zmq.Again` at once if there is no connection to take it."""
         await self._socket.send(frame, flags=zmq.NOBLOCK, copy=False)
 
     async def receive(self) -> bytes:
@@ -126,7 +126,7 @@ class Connection:
         return frames[-1]
 
     def switch_if_silent(self, asked_at: float, broker_wait_s: float) -> None:
-        """Connect to the next target if a request of `asked_at` has waited too long on this one.
+        """Connect to the next target, if there is one, when a request has waited too long on this.
 
         Args:
             asked_at: Time of the request, `time.monotonic`.
@@ -141,7 +141,7 @@ class Connection:
             self._switch()
 
     async def until_cut(self, for_s: float) -> None:
-        """Wait until no broker has been connected for so long from now on."""
+        """Return once `for_s` seconds have passed without a connection, counted from now on."""
         while True:
             await self._is_cut.wait()
             try:
@@ -151,7 +151,7 @@ class Connection:
                 return
 
     async def watch(self) -> None:
-        """Follow the state of the connection, and log a broker that never answers."""
+        """Follow the connection's state, and log a broker that never answers, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_state())
             tasks.create_task(self._report_silence())

@@ -135,7 +135,7 @@ class BrokerPage:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Serve the page while a body runs, where the settings ask for it.
+        """Serve the page during the block, if `broker.metrics_endpoint` is set.
 
         Raises:
             SettingsError: The address cannot be listened on.

@@ -125,10 +125,14 @@ def encode(
         version: Wire version of the reader.
 
     Raises:
-        RecordError: A value cannot be written as msgpack, or that version has no such message.
+        RecordError: This is no message of the wire, a value cannot be written as msgpack, or that
+            version has no such message.
     """
     if not isinstance(message, WireMessage):
-        raise RecordError(f"message must be a WireMessage, got {type(message).__name__}")
+        raise RecordError(
+            f"message must be a WireMessage, got {type(message).__name__}; send one of "
+            "broker.protocol"
+        )
     sent = message if version == WIRE_VERSION else as_known_to(version, message)
     return _encode(Envelope(version, run, incarnation, seq, sent))  # type: ignore[arg-type]
 
@@ -137,10 +141,14 @@ def decode(frame: Frame, *, max_bytes: int) -> Envelope:
     """Turn the bytes of a frame into a checked message.
 
     Raises:
-        RecordError: The bytes are not exactly one well-formed message of a served wire version.
+        RecordError: There are more than `max_bytes` bytes, or they are not exactly one well-formed
+            message of a served wire version.
     """
     if len(frame) > max_bytes:
-        raise RecordError(f"a message must be at most {max_bytes} bytes, got {len(frame)}")
+        raise RecordError(
+            f"a message must be at most {max_bytes} bytes, got {len(frame)}; use the same release "
+            "of Nyala and the same broker.max_message_bytes on all machines"
+        )
     try:
         return _ENVELOPES.decode(frame)
     except _MALFORMED as error:
@@ -152,9 +160,10 @@ def decode(frame: Frame, *, max_bytes: int) -> Envelope:
 
 
 def header_of(frame: Frame) -> Header:
-    """Return the sender, number and kind of a frame that is not decoded, as far as it has them.
+    """Return the sender, number, kind and wire version of a frame, as far as they can be read.
 
-    Reads only the first bytes, because a message that is refused anyway must be cheap.
+    Never raises. Reads only the first bytes, because a message that is refused anyway must be
+    cheap.
     """
     reader = msgpack.Unpacker(raw=False, max_buffer_size=HEADER_BYTES, max_ext_len=0)
     reader.feed(frame[:HEADER_BYTES])
@@ -201,7 +210,10 @@ def decode_spec(stored: bytes) -> TaskSpec:
             "of Nyala on all machines"
         ) from None
     if spec.purpose not in ("train", "eval"):
-        raise RecordError(f"purpose must be train or eval, got {quoted(spec.purpose, 20)}")
+        raise RecordError(
+            f"a task's purpose must be train or eval, got {quoted(spec.purpose, 20)}; use the same "
+            "release of Nyala on all machines"
+        )
     return spec
 
 
@@ -209,7 +221,10 @@ def _encode(value: Struct) -> bytes:
     try:
         return _ENCODER.encode(value)
     except _MALFORMED as error:
-        raise RecordError(f"a message must fit msgpack, got {quoted(error, 120)}") from None
+        raise RecordError(
+            f"a message must consist of values of msgpack, got one that fails: {error!s:.120}; "
+            "send integers of at most 64 bits, floats, texts and bytes"
+        ) from None
 
 
 def _check_version(frame: Frame) -> None:

@@ -2,7 +2,7 @@
 
 A `WireMessage` travels as a map of its fields with its `op`; a `MessagePart` within it is an array
 of its fields in order, because heartbeats carry many of them. Reading refuses a value of another
-type (but whole numbers are floats too), an unknown field, a missing field without a default, a
+type (a whole number counts as a float), an unknown field, a missing field without a default, a
 float that is not finite, and a list or text beyond its limit. Writing checks nothing, as the type
 checker does.
 """

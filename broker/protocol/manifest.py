@@ -29,9 +29,9 @@ MAX_DIMENSIONS = 16
 def digest_of(
     parts: Iterable[mmap.mmap | memoryview | bytearray | bytes], *, threads: int = 1
 ) -> str:
-    """Return the digest of wire bytes that come in parts, in order.
+    """Return the BLAKE3 digest, in hexadecimal, of wire bytes that come in parts, in order.
 
-    BLAKE3: cryptographic, because a process group does not authenticate its members, and on one
+    A cryptographic hash, because a process group does not authenticate its members, and on one
     core several times as fast as SHA-256, which would take longer than the transfer it checks.
     """
     running = blake3(max_threads=threads)
@@ -41,9 +41,9 @@ def digest_of(
 
 
 def checksum_of(memory: mmap.mmap | bytes | bytearray) -> str:
-    """Return the checksum of wire bytes.
+    """Return the checksum of wire bytes: XXH3 of 128 bits, in hexadecimal.
 
-    XXH3, 128 bits: takes half the time of BLAKE3, and is enough where no other user could have
+    It takes half the time of BLAKE3, and is enough where no other user could have
     written there.
     """
     return xxh3_128(memory).hexdigest()
@@ -57,13 +57,14 @@ def chunk_digests(memory: mmap.mmap | memoryview | bytes, chunk_bytes: int) -> b
 
 
 class TensorSpec(MessagePart, frozen=True):
-    """One tensor in the flat buffer."""
+    """The place of one tensor in the wire bytes of a version."""
 
     name: Text
     dtype: Text
     """`float32` or `bfloat16`."""
     shape: Annotated[tuple[Whole, ...], Meta(max_length=MAX_DIMENSIONS)]
     offset: Whole
+    """Its first byte."""
     num_bytes: Whole
 
 

@@ -35,9 +35,11 @@ class Verdict(StrEnum):
     DUP = "DUP"
     """Already done under this fence: as good as OK."""
     OUTDATED = "STALE"
-    """Another fence owns the task; the actor aborts the request at once."""
+    """The lease has ended: the task was leased again under another fence, or was taken back because
+    the lease was too slow, too large, or brought tokens of older weights than its own. The actor
+    aborts the request at once."""
     GONE = "GONE"
-    """The store has no such task."""
+    """The store has no such task, or the task has ended."""
     GAP = "GAP"
     """A chunk is missing; the actor sends again from `length`."""
 
@@ -94,8 +96,10 @@ class Welcome(WireMessage, frozen=True, tag="welcome", omit_defaults=True):
     """Broker -> actor, answer to HELLO."""
 
     run_id: Text
+    """Name of the run."""
     lease_timeout_s: Real
     publication: Publication | None
+    """None = no weights are published yet."""
     long_poll_s: Real = 2.0
     """Longest time a LEASE waits for work before its answer."""
     max_message_bytes: Whole = 32 * 2**20
@@ -118,9 +122,11 @@ class LeaseRequest(WireMessage, frozen=True, tag="lease"):
 
 
 class LeaseReply(WireMessage, frozen=True, tag="leases"):
-    """Broker -> actor. `status` is OK, WAIT (no admission now), EMPTY or DONE (the run ended)."""
+    """Broker -> actor, answer to LEASE."""
 
     status: Text
+    """OK, WAIT (nothing is admitted now), EMPTY (there is no task) or DONE (the run has ended, or
+    this actor is drained)."""
     leases: Many[Lease]
     publication: Publication | None
     retry_after_s: Real = 0.0
@@ -166,15 +172,16 @@ class BeatRequest(WireMessage, frozen=True, tag="beat"):
 
 
 class TaskVerdict(MessagePart, frozen=True):
-    """The store's answer for one task; `length` is its authoritative number of tokens."""
+    """The store's answer for one task."""
 
     task_id: Whole
     verdict: Verdict
     length: Whole = 0
+    """Tokens that the store has of the task, in the answer to a heartbeat; else 0."""
 
 
 class Verdicts(WireMessage, frozen=True, tag="verdicts", omit_defaults=True):
-    """Broker -> actor: one verdict for each line, in order."""
+    """Broker -> actor, answer to BEAT, SUBMIT, RELEASE, FAIL: one verdict a line, in order."""
 
     verdicts: Many[TaskVerdict]
     publication: Publication | None = None
@@ -183,7 +190,7 @@ class Verdicts(WireMessage, frozen=True, tag="verdicts", omit_defaults=True):
 
 
 class Submission(MessagePart, frozen=True):
-    """A finished episode as encoded record bytes."""
+    """A finished episode: its lease and its encoded record (`buffer/record/codec.py`)."""
 
     task_id: Id
     fence: Id
@@ -224,7 +231,7 @@ class FailRequest(WireMessage, frozen=True, tag="fail"):
 
 
 class Bye(WireMessage, frozen=True, tag="bye"):
-    """Actor -> broker: this incarnation ends; it holds no leases."""
+    """Actor -> broker: this incarnation ends; it holds no leases. The answer is another Bye."""
 
 
 class StatusRequest(WireMessage, frozen=True, tag="status"):
@@ -247,7 +254,7 @@ class StatusReply(WireMessage, frozen=True, tag="state"):
     version: Whole
     """Batches trained."""
     tasks: Named[Whole]
-    """Tasks by state."""
+    """Tasks by state, and the number `created`."""
     actors: Many[Text]
     """Incarnations that this broker serves."""
     refusals: Named[Whole]
@@ -263,7 +270,7 @@ class StatusReply(WireMessage, frozen=True, tag="state"):
     memory: Real = 0.0
     """Used share of the store's memory; 0 without a limit."""
     closed: Many[Text] = ()
-    """Keys that get no leases, with reasons."""
+    """A pause of the run and the first suspended keys: a line with reason and remedy for each."""
     idle: Text = ""
     """Reason why no actor samples although the learner waits; empty while one does."""
     run_snapshot: Annotated[bytes, Meta(max_length=MAX_RUN_SNAPSHOT)] = field(
@@ -302,7 +309,7 @@ class Refusal(WireMessage, frozen=True, tag="refusal"):
     code: Text
     text: Text
     retry_after_s: Real = 0.0
-    """Pause after `busy` and `store`, before which a repeated request is refused again."""
+    """Least pause before a request refused as `busy` or `store` is sent again, seconds."""
 
 
 BrokerMessage: TypeAlias = (

@@ -119,7 +119,9 @@ class Epoch(WireMessage, frozen=True, tag="weights.epoch"):
     bucket_bytes: Whole
     """The wire bytes travel in slices of this size, the last one shorter."""
     join_s: Real
+    """Longest time until all members have joined a fresh group, seconds."""
     send_s: Real
+    """Longest time until all bytes have arrived, seconds."""
 
 
 class Ready(WireMessage, frozen=True, tag="weights.ready"):
@@ -183,7 +185,7 @@ class Pull(WireMessage, frozen=True, tag="weights.pull"):
     have no adapters, and updates only for actors of their site."""
 
     def within(self, num_bytes: int) -> slice | None:
-        """Return the slice of a version of this length; None if it lies outside."""
+        """Return the slice of a version of this length, at most `CHUNK_BYTES`; None if outside."""
         if not 0 <= self.offset < num_bytes or self.num_bytes < 1:
             return None
         return slice(self.offset, min(self.offset + min(self.num_bytes, CHUNK_BYTES), num_bytes))

@@ -37,13 +37,14 @@ from configs.settings import Settings
 from .audit import Audit
 from .flow_control import TokenBuckets
 from .liveness import Liveness
+from .validation import refuse_run, refuse_without_store
 
 BURST = 32  # actors that start together
 STATUS_S = 0.5  # observers cost the store five short calls this often, however many they are
 MAX_CLOSED = 8
 PER_S = 2.0  # after such a burst; loading a model takes longer than the wait
 
-BUSY = Refusal("busy", "keys are registered one after the other; send the same again")
+BUSY = Refusal("busy", "this enrolment key registers keys too fast; send the same again later")
 
 
 class AdminService:
@@ -84,10 +85,18 @@ class AdminService:
     async def answer(
         self, envelope: Envelope, member: AllowListEntry
     ) -> StatusReply | Receipt | Refusal:
-        """Carry out a request."""
+        """Carry out a request and return its answer.
+
+        A revocation removes the key's files, a drain ends the leasing to an actor, and an enrolment
+        writes a file. A status is at most `STATUS_S` old.
+
+        Returns:
+            The status or a receipt; or a refusal of the code `run`, `malformed` (a name or key that
+            cannot be used, or a folder that cannot be written), `store`, `busy` or `full`.
+        """
         run = self._settings.run.name
         if envelope.run != run:
-            return Refusal("run", f"run must be {run!r}, got {quoted(envelope.run)}")
+            return refuse_run(run, envelope.run)
         try:
             match envelope.message:
                 case StatusRequest():
@@ -103,7 +112,7 @@ class AdminService:
         except SettingsError as error:
             return Refusal("malformed", str(error))
         except StoreError as error:
-            return Refusal("store", f"the store does not answer; send again later: {error}")
+            return refuse_without_store(error)
 
     async def _status(self) -> StatusReply:
         """Describe the run, from a reading of the store that is reused for `STATUS_S`."""
@@ -164,8 +173,9 @@ class AdminService:
         peers = self._peers.named(incarnation)
         if not peers:
             raise SettingsError(
-                f"the actor to drain must be one this broker serves, got {quoted(incarnation)}; "
-                "ask for the status to see their names, or ask another broker"
+                f"the actor to drain must be one that this broker serves, got "
+                f"{quoted(incarnation)}; the status lists those that it serves, and other brokers "
+                "may serve more"
             )
         for peer in peers:
             peer.is_draining = True
@@ -178,7 +188,7 @@ class Enrolment:
 
     Keeps one holder from filling the table of actors or the broker's disk: keys are registered at a
     bounded rate and up to `broker.max_actors_per_enrolment` at a time. A key counts as used while
-    its actor is served here; unused ones are removed.
+    its actor is served here; `keep_house` removes unused ones.
 
     Args:
         keys: Registered keys.
@@ -206,6 +216,9 @@ class Enrolment:
     def register(self, public_key: str, member: AllowListEntry) -> Receipt | Refusal:
         """Register a key for the holder of an enrolment key.
 
+        Returns:
+            The name of the key; or a refusal, `busy` or `full`.
+
         Raises:
             SettingsError: The key cannot be registered.
         """
@@ -222,7 +235,7 @@ class Enrolment:
         return Receipt(name)
 
     def keep_house(self) -> None:
-        """Note the registered keys that are in use, and remove unused ones."""
+        """Note the registered keys that are in use, and delete the files of unused ones."""
         self._keys.mark_seen(peer.key for peer in self._peers if not self._peers.is_suspect(peer))
         for name in self._keys.forget_unused():
             self._audit.record("unused key removed", key=name)

@@ -38,7 +38,7 @@ class _Burst:
 
 
 class Audit:
-    """Records events; may be called from any thread.
+    """Records events; may be called from any thread. No method raises.
 
     Args:
         file: File of events; None = logs and counts alone.
@@ -61,14 +61,20 @@ class Audit:
             return dict(self._counts)
 
     def record(self, event: str, **fields: object) -> None:
-        """Record an event that is no refusal: a join, a revocation."""
+        """Record an event that is no refusal: a join, a revocation.
+
+        Beyond `MAX_EVENTS` in `QUIET_S` events are only counted, and `flush` writes their number.
+        """
         with self._lock:
             self._events += 1
             if self._events <= MAX_EVENTS:
                 self._write(event, fields)
 
     def record_refusal(self, code: str, peer: str, text: str = "") -> None:
-        """Count a refusal, and record it unless this peer has just had the same."""
+        """Count a refusal, and record it unless this peer has just had the same.
+
+        A refusal of a code in `ROUTINE` is only counted.
+        """
         with self._lock:
             self._counts[code] += 1
             if code in ROUTINE:
@@ -84,7 +90,7 @@ class Audit:
                 burst.unwritten += 1
 
     def flush(self) -> None:
-        """Write the numbers of suppressed events; call every few seconds."""
+        """Write the numbers of events that were only counted; to be called every few seconds."""
         with self._lock:
             now = self._clock()
             self._write_bursts(now)

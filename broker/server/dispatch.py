@@ -40,7 +40,7 @@ from .leasing import UNSERVED, Leasing
 from .liveness import Liveness, PeerSession
 from .service import Service
 from .store_cache import StoreCache
-from .validation import ADMIN_REQUESTS, check_permission
+from .validation import ADMIN_REQUESTS, check_permission, refuse_without_store
 
 # --------------------------------------------------------------------------------------------------
 # The parts of a broker that need no socket, and how they are joined.
@@ -98,8 +98,10 @@ def assemble(settings: Settings, store: AsyncStore, *, audit_file: Path | None) 
 
 DRAIN_S = 2.0  # for requests that are at the store when the broker is asked to stop
 READ_AT_ONCE = 32  # messages; then requests that were read before get their turn
-REVOKED = Refusal("revoked", "this key has been taken off the allow-list; use another")
-BUSY = "the broker, or this peer's share of it, is full; send the same again later"
+REVOKED = Refusal(
+    "revoked", "this key has been taken off the allow-list; use one from `nyala keys add NAME`"
+)
+BUSY = "this broker, or the peer's share of its memory, is full; send the same again later"
 PROBE = Refusal("probe", "another asks for the place of this actor")  # no request has seq 0
 """Refusal in the oldest version, which every peer can read."""
 
@@ -158,7 +160,7 @@ class Dispatcher:
         self._probe = encode(PROBE, run=run, incarnation="broker", seq=0, version=OLDEST_VERSION)
 
     async def receive(self) -> None:
-        """Read messages, and put each into its lane or refuse it."""
+        """Read messages until cancelled, and put each into its lane or refuse it."""
         num_read = 0
         while True:
             frames = await self._router.receive()
@@ -174,7 +176,8 @@ class Dispatcher:
         """Refuse requests that have waited too long, and start those that now can be answered.
 
         Called several times a second. It advances the clock by which the silence of actors is
-        measured. No lease is reaped while messages wait unread for long.
+        measured. While messages wait unread for long, and for one lease timeout after that, no
+        lease is reaped.
         """
         if self._router.is_idle:
             self._reading.tick()
@@ -184,7 +187,10 @@ class Dispatcher:
         self._work.advance()
 
     async def drain(self) -> None:
-        """Finish the requests that wait for the store."""
+        """Finish the requests under way, for at most `DRAIN_S`, and cancel the rest.
+
+        LEASE requests that wait for work are answered at once.
+        """
         log.info("stopping", requests=len(self._requests))
         self._leasing.close()
         if self._requests:
@@ -269,7 +275,7 @@ class Dispatcher:
                 reply = await self._leasing.wait(peer, envelope.seq, request)
             except StoreError as error:
                 self._leasing.pause_reaping()
-                reply = Refusal("store", f"the store does not answer; send again later: {error}")
+                reply = refuse_without_store(error)
         if reply is None:
             return
         was_sent = self._send(pending.route, pending.header, reply, peer.tag)

@@ -53,7 +53,10 @@ def receive_hwm(settings: BrokerSettings) -> int:
 
 
 def hello_buckets(actors: int) -> TokenBuckets:
-    """Bound HELLOs of so many actors, which may all begin at once, and again after an outage."""
+    """Return a limit of HELLOs by name, for names with so many actors each.
+
+    All actors may begin at once, and again after an outage.
+    """
     at_once = HELLOS + 2 * actors
     return TokenBuckets(at_once=at_once, per_s=at_once / WINDOW_S, clock=time.monotonic)
 
@@ -160,7 +163,10 @@ class ReplyLimiter:
         self._sent: dict[bytes | str, int] = {}
 
     def allows(self, route: bytes, holder: str, num_bytes: int) -> bool:
-        """Count a reply; False if this peer, or peers of its holder, have to read first."""
+        """Count a reply; False, without counting it, if its peer or holder has to read first.
+
+        A reply of at most `SMALL_BYTES` is always allowed and never counted.
+        """
         if num_bytes <= SMALL_BYTES:
             return True
         now = self._clock()
@@ -198,7 +204,7 @@ class TokenBuckets:
         self._swept_at = clock()
 
     def take_token(self, name: str) -> bool:
-        """Count a use; False if this use has to wait."""
+        """Count a use; False, without counting it, if it has to wait."""
         now = self._clock()
         if now - self._swept_at > self._at_once / self._per_s:  # all that were used before are back
             self._used = {
@@ -231,7 +237,7 @@ class Excess(NamedTuple):
 
 
 class FailureBudgets:
-    """Recent failures and successes of each key.
+    """Recent failures and successes of each key, half of which are forgotten every `FORGET_S`.
 
     A success is not verified, so a key that invents many must not make all other keys look bad.
     Therefore a key is compared with the median of the others, and two of them make a suspension
@@ -260,7 +266,10 @@ class FailureBudgets:
         self._bad[key] += bad
 
     def excess(self, name: str) -> Excess | None:
-        """Describe failures far beyond those of others; None if there are no more than theirs.
+        """Describe failures far beyond those of others; None if they are not.
+
+        They are if at least `MOST_FAILURES` and `FAILING_SHARE` of the recent leases failed, and
+        `TIMES_OTHERS` times the share of the median other.
 
         Args:
             name: Name of a key, or of a holder. A holder is judged without the key that fails most,
@@ -277,8 +286,8 @@ class FailureBudgets:
         others_bad, others_of = _median_high(comparable) if comparable else _sum(others)
         if bad * others_of < TIMES_OTHERS * others_bad * of:
             return None
-        text = f"{bad} of its last {of} leases failed, of the median other's {others_bad} of"
-        return Excess(f"{text} {others_of}", is_certain=len(comparable) >= LEAST_OTHERS)
+        text = f"{bad} of its last {of} leases failed, but {others_bad} of {others_of} elsewhere"
+        return Excess(text, is_certain=len(comparable) >= LEAST_OTHERS)
 
     def forget(self, name: str) -> None:
         """Forget the results of a key, or of all keys of a holder."""

@@ -42,6 +42,9 @@ class KeyWatch:
         pair: The broker's key now.
         peers: Table of actors; those of a revoked key are removed.
         audit: Records what has changed.
+
+    Raises:
+        OSError: This process can open no more files, as from every method.
     """
 
     def __init__(
@@ -65,7 +68,12 @@ class KeyWatch:
         self._members = allowed.members()
 
     async def apply_key_changes(self) -> None:
-        """Apply all changes of the folder."""
+        """Apply all changes of the folder; a broker key that cannot be used is only logged.
+
+        Raises:
+            zmq.ZMQError: The address could not be listened on again with a new key, within
+                `BIND_TRIES * BIND_PAUSE_S`.
+        """
         self.check_allow_list()
         await self._check_broker_key()
 

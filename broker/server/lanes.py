@@ -1,7 +1,8 @@
 """Lanes of requests: heartbeats before work, late work shed; the clock that silence is measured by.
 
     arrives -> (waits, a queue for each holder, which have their turns) -> runs -> done
-                  └── waited for `most_wait_s`, or would: refused as `busy`, to be sent again later
+                  └── waited for `most_wait_s`, or behind one that did, or too many wait:
+                      refused as `busy`, to be sent again later
 
 The dispatcher offers what it reads to a lane, which has it answered or refused when its turn comes.
 
@@ -51,7 +52,7 @@ class PendingRequest:
     """The lane in which it runs; None = it does not run."""
 
     def release(self) -> None:
-        """Make room for another request; the second time does nothing."""
+        """Give its place to another request; the second time does nothing."""
         self.slot.release()
         if self.lane is not None:
             lane, self.lane = self.lane, None
@@ -63,7 +64,7 @@ _Queue = OrderedDict[tuple[bytes, int], tuple[float, PendingRequest]]
 
 
 class RequestLane:
-    """Requests of one kind: some run, the others wait."""
+    """Requests of one kind: at most `MAX_RUNNING` run, and `MAX_WAITING` wait."""
 
     def __init__(
         self,
@@ -91,13 +92,16 @@ class RequestLane:
         self._num_waiting = 0
 
     def offer(self, request: PendingRequest) -> None:
-        """Start a request, let it wait, or shed it."""
+        """Start a request, let it wait, refuse it by `shed`, or drop it silently.
+
+        The copy of a waiting request is dropped: the waiting one will be answered or refused.
+        """
         place, holder = (request.route, request.header.seq), holder_of(request.member.tag)
         queue = self._queues.get(holder)
         if self._running < MAX_RUNNING and not self._queues:
             self._run(request)
         elif queue is not None and place in queue:
-            request.release()  # a copy of a waiting request, which will be answered
+            request.release()
         elif self._num_waiting >= MAX_WAITING or (queue is not None and self._has_late(queue)):
             self._shed(request)
         else:
@@ -106,7 +110,7 @@ class RequestLane:
             self._num_waiting += 1
 
     def finished(self) -> None:
-        """Let the next request run."""
+        """Note the end of a running request, and let the next one run."""
         self._running -= 1
         self.advance()
 
@@ -154,7 +158,8 @@ class ReadingClock:
         clock: Returns monotonic seconds.
     """
 
-    MOST_S = 0.5  # counted between two ticks; in the rest of a longer pause nothing was read
+    MOST_S = 0.5
+    """Most time that a tick counts: the broker ticks more often unless it was stopped."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -181,5 +186,5 @@ class ReadingClock:
         self._heard.clear()
 
     def late_s(self) -> float:
-        """Return the time for which messages may have waited unread."""
+        """Return the seconds since the last tick, for which messages may have waited unread."""
         return self._clock() - self._ticked_at

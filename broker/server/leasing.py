@@ -49,7 +49,7 @@ log = structlog.get_logger()
 
 
 def still_ms(settings: BrokerSettings, run: RunSettings) -> int:
-    """Return how long a lease may bring no token.
+    """Return how long a lease may bring no token, in milliseconds.
 
     An engine reads the prompt, and tokens that came with the lease, before it samples the first.
     """
@@ -58,7 +58,7 @@ def still_ms(settings: BrokerSettings, run: RunSettings) -> int:
 
 
 def longest_lease_ms(settings: BrokerSettings, max_completion_tokens: int) -> int:
-    """Return how long a lease may last, so that rare tokens cannot keep a task for days.
+    """Return how long a lease may last, in milliseconds: rare tokens cannot keep a task for days.
 
     Each token may take a share of the progress timeout, and the environment one whole timeout.
     """
@@ -123,7 +123,10 @@ class GracePeriod:
 
 
 class Leasing:
-    """Grants leases to peers, and returns expired ones to the store."""
+    """Grants leases to peers, shares them between holders, and takes expired ones back.
+
+    `grant`, `wait`, `release_unsent` and `reap` raise StoreError if the store fails.
+    """
 
     def __init__(
         self, store: AsyncStore, settings: BrokerSettings, peers: Liveness, cache: StoreCache
@@ -143,7 +146,10 @@ class Leasing:
         self.recoveries = Recoveries(peers)
 
     async def grant(self, peer: PeerSession, seq: int, request: LeaseRequest) -> LeaseReply | None:
-        """Try once to serve a new request; None if a newer one has overtaken it."""
+        """Try once to serve a new request; None if a newer one has overtaken it.
+
+        The reply is DONE for an actor that is drained, and WAIT for a suspended key or full store.
+        """
         if seq < peer.lease_seq:
             return None
         peer.lease_seq = seq
@@ -151,7 +157,13 @@ class Leasing:
         return await self._try(peer, seq, request)
 
     async def wait(self, peer: PeerSession, seq: int, request: LeaseRequest) -> LeaseReply | None:
-        """Try again whenever it is this request's turn, until the long poll is over."""
+        """Try again whenever it is this request's turn, until the long poll is over.
+
+        An actor that `takes_over` may get leases of another holder after `SHARE_AFTER_S`.
+
+        Returns:
+            The last reply, which may have no leases; None if a newer request has overtaken it.
+        """
         began = time.monotonic()
         ends_at = began + self._settings.long_poll_s
         while True:

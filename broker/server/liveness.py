@@ -4,7 +4,8 @@
                           ▲ └──BYE──▶ (unknown)        │
                           └──────any message───────────┘
 
-Invariant: a SUSPECT actor gets no lease; its leases stay its own until the store reaps them.
+Invariant: a SUSPECT actor gets no lease. It keeps its leases until the store reaps them, or until a
+new actor of its key takes its place (`gone_of`).
 Invariant: a session belongs to an incarnation and a key, so a peer that uses another's name speaks
 only for itself. It belongs to the connection of its last HELLO; while that connection is open, no
 other connection takes its place.
@@ -105,9 +106,10 @@ class Liveness:
         return [peer for peer in self if peer.hello.incarnation == incarnation]
 
     def exceeded_limit(self, incarnation: str, key: str, tag: str = "") -> str | None:
-        """Return the setting that keeps this key's HELLO out; None if it can be admitted.
+        """Return setting and value that keep this key's HELLO out; None if it can be admitted.
 
-        One that comes from another broker is in the store already, so it is never one too many.
+        An actor that comes from another broker is in the store already, so it is never one too many
+        for `broker.max_actors`.
         """
         if (incarnation, key) in self._peers:
             return None
@@ -120,23 +122,33 @@ class Liveness:
         return None
 
     def is_alone(self, tag: str) -> bool:
-        """Return whether no actor of another key, or of another holder, is alive."""
+        """Return whether no other actor is alive.
+
+        Args:
+            tag: Tag of a key, or of a holder; actors under it do not count.
+        """
         return all(
             tag in (peer.tag, holder_of(peer.tag)) or self.is_suspect(peer)
             for peer in self._peers.values()
         )
 
     def gone_of(self, key: str) -> list[PeerSession]:
-        """List the sessions of a key whose actor has ended, and which can be replaced."""
-        return [peer for peer in self if peer.key == key and self._has_left(peer)]
+        """List the sessions of a key that a new actor of this key may replace.
+
+        Their actors are silent for `heartbeat_timeout_s`, or their connections are closed.
+        """
+        return [peer for peer in self if peer.key == key and self._is_gone(peer)]
 
     def is_elsewhere(self, incarnation: str, key: str, route: bytes) -> bool:
         """Return whether another open connection of this key speaks for the incarnation."""
         peer = self.get(incarnation, key)
-        return peer is not None and peer.route != route and not self._has_left(peer)
+        return peer is not None and peer.route != route and not self._is_gone(peer)
 
     def admit(self, hello: Hello, key: str, tag: str, route: bytes) -> PeerSession:
-        """Add the sender of a HELLO; a repeated HELLO keeps the session."""
+        """Add the sender of a HELLO, for which `exceeded_limit` returns None.
+
+        A repeated HELLO keeps the session, and moves it to this connection.
+        """
         assert self.exceeded_limit(hello.incarnation, key, tag) is None
         peer = self.get(hello.incarnation, key)
         if peer is None:
@@ -155,18 +167,18 @@ class Liveness:
         return peer
 
     def is_suspect(self, peer: PeerSession) -> bool:
-        """Return whether a peer is gone, or silent for too long, and so gets no new lease."""
+        """Return whether a peer gets no new lease: its session was removed, or it is silent."""
         is_present = self.get(peer.hello.incarnation, peer.key) is peer
         return not is_present or self.clock() - peer.seen_at > self._timeout_s
 
     def end_session(self, incarnation: str, key: str) -> None:
-        """Remove a session whose actor has said BYE."""
+        """Remove a session whose actor has said BYE; `Recoveries` does not count its tasks."""
         if (peer := self.get(incarnation, key)) is not None:
             peer.has_left = True
         self.forget(incarnation, key)
 
     def forget(self, incarnation: str, key: str) -> None:
-        """Remove a session that has ended."""
+        """Remove a session whose actor has said nothing of its end, if there is one."""
         if (peer := self._peers.pop((incarnation, key), None)) is not None:
             peer.granted = None  # `Recoveries` may keep the peer for long
 
@@ -185,7 +197,7 @@ class Liveness:
             self.forget(*session)
         return [name for name, _ in gone]
 
-    def _has_left(self, peer: PeerSession) -> bool:
+    def _is_gone(self, peer: PeerSession) -> bool:
         return self.is_suspect(peer) or not self.has_route(peer.route)
 
     def _mark_seen(self, peer: PeerSession) -> None:

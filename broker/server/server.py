@@ -58,7 +58,7 @@ class Broker:
             audit_file: File of joins, refusals and revocations; None = the log alone.
 
         Raises:
-            SettingsError: The limits contradict each other, or the broker's key cannot be used.
+            SettingsError: `buffer.object_store` or the broker's key cannot be used.
         """
         self._of_run = settings
         self._run = settings.run.name
@@ -74,14 +74,15 @@ class Broker:
     async def serve(
         self, stop: asyncio.Event, *, on_ready: Callable[[str], None] | None = None
     ) -> None:
-        """Serve until `stop` is set, then finish the requests that wait for the store.
+        """Serve until `stop` is set, then finish the requests under way, within `DRAIN_S`.
 
         Args:
             stop: Ends the service.
             on_ready: Called with the address that the broker listens on.
 
         Raises:
-            SettingsError: The address cannot be listened on, or the Redis cannot hold a run.
+            SettingsError: The address cannot be listened on, this machine's own address is not
+                known, or the Redis cannot hold a run.
         """
         context = zmq.Context()
         audit = self.parts.audit

@@ -7,11 +7,11 @@ Refusal asks the actor to send again. No state but the table of peers; no socket
 | code        | remedy |
 | ----------- | ----------------------- |
 | `hello`     | send HELLO first: the broker has restarted, or forgot a silent peer |
-| `store`     | send the same again later: nothing was lost |
+| `store`     | send the same again later: nothing was lost; also before the run has begun |
 | `mismatch`  | start with the run's own settings; the text names what differs |
 | `run`       | connect to this run's broker |
-| `full`      | try again when an actor has left |
-| `busy`      | send the same again later: the peer has too much at the broker already |
+| `full`      | try again when an actor has left, or raise the limit that the text names |
+| `busy`      | send the same again later: the peer has asked too much, or has another connection |
 | `role`      | use a key of a role that may send this (`validation.py`) |
 | `revoked`   | nothing: its key has been taken off the allow-list |
 | `malformed` | nothing: a bug or an attack; the text says what is wrong |
@@ -53,7 +53,7 @@ from buffer.operations.values import (
 from buffer.record.object_store import ObjectStore
 from buffer.record.rules import EpisodeLimits
 from buffer.store import AsyncStore
-from configs.errors import RecordError, StoreError, StoreUnreachable, printable, quoted
+from configs.errors import RecordError, StoreError, StoreUnreachable, printable
 from configs.settings import BrokerSettings, BufferSettings, RunSettings
 from configs.traces import tracing_stores
 from configs.validation.store import max_partial_bytes
@@ -63,7 +63,14 @@ from .flow_control import FailureBudgets, hello_buckets
 from .leasing import Leasing, longest_lease_ms, still_ms
 from .liveness import Liveness, PeerSession
 from .store_cache import StoreCache
-from .validation import check_beats, check_hello, check_lease, check_submissions
+from .validation import (
+    check_beats,
+    check_hello,
+    check_lease,
+    check_submissions,
+    refuse_run,
+    refuse_without_store,
+)
 
 # --------------------------------------------------------------------------------------------------
 # Batching of store calls: rows that arrive while a call is under way are written together next.
@@ -142,7 +149,7 @@ class Batch(Generic[Row, Answer]):
 
 _VERDICTS = {verdict.value: verdict for verdict in Verdict} | {"TAKEN": Verdict.OUTDATED}
 REPORTED_AT_ONCE = 64  # actors: the store is busy for a millisecond, not for a whole fleet
-TAKEN = "its leases brought too much, too little, or tokens of older weights than it had"
+TAKEN = "its leases brought too many or too few tokens, or tokens of weights older than its own"
 OBJECT_DEADLINE_S = 60.0  # for a record of at most 16 MiB; the actor sends it again
 
 
@@ -213,10 +220,14 @@ class Service:
             return Refusal("malformed", str(error))
         except StoreError as error:
             self._leasing.pause_reaping()
-            return Refusal("store", f"the store does not answer; send again later: {error}")
+            return refuse_without_store(error)
 
     async def report(self) -> None:
-        """Write to the store the actors that were heard since the last report."""
+        """Write to the store the actors that were heard since the last report.
+
+        Raises:
+            StoreError: The store cannot be written.
+        """
         heard = [peer for peer in self._peers if peer.is_unreported]
         for start in range(0, len(heard), REPORTED_AT_ONCE):
             portion = heard[start : start + REPORTED_AT_ONCE]
@@ -227,8 +238,7 @@ class Service:
 
     async def _answer(self, envelope: Envelope, key: str, tag: str, route: bytes) -> object | None:
         if envelope.run != self._run:
-            got = f"{quoted(envelope.run)}; this broker serves only it"
-            return Refusal("run", f"run must be {self._run!r}, got {got}")
+            return refuse_run(self._run, envelope.run)
         message = envelope.message
         if isinstance(message, Hello):
             if not (
@@ -255,14 +265,18 @@ class Service:
     async def _hello(self, hello: Hello, key: str, tag: str, route: bytes) -> Welcome | Refusal:
         stats = await self._store.run(operations.stats())
         if stats.state == "NONE":
-            return Refusal("store", "the run has not begun: its learner is still starting")
+            return Refusal(
+                "store", "the run has not begun; start its learner, or wait until it has"
+            )
         for name in sorted(stats.hashes.keys() | hello.hashes.keys()):
             wanted, got = stats.hashes.get(name, "none"), hello.hashes.get(name, "none")
             if wanted != got:
                 return Refusal(
                     "mismatch",
-                    f"{name} must be the run's ({wanted:.12}), got {got:.12}; "
-                    "start this actor with the run's config.yaml, environment and reward",
+                    f"the hash of {name} must be the run's, {wanted:.12}, got {got:.12}; start "
+                    "this actor with the run's config.yaml, environment, data and rewards, with "
+                    "its release of Nyala and, under run.deterministic, the learner's kind of "
+                    "processor and releases of libraries",
                 )
         if self._peers.is_elsewhere(hello.incarnation, key, route):
             return Refusal("busy", "this incarnation has another connection; send again later")
@@ -270,9 +284,9 @@ class Service:
             await self._replace(self._peers.gone_of(key))
         limit = self._peers.exceeded_limit(hello.incarnation, key, tag)
         if limit is not None:
-            text = f"actors must be at most {limit}, got one more; raise it or stop some"
-            more = "give each actor a key of its own: `nyala keys add NAME`"
-            return Refusal("full", f"{text}, and {more}")
+            text = f"actors must be at most {limit}, got one more; raise it, or stop some"
+            own_key = ", or give each actor a key of its own: `nyala keys add NAME`"
+            return Refusal("full", text + (own_key if "per_key" in limit else ""))
         self._limits = EpisodeLimits.for_run(self._episodes, vocabulary=stats.vocabulary)
         self._peers.admit(hello, key, tag, route)
         self._audit.record(
@@ -340,7 +354,10 @@ class Service:
                 await self._count_failures(peer, verdicts.count("OK"), last)
                 return self._verdicts([row[0] for row in failures], verdicts)
             case _:
-                raise RecordError(f"message must be a request, got {type(message).__name__}")
+                raise RecordError(
+                    f"message must be a request of an actor, got {type(message).__name__}; use the "
+                    "same release of Nyala on all machines"
+                )
 
     async def _to_object_store(self, row: SubmitLine) -> SubmitLine:
         """Put a large record into the object store first; return the row for Redis.

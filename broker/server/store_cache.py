@@ -30,7 +30,10 @@ log = structlog.get_logger()
 
 
 class StoreCache:
-    """What was read last: publication, brokers, memory pressure, and pauses of leasing."""
+    """What was read last: publication, brokers, memory pressure, and pauses of leasing.
+
+    Each `refresh_*` reads again, and raises StoreError if the store cannot be read.
+    """
 
     def __init__(
         self, store: AsyncStore, *, pause_at_memory: float, max_run_bytes: int | None = None
@@ -68,7 +71,9 @@ class StoreCache:
         self._newest = max(stored.version, self._newest or stored.version)
 
     async def refuse_unpublished(self, newest: PolicyVersion | None) -> Refusal | None:
-        """Put off tokens of a version that the store does not know, after another reading.
+        """Return a refusal of tokens of a version that is not published yet; None if it is.
+
+        A version that is not known is looked for in the store first, which may raise StoreError.
 
         An actor may have got a publication from another broker. The newest version that was ever
         read counts: a rewound store forgets versions that actors have sampled from, until the
@@ -84,7 +89,7 @@ class StoreCache:
         return Refusal("store", f"{text}, which the store does not know; send again later")
 
     async def refresh_closed(self) -> None:
-        """Read whether leasing is paused, and the suspended keys."""
+        """Read whether leasing is paused, and the suspended keys; log a pause that is new."""
         before, self.closed = self.closed, await self._store.run(operations.closed())
         if self.closed.paused and not before.paused:
             log.error("LEASING IS PAUSED", why=self.closed.paused, next="nyala buffer resume RUN")

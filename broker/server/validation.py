@@ -29,7 +29,7 @@ from buffer.record.episode import PolicyVersion
 from buffer.record.rules import EpisodeLimits
 from buffer.record.summaries import Summary, summaries_of_chunks, summaries_of_records
 from buffer.record.wire import MAX_INCARNATION_CHARS
-from configs.errors import RecordError, quoted
+from configs.errors import RecordError, StoreError, quoted
 
 # --------------------------------------------------------------------------------------------------
 # Permissions: the requests that a broker accepts from each role; no role includes another.
@@ -63,13 +63,30 @@ def check_permission(member: AllowListEntry, message: object) -> Refusal | None:
         return None
     roles = sorted(role for role, kinds in PERMISSIONS.items() if kind in kinds)
     if not roles:
-        text = f"message must be a request to the broker, got {kind.__name__}"
-        return Refusal("malformed", text)
+        return Refusal(
+            "malformed",
+            f"message must be a request to the broker, got {kind.__name__}; use the same release "
+            "of Nyala on all machines",
+        )
     return Refusal(
         "role",
         f"{kind.__name__} must come from {' or '.join(roles)}, got the {member.role} "
         f"{member.name}; use a key of that role",
     )
+
+
+def refuse_run(run: str, got: str) -> Refusal:
+    """Return the refusal of a message of another run than the broker's."""
+    return Refusal(
+        "run",
+        f"run must be {run!r}, which this broker serves, got {quoted(got)}; correct run.name or "
+        "broker.endpoint",
+    )
+
+
+def refuse_without_store(error: StoreError) -> Refusal:
+    """Return the refusal of a request that the store could not carry out; clients send it again."""
+    return Refusal("store", f"the store failed, and the request is to be sent again: {error}")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -88,26 +105,49 @@ class Versions(NamedTuple):
 
 
 def check_hello(hello: Hello, *, incarnation: str) -> None:
-    """Refuse a HELLO in the name of another incarnation."""
+    """Refuse a HELLO in the name of another incarnation, or with impossible fields.
+
+    Raises:
+        RecordError: A name is not the sender's or not printable, or the capacity is out of range.
+    """
     if hello.incarnation != incarnation:
         raise RecordError(
-            f"incarnation must be {quoted(incarnation)}, got {quoted(hello.incarnation)}"
+            f"incarnation must be {quoted(incarnation)}, as in the message's header, got "
+            f"{quoted(hello.incarnation)}; use the same release of Nyala on all machines"
         )
     _check_name("incarnation", hello.incarnation)
     _check_name("host", hello.host)
-    _check_range("capacity", hello.capacity, 1, MAX_LINES)
+    _check_range(
+        "capacity",
+        hello.capacity,
+        1,
+        MAX_LINES,
+        "lower actors.max_episodes_in_flight of this actor",
+    )
 
 
 def check_lease(request: LeaseRequest, *, capacity: int) -> None:
-    """Refuse a request for more than the capacity that the actor declared."""
-    _check_range("n", request.n, 1, capacity)
+    """Refuse a request for no lease, or for more than the capacity that the actor declared.
+
+    Raises:
+        RecordError: The number is out of range.
+    """
+    _check_range("n", request.n, 1, capacity, "ask for at most the capacity of this actor's HELLO")
 
 
 def check_beats(request: BeatRequest, *, max_bytes: int, limits: EpisodeLimits) -> Versions:
-    """Refuse chunks of another length than they claim, or impossible in this run.
+    """Refuse chunks that are malformed, of another length than they claim, or impossible here.
+
+    Args:
+        request: The heartbeat; beats without a chunk only renew a lease, and are not checked.
+        max_bytes: Most bytes of a chunk.
+        limits: Limits of this run.
 
     Returns:
-        The versions that sampled the tokens of each beat.
+        The versions and fences of the tokens of each beat.
+
+    Raises:
+        RecordError: A chunk is refused; none of the others counts then.
     """
     full = [beat for beat in request.beats if beat.chunk or beat.num_tokens]
     chunks = [beat.chunk for beat in full]
@@ -115,8 +155,8 @@ def check_beats(request: BeatRequest, *, max_bytes: int, limits: EpisodeLimits) 
     for beat, summary in zip(full, summaries, strict=True):
         if summary.length != beat.num_tokens:
             raise RecordError(
-                f"chunk of task {beat.task_id} must have {beat.num_tokens} tokens, got "
-                f"{summary.length}"
+                f"the chunk of task {beat.task_id} must have {beat.num_tokens} tokens, as its beat "
+                f"says, got {summary.length}; use the same release of Nyala on all machines"
             )
         limits.check_completion(beat.offset + beat.num_tokens)
         _check_fence(beat.task_id, summary, beat.fence)
@@ -132,15 +172,24 @@ def check_beats(request: BeatRequest, *, max_bytes: int, limits: EpisodeLimits) 
 def check_submissions(request: SubmitRequest, *, max_bytes: int, limits: EpisodeLimits) -> Versions:
     """Refuse records that are malformed, of another task, or impossible in this run.
 
+    Args:
+        request: The finished episodes.
+        max_bytes: Most bytes of a record.
+        limits: Limits of this run.
+
     Returns:
-        The versions that sampled the tokens of each record.
+        The versions of the tokens of each record.
+
+    Raises:
+        RecordError: A record is refused; none of the others counts then.
     """
     records = [submission.record for submission in request.submissions]
     summaries = summaries_of_records(records, max_bytes=max_bytes, limits=limits)
     for submission, summary in zip(request.submissions, summaries, strict=True):
         if summary.task_id != submission.task_id:
             raise RecordError(
-                f"record must be of task {submission.task_id}, got task {summary.task_id}"
+                f"the record must be of task {submission.task_id}, got task {summary.task_id}; use "
+                "the same release of Nyala on all machines"
             )
         _check_fence(submission.task_id, summary, submission.fence)
     return Versions(_newest(summaries), [version_number(summary.oldest) for summary in summaries])
@@ -150,8 +199,8 @@ def _check_fence(task_id: int, summary: Summary, fence: int) -> None:
     """Refuse tokens of a later lease than this one, which its next holder could not continue."""
     if summary.fence > fence:
         raise RecordError(
-            f"tokens of task {task_id} must be of fences up to {fence}, got {summary.fence}; "
-            "no lease has been granted under it"
+            f"tokens of task {task_id} must be of fences up to {fence}, the fence of its lease, "
+            f"got {summary.fence}; use the same release of Nyala on all machines"
         )
 
 
@@ -164,10 +213,11 @@ def _check_name(field: str, value: str) -> None:
     if not 0 < len(value) <= MAX_INCARNATION_CHARS or not value.isprintable():
         raise RecordError(
             f"{field} must have 1 to {MAX_INCARNATION_CHARS} printable characters, got "
-            f"{len(value)}: {quoted(value)}"
+            f"{quoted(value)} of {len(value)}; give this actor another --name, or its machine "
+            "another host name"
         )
 
 
-def _check_range(name: str, value: int, low: int, high: int) -> None:
+def _check_range(name: str, value: int, low: int, high: int, remedy: str) -> None:
     if not low <= value <= high:
-        raise RecordError(f"{name} must be between {low} and {high}, got {value}")
+        raise RecordError(f"{name} must be between {low} and {high}, got {value}; {remedy}")

@@ -85,11 +85,11 @@ class AllowList:
         return None if member is None else member.role
 
     def members(self) -> dict[bytes, AllowListEntry]:
-        """Return the allowed keys; a change makes a new dictionary."""
+        """Return the allowed keys with their entries; a changed list is a new dictionary."""
         return self._members
 
     def admit_actors(self, keys: Iterable[str]) -> None:
-        """Allow these keys, as actors, and no others."""
+        """Allow these keys (z85), as actors, and no others; only for a list without a folder."""
         assert self._folder is None, self._folder
         named = {key[:TAG]: key.encode() for key in keys}
         self._members = {key: AllowListEntry(tag, Role.ACTOR, tag) for tag, key in named.items()}
@@ -109,7 +109,11 @@ class AllowList:
 
 
 def read_allowed(folder: Path) -> dict[bytes, AllowListEntry]:
-    """Read the allowed keys, without those under two roles and those in malformed files."""
+    """Read the allowed keys, without those under two roles and those in malformed files.
+
+    Raises:
+        OSError: This process can open no more files.
+    """
     members: dict[bytes, AllowListEntry] = {}
     ambiguous: set[bytes] = set()
     enrolments: dict[str | None, bytes] = {}
@@ -138,8 +142,12 @@ def read_allowed(folder: Path) -> dict[bytes, AllowListEntry]:
 def add(folder: Path, name: str, role: Role) -> Path:
     """Make the key pair of one more client and allow it; return the file of its secret key.
 
+    A pair of this name that is in the folder but not allowed is used again. With a new enrolment
+    key, keys that an earlier one of this name registered are deleted.
+
     Raises:
-        SettingsError: The name is taken or no file name, or the folder cannot be written.
+        SettingsError: The name is taken or cannot be one, the pair in the folder cannot be used, or
+            the folder cannot be written.
     """
     _check_name(name)
     if any(member.name == name for member, _ in _entries(folder)):
@@ -158,20 +166,23 @@ def add(folder: Path, name: str, role: Role) -> Path:
 
 
 def revoke(folder: Path, name: str) -> list[Role]:
-    """Take a key of any role off the list; every broker refuses it within a second.
+    """Take a key off the list, whatever its roles, and return these.
 
-    The keys that an enrolment key registered are taken off with it.
+    Every broker with this folder refuses it within a second. The pair of this name in the folder is
+    deleted, and so are the keys that an enrolment key of this name registered.
 
     Raises:
-        SettingsError: No key of this name is allowed, or the folder cannot be written.
+        SettingsError: The name cannot be one, no key of this name is allowed, or the folder cannot
+            be written.
     """
     _check_name(name)
     entries = _entries(folder)
     held = [member.role for member, _ in entries if member.name == name]
     if not held:
-        allowed = ", ".join(sorted({member.name for member, _ in entries})) or "nobody"
+        names = ", ".join(sorted({member.name for member, _ in entries})) or "none"
         raise SettingsError(
-            f"the key to revoke must be in {folder / ALLOWED}, got {name}; allowed are: {allowed}"
+            f"the key to revoke must be in {folder / ALLOWED}, got {name}; choose one of the names "
+            f"there: {names}"
         )
     try:
         for member, path in entries:
@@ -240,13 +251,13 @@ def _check_name(name: str) -> None:
         )
     if NAME.fullmatch(name) is None:
         raise SettingsError(
-            "the name of a key must be letters, digits, dots, dashes and underscores, at most 64, "
-            f"got {quoted(name)}; choose another, because it becomes the name of a file"
+            "the name of a key must be at most 64 letters, digits, dots, dashes and underscores, "
+            f"and begin with a letter or digit, got {quoted(name)}; choose another"
         )
 
 
 def _unwritable(folder: Path, error: OSError) -> SettingsError:
     return SettingsError(
-        f"{folder} must be a folder this process can write, got {error.strerror}; "
-        "change it where it is kept, and mount or copy it anew"
+        f"{folder} must be a folder that this process can write, got {error.strerror}; mend that, "
+        "or change the original if this is a read-only copy, such as a mounted Secret"
     )

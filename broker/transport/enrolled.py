@@ -62,23 +62,26 @@ class EnrolledKeys:
     def register(self, public: bytes, enrolment: str) -> str | None:
         """Allow a key as an actor's; the second time does nothing.
 
+        If this enrolment key has `max_keys` already, the one that was silent longest is deleted,
+        provided that it was for `SILENT_S`.
+
         Returns:
-            Name of the key; None if this enrolment key has as many keys as it may.
+            Name of the key; None if this enrolment key has `max_keys`, and all are in use.
 
         Raises:
             SettingsError: It is no key, is allowed already, or the folder cannot be written.
         """
         if not is_key(public):
             raise SettingsError(
-                f"a key to enrol must be z85 of 40 characters, got {quoted(public)}; make one with "
-                "`nyala keys`"
+                f"a key to enrol must be z85 of 40 characters, got {quoted(public)}; use the same "
+                "release of Nyala on all machines"
             )
         self._allowed.refresh()
         present = self._allowed.member(public)
         if present is not None and present.enrolled_by != enrolment:
             raise SettingsError(
-                "a key to enrol must be new, got one that is on the list already; make another key "
-                "for this actor"
+                "a key to enrol must be new, got one that is allowed already; start this actor "
+                "again, so that it makes another"
             )
         name = f"{enrolment[:MAX_STEM]}-{hashlib.blake2b(public, digest_size=8).hexdigest()}"
         if present is None and not self._write_key(public, enrolment, name):
@@ -87,13 +90,13 @@ class EnrolledKeys:
         member = self._allowed.member(public)
         if member is None:  # under two roles, of which one is in a file that was not read
             raise SettingsError(
-                "a key to enrol must be new, got one that lies under another role; make another "
-                "key for this actor"
+                "a key to enrol must be new, got one of another role; start this actor again, so "
+                "that it makes another"
             )
         return member.name
 
     def mark_seen(self, keys: Iterable[str]) -> None:
-        """Note that the actors of these public keys are alive."""
+        """Note that the actors of these public keys are alive; keys of other kinds are ignored."""
         now = self._clock()
         for key in keys:
             member = self._allowed.member(key.encode())
@@ -105,7 +108,7 @@ class EnrolledKeys:
                         os.utime(path, (now, now))
 
     def forget_unused(self) -> list[str]:
-        """Remove keys that were unused for long; return their names."""
+        """Delete the files of keys that were unused for `UNUSED_S`; return their names."""
         unused = [path for path, silent_s in self._silences().items() if silent_s > UNUSED_S]
         with suppress(OSError):  # where the folder cannot be written they stay
             for path in unused:
@@ -124,8 +127,8 @@ class EnrolledKeys:
             new.replace(place / f"{name}.pub")  # atomic
         except OSError as error:
             raise SettingsError(
-                f"{place} must be a folder that the broker can write, got {error.strerror}; make "
-                "it writable: keys that actors register are kept there"
+                f"{place}, which keeps the keys that actors register, must be a folder that the "
+                f"broker can write, got {error.strerror}; mend that"
             ) from None
         return True
 
@@ -183,16 +186,24 @@ PREVIOUS = "previous"
 
 
 def announce_broker_key(folder: Path) -> Path:
-    """Make the broker's next key; return the public key that actors need before it is used."""
+    """Make the broker's next key, unless one is announced; return its public key's file.
+
+    Actors need this file before the key is used (`rotate_broker_key`).
+
+    Raises:
+        SettingsError: The key that is announced already cannot be used.
+        OSError: The folder cannot be written.
+    """
     make_pair(folder, NEXT)
     return folder / f"{NEXT}.pub"
 
 
 def rotate_broker_key(folder: Path) -> None:
-    """Put the announced key into the broker's place.
+    """Replace the broker's key by the announced one; a serving broker adopts it by itself.
 
     Raises:
-        SettingsError: No key was announced.
+        SettingsError: No key was announced, or it cannot be used.
+        OSError: The folder cannot be written.
     """
     if not (folder / f"{NEXT}.key").exists():
         raise SettingsError(
@@ -206,7 +217,10 @@ def rotate_broker_key(folder: Path) -> None:
 
 
 def rotate_client_key(folder: Path, name: str) -> str:
-    """Give an actor a new key; the old one stays allowed.
+    """Give an actor, observer, operator or enrolment key a new pair; the old one stays allowed.
+
+    The files of the old pair are replaced, secret included; processes that have read it go on with
+    it, as the key `NAME.previous`, until that is revoked.
 
     The keys that an old enrolment key registered stay with it: their tags, and so their leases,
     are those of the old key, and its revocation revokes them too.
@@ -216,19 +230,20 @@ def rotate_client_key(folder: Path, name: str) -> str:
 
     Raises:
         SettingsError: No key of this name is allowed, or its last rotation is not finished.
+        OSError: The folder cannot be written.
     """
     places = [*(folder / ALLOWED).glob(f"{name}.pub"), *(folder / ALLOWED).glob(f"*/{name}.pub")]
     if len(places) != 1:
         raise SettingsError(
             f"the key to rotate must be in {folder / ALLOWED} once, got {len(places)} of {name}; "
-            "`nyala keys list` shows who is allowed"
+            f"choose a name that `nyala keys list --in {folder}` shows once"
         )
     (allowed,) = places
     previous = allowed.with_name(f"{name}.{PREVIOUS}.pub")
     if previous.exists():
         raise SettingsError(
-            f"the last rotation must be finished first, got {previous}; "
-            f"revoke {name}.{PREVIOUS} when no actor uses it any more"
+            f"the last rotation must be finished first, got {previous}; when every process with "
+            f"the old key has been restarted, run `nyala keys revoke {name}.{PREVIOUS}`"
         )
     if allowed.parent.name == Role.ENROLMENT:
         _keep_registered(folder, allowed, previous)

@@ -53,7 +53,14 @@ class KeyPair:
 
 
 def make_keys(folder: Path) -> Path:
-    """Make the keys of a run; keys that exist are kept."""
+    """Make the keys of broker and learner, and an enrolment key; return the folder.
+
+    Keys that exist are kept.
+
+    Raises:
+        SettingsError: A key that exists cannot be used.
+        OSError: The folder cannot be written.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in SERVERS:
         make_pair(folder, name)
@@ -64,7 +71,8 @@ def make_keys(folder: Path) -> Path:
 def make_client(folder: Path, name: str, *, role: str = ACTOR) -> None:
     """Make the key pair of one more client and allow it to connect.
 
-    An existing pair is left as it is; otherwise a revoked key would be allowed again.
+    An existing pair is left as it is, allowed or not; otherwise a revoked key would be allowed
+    again. Raises as `make_pair`.
     """
     if not (folder / f"{name}.key").exists():
         make_pair(folder, name, allowed=folder / ALLOWED / role / f"{name}.pub")
@@ -101,8 +109,7 @@ def check_private(path: Path) -> None:
     if mode & 0o077 and not _is_mounted_secret(status):
         raise SettingsError(
             f"{path} must be readable by its owner alone, got mode {mode:04o}; "
-            f"anybody on this machine may have read it: make new keys with `nyala keys`, "
-            f"or `chmod 600 {path}` if you are sure"
+            f"`chmod 600 {path}` if nobody else has read it, else remove it and make it anew"
         )
 
 
@@ -116,14 +123,19 @@ def load_public(folder: Path, name: str) -> bytes:
 
 
 def make_pair(folder: Path, name: str, *, allowed: Path | None = None) -> KeyPair:
-    """Make a key pair, or load an existing one; its secret is never readable by others.
+    """Make a key pair, or load an existing one.
 
-    The secret is written last: where it exists, the pair is complete, and allowed if it has to be.
+    A new secret is never readable by others. It is written last: where it exists, the pair is
+    complete, and allowed if it has to be.
 
     Args:
         folder: Folder of the keys.
         name: Name of this key.
         allowed: A second file for the public half of a new pair, in the allow-list.
+
+    Raises:
+        SettingsError: The existing key is malformed or readable by others.
+        OSError: The folder cannot be written.
     """
     path = folder / f"{name}.key"
     if not path.exists():
@@ -174,7 +186,7 @@ def read_key(path: Path) -> bytes:
 
 
 def is_key(key: bytes) -> bool:
-    """Return whether this is a z85 key of 40 characters."""
+    """Return whether these are 40 characters of z85, as a public or secret key has."""
     try:
         z85.decode(key)
     except (KeyError, ValueError, IndexError, struct.error):  # the last: digits beyond 32 bits

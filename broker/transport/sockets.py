@@ -23,10 +23,15 @@ from .zap import DOMAIN
 
 
 def reachable(endpoint: str) -> str:
-    """Return an endpoint for others; `0.0.0.0` becomes the source address of outward packets.
+    """Return the endpoint by which other machines reach a server.
+
+    `0.0.0.0` and `::` become the IPv4 source address of outward packets; no other address changes.
+
+    Args:
+        endpoint: Endpoint on which the server listens, with a numeric address.
 
     Raises:
-        SettingsError: The machine has no default route.
+        SettingsError: The address is one of these, and the machine has no default route.
     """
     host, port = host_and_port(endpoint)
     if ipaddress.ip_address(host).is_unspecified:
@@ -145,6 +150,9 @@ def connect_dealer(
 
     Send with NOBLOCK: without a connection `zmq.Again` is raised at once, so that no old message
     goes to the next server. With `may_queue` messages wait for the connection, up to `SEND_HWM`.
+
+    Raises:
+        zmq.ZMQError: The endpoint is no address, or a key is none.
     """
     socket = context.socket(zmq.DEALER)
     try:
@@ -205,7 +213,7 @@ class Router:
         return self._arrival is not None and not self._arrival.done()
 
     async def receive(self) -> list[zmq.Frame]:
-        """Return the next message; does not yield to other tasks if one is there."""
+        """Return the frames of the next message; does not yield to other tasks if one is there."""
         while True:
             try:
                 return self.socket.recv_multipart(zmq.NOBLOCK, copy=False)

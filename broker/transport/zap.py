@@ -80,10 +80,10 @@ class ZapAuthenticator:
         self._worker.raise_if_failed()
 
     def refresh(self) -> None:
-        """Read the allow-list again, from which a connected peer may be gone.
+        """Read the allow-list again, for servers that check the key of every message by it.
 
-        While this process can open no more files, the list stays as it is. Raises errors of the
-        thread, as `check_zap_thread`.
+        No connection is cut here. While this process can open no more files, the list stays as it
+        is, and that is logged once. Raises errors of the thread, as `check_zap_thread`.
         """
         try:
             self.allowed.refresh()
@@ -95,7 +95,7 @@ class ZapAuthenticator:
         self.check_zap_thread()
 
     def close(self) -> None:
-        """Stop answering, so that no new peer gets in.
+        """Stop answering, so that no new peer gets in; waits for the thread, at most `POLL_MS`.
 
         Raises errors of the thread, as `check_zap_thread`.
         """

@@ -118,7 +118,11 @@ class GroupThread(Generic[G]):
         self._worker = Worker(self._run, name=name).start()
 
     def call(self, function: Callable[[G], T]) -> asyncio.Future[T]:
-        """Run a function of the group in the thread. The caller sets the deadline."""
+        """Run a function of the group in the thread, after those before it.
+
+        The future has its result, or the error of `build` or of the function. The caller sets the
+        deadline.
+        """
         return asyncio.wrap_future(self.submit(function))
 
     def submit(self, function: Callable[[G], T]) -> Future[T]:
@@ -129,7 +133,10 @@ class GroupThread(Generic[G]):
         return future
 
     def close_group(self) -> None:
-        """End the thread after the call under way, which is aborted; no call may follow."""
+        """Ask the thread to end after the call under way, which is aborted; no call may follow.
+
+        Returns at once. Calls that wait are made first, and the group is closed after them.
+        """
         self._calls.put(None)
         busy = self._busy
         if busy is not None:  # an abort may take its time too

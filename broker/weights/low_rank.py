@@ -90,6 +90,8 @@ def apply_adapter(adapter: bytes | bytearray, memory: Any, manifest: WeightManif
 
     Raises:
         WeightsError: The adapter does not have the manifest's layout; `memory` is unchanged.
+
+    Uses all processor cores.
     """
     spec = manifest.adapter
     assert spec is not None
@@ -110,7 +112,8 @@ def _parts(
         if len(shape) != 2 or spec.rank < 1:
             raise WeightsError(
                 f"an adapter must be of rank >= 1 for matrices of the version, got rank "
-                f"{spec.rank} for number {place} of {len(tensors)} with shape {shape}"
+                f"{spec.rank} for number {place} of {len(tensors)} with shape {shape}; use the "
+                "same release of Nyala on all machines"
             )
         rows, columns = shape
         between, end = at + spec.rank * columns, at + spec.rank * (columns + rows)
@@ -119,7 +122,10 @@ def _parts(
         if end <= len(numbers):
             yield tensors[place], b_NR.reshape(rows, -1), a_RM.reshape(-1, columns)
     if at != len(numbers):
-        raise WeightsError(f"an adapter must have {at} numbers here, got {len(numbers)}")
+        raise WeightsError(
+            f"the adapter's matrices must have {at} numbers, got {len(numbers)}; it is cut off "
+            "or of another model: fetch it again"
+        )
 
 
 def _merge(memory: Any, spec: TensorSpec, b_NR: Matrix, a_RM: Matrix, *, scale: float) -> None:

@@ -105,7 +105,10 @@ class WeightPort:
         self._allows = allows
 
     async def read(self) -> None:
-        """Read the socket until cancelled; a malformed message is ignored."""
+        """Read the socket until cancelled.
+
+        Messages of keys without access are ignored, those that are malformed or refused are logged.
+        """
         while True:
             frames = await self._router.recv_multipart(copy=False)
             key = str(frames[-1].get("User-Id"))
@@ -115,8 +118,8 @@ class WeightPort:
                 envelope = decode(frames[1].bytes, max_bytes=MAX_REQUEST_BYTES)
                 if envelope.run != self._run:
                     raise RecordError(
-                        f"run must be {self._run}, got {envelope.run:.64}; connect to the endpoint "
-                        "of that run"
+                        f"run must be {self._run}, got {envelope.run:.64} from {envelope.inc:.64}; "
+                        "start this actor with the settings of its own run"
                     )
                 route = Route(frames[0].bytes, envelope.v)
                 self._on_message(route, key, envelope.inc, envelope.message)

@@ -25,6 +25,8 @@ from configs.errors import WeightsError
 BLOCK = 128
 """Numbers that share a k, whose byte adds a sixteenth of a bit to each."""
 MAX_SPLIT = 31
+DAMAGED = "this update is damaged or of another model: fetch the whole version"
+"""End of all errors about bytes that are no update."""
 _LENGTH = struct.Struct("<I")
 
 Numbers = NDArray[np.unsignedinteger[Any]]
@@ -54,8 +56,12 @@ def decode_numbers(code: memoryview, count: int) -> tuple[NDArray[np.uint32], me
     length, code = _take_bytes(code, _LENGTH.size)
     packed, code = _take_bytes(code, int(length.view("<u4")[0]))
     ends_C = np.flatnonzero(np.unpackbits(packed))
-    if len(ends_C) != count or (count and splits_B.max() > MAX_SPLIT):
-        raise WeightsError(f"a sparse update must hold {count} numbers here, got {len(ends_C)}")
+    split = int(splits_B.max()) if count else 0
+    if len(ends_C) != count or split > MAX_SPLIT:
+        raise WeightsError(
+            f"a part of a sparse update must have {count} numbers, split at bit {MAX_SPLIT} or "
+            f"below, got {len(ends_C)}, split at {split}; {DAMAGED}"
+        )
     is_lower_CK = _lower_bits(splits_C)
     num_bits = int(splits_C.sum())
     packed, code = _take_bytes(code, -(-num_bits // 8))
@@ -87,5 +93,7 @@ def _lower_bits(splits_C: Numbers) -> NDArray[np.bool_]:
 def _take_bytes(code: memoryview, length: int) -> tuple[NDArray[np.uint8], memoryview]:
     """Return the first bytes of a code, and those after them."""
     if length > len(code):
-        raise WeightsError(f"a sparse update must hold {length} more bytes, got {len(code)}")
+        raise WeightsError(
+            f"a sparse update must have {length} bytes more, got {len(code)}; {DAMAGED}"
+        )
     return np.frombuffer(code[:length], np.uint8), code[length:]

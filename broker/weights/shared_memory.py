@@ -26,13 +26,15 @@ be written or is slow."""
 
 
 def scratch(otherwise: Path) -> Path:
-    """Return the folder of this machine's large temporary files."""
+    """Return the folder that `NYALA_SCRATCH` names for large temporary files, else `otherwise`."""
     named = os.environ.get(SCRATCH)
     return Path(named) if named else otherwise
 
 
 class SharedFolder:
     """A new folder of mode 0700: in shared memory if `num_bytes` fit, else on a disk.
+
+    Folders of this user beside it, whose owners are dead, are removed first.
 
     Args:
         label: Part of the folder's name.
@@ -63,6 +65,7 @@ class SharedFolder:
 
         Raises:
             WeightsError: There is no room.
+            OSError: The folder has a file of this name, or the disk failed.
         """
         path = self.path / name
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -74,8 +77,8 @@ class SharedFolder:
                 raise
             free = shutil.disk_usage(self.path).free
             raise WeightsError(
-                f"free space in {self.path.parent} must be >= {num_bytes} bytes, got {free}; "
-                "enlarge shared memory (docker: --shm-size) or stop what fills it"
+                f"free space in {self.path.parent} must be >= {num_bytes} bytes, got {free}; stop "
+                "or delete what fills it, or enlarge it (/dev/shm of docker: --shm-size)"
             ) from error
         finally:
             os.close(file)
@@ -109,7 +112,10 @@ def _hold(folder: Path) -> int:
 
 
 def sweep(base: Path | None = None) -> None:
-    """Remove folders of this user whose owner is dead; by default those in shared memory."""
+    """Remove folders of this user whose owner is dead; by default those in shared memory.
+
+    Raises no error for a folder that cannot be removed.
+    """
     for folder in (base or SHARED_MEMORY).glob(f"{PREFIX}*"):
         try:
             lock = os.open(folder / "alive", os.O_RDWR | os.O_CLOEXEC)

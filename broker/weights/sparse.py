@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from configs.errors import WeightsError
 
-from .rice_coding import decode_numbers, encode_numbers
+from .rice_coding import DAMAGED, decode_numbers, encode_numbers
 
 SEGMENT = 2**20
 """Elements that are compared at a time: bounds the memory beside the two versions."""
@@ -71,19 +71,22 @@ def apply_changes(update: bytes | bytearray, target: Elements) -> None:
     """Turn the old version in `target` [N] into the new one, in place.
 
     Raises:
-        WeightsError: This is no update for so many elements; `target` is now a mixture.
+        WeightsError: This is no update for so many elements; `target` may be a mixture of both.
     """
     left, parts = memoryview(update), []
     for segment_S in _segments(target):
         count, length = _HEAD.unpack(_prefix(left, _HEAD.size))
         if count > len(segment_S):
             raise WeightsError(
-                f"a sparse update must count to <= {len(segment_S)} here, got {count}"
+                f"a segment of a sparse update must have at most {len(segment_S)} changes, got "
+                f"{count}; {DAMAGED}"
             )
         parts.append((segment_S, count, _prefix(left[_HEAD.size :], length)))
         left = left[_HEAD.size + length :]
     if left:
-        raise WeightsError(f"a sparse update must end here, got {len(left)} more bytes")
+        raise WeightsError(
+            f"a sparse update must end with its last segment, got {len(left)} bytes more; {DAMAGED}"
+        )
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for _ in pool.map(lambda part: _apply_segment(*part), parts):
             pass
@@ -113,9 +116,8 @@ def _apply_segment(segment_S: Elements, count: int, part: memoryview) -> None:
     ranks_C = np.cumsum(gaps_C.astype(np.int64) + 1) - 1
     if left or ranks_C[-1] >= len(segment_S):
         raise WeightsError(
-            f"changes must lie within {len(segment_S)} elements, got one at {ranks_C[-1]}, and "
-            f"{len(left)} bytes too many; fetch the whole version: this update is damaged or of "
-            "another model"
+            f"the last change of a segment must be below {len(segment_S)}, without bytes after it, "
+            f"got one at {ranks_C[-1]} with {len(left)} bytes after it; {DAMAGED}"
         )
     places_C = _by_exponent(segment_S)[ranks_C]
     segment_S[places_C] += _distances(moves_C).astype(segment_S.dtype)
@@ -143,5 +145,7 @@ def _distances(moves_C: NDArray[np.uint32]) -> NDArray[np.int64]:
 def _prefix(left: memoryview, length: int) -> memoryview:
     """Return the first bytes of an update, after checking that there are so many."""
     if length > len(left):
-        raise WeightsError(f"a sparse update must hold {length} more bytes, got {len(left)}")
+        raise WeightsError(
+            f"a sparse update must have {length} bytes more, got {len(left)}; {DAMAGED}"
+        )
     return left[:length]

@@ -39,7 +39,7 @@ def resident_mib() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
 
 
-def test_without_a_broker_a_call_ends_at_its_deadline_with_likely_causes(
+def test_without_a_broker_a_call_ends_at_its_deadline_with_what_to_check(
     redis_url: str, keys: Path
 ) -> None:
     async def story() -> None:
@@ -48,7 +48,9 @@ def test_without_a_broker_a_call_ends_at_its_deadline_with_likely_causes(
         client = nobody.client()
         started = time.monotonic()
 
-        with pytest.raises(DeadlineError, match=r"Hello had no answer in 0\.5 s.*not running"):
+        with pytest.raises(
+            DeadlineError, match=r"Hello must be answered within 0\.5 s.*broker runs"
+        ):
             await client.hello(hello("actor-1"), deadline_s=0.5)
         assert time.monotonic() - started < 2
         await nobody.close()
@@ -93,7 +95,7 @@ def test_a_broker_that_never_answers_is_named_with_what_to_check(
         asyncio.run(story())
 
     (warning,) = [line for line in lines if line["event"] == "no answer from the broker yet"]
-    assert f"{endpoint} (no connection yet); likely causes" in warning["broker"]
+    assert warning["broker"] == f"{endpoint} (no connection yet)"
 
 
 def test_a_broker_that_answers_is_not_waited_for(

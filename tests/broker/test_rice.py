@@ -34,7 +34,7 @@ def test_a_code_that_was_cut_off_is_refused():
     code = encode_numbers(np.arange(200, dtype=np.uint32))
 
     for length in range(0, len(code) - 1, 7):
-        with pytest.raises(WeightsError, match="must hold"):
+        with pytest.raises(WeightsError, match="must have"):
             decode_numbers(memoryview(code[:length]), 200)
 
 
@@ -42,5 +42,5 @@ def test_an_impossible_split_is_refused():
     code = bytearray(encode_numbers(np.arange(5, dtype=np.uint32)))
     code[0] = 32
 
-    with pytest.raises(WeightsError, match="must hold 5 numbers"):
+    with pytest.raises(WeightsError, match=r"must have 5 numbers, .* split at 32"):
         decode_numbers(memoryview(bytes(code)), 5)

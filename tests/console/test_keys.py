@@ -78,7 +78,7 @@ def test_mistakes_are_refused_with_the_next_step(tmp_path: Path) -> None:
             "--role must be one of actor, enrolment, observer, operator",
         ),
         (("add", "enrolment"), "must be free, got enrolment"),
-        (("revoke", "nobody"), "allowed are: enrolment"),
+        (("revoke", "nobody"), "names there: enrolment"),
         (("rotate", "nobody"), "got 0 of nobody"),
     ]:
         code, text = keys(*arguments, "--in", tmp_path)

@@ -158,8 +158,8 @@ def test_the_product_does_not_depend_on_the_library_or_the_block() -> None:
         ({"tensors": (9,)}, "for number 9 of 4 with shape"),
         ({"tensors": (3,)}, r"for number 3 of 4 with shape \(16,\)"),
         ({"rank": 0}, "got rank 0 for number 2 of 4"),
-        ({"rank": 3}, "must have 96 numbers here, got 64"),
-        ({"tensors": ()}, "must have 0 numbers here, got 64"),
+        ({"rank": 3}, "must have 96 numbers, got 64"),
+        ({"tensors": ()}, "must have 0 numbers, got 64"),
     ],
 )
 def test_an_adapter_of_another_layout_is_refused(changes: dict[str, Any], text: str) -> None:

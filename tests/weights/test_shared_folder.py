@@ -73,7 +73,9 @@ def test_no_room_is_an_error_with_advice(base, monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", full)
     with (
         SharedFolder("x", num_bytes=1, fallback=base) as folder,
-        pytest.raises(WeightsError, match=r"must be >= 8 bytes, got .*; enlarge shared memory"),
+        pytest.raises(
+            WeightsError, match=r"must be >= 8 bytes, got .*; stop or delete what fills it"
+        ),
     ):
         folder.create("weights", 8)
 

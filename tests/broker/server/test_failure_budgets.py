@@ -15,7 +15,7 @@ def test_a_holder_is_judged_without_the_key_that_fails_most() -> None:
     assert budgets.excess("fleet") is None
     assert budgets.excess("fleet~a") is not None
     budgets.count("fleet~c", bad=1)
-    text = "20 of its last 20 leases failed, of the median other's 0 of 100"
+    text = "20 of its last 20 leases failed, but 0 of 100 elsewhere"
     assert budgets.excess("fleet") == (text, True)
     budgets.count("fleet~d", good=21)
     assert budgets.excess("fleet") is None, "less than half"
@@ -34,7 +34,7 @@ def test_failures_are_judged_beside_those_of_other_keys() -> None:
     budgets.count("a", bad=19)
     assert budgets.excess("a") is None, "too few to judge"
     budgets.count("a", bad=1)
-    text = "20 of its last 20 leases failed, of the median other's 0 of 0"
+    text = "20 of its last 20 leases failed, but 0 of 0 elsewhere"
     assert budgets.excess("a") == (text, False), "others have nothing to judge it by"
     budgets.count("b", good=MOST_FAILURES)
     assert budgets.excess("a") == (text.replace("0 of 0", "0 of 20"), False), "one may lie"
