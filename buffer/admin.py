@@ -13,7 +13,9 @@ KEYS_PER_CALL = 1000  # about a millisecond of the server's time
 
 
 def forget_run(url: str, run: str) -> int:
-    """Delete every key of a run; return their number.
+    """Delete every key of a run in Redis; return their number.
+
+    Records in an object store stay.
 
     Raises:
         StoreError: Redis refused or cannot be reached.
@@ -48,7 +50,7 @@ def open_port(url: str, port: int) -> None:
 
 
 def limit_memory(url: str, limit_bytes: int) -> int:
-    """Set Redis' maxmemory; return the value before.
+    """Set Redis' maxmemory until the server ends; return the value before, in bytes.
 
     Raises:
         StoreError: Redis refused or cannot be reached.

@@ -27,7 +27,7 @@ def why_nobody_samples(
     max_run_bytes: int | None,
     num_processes: int = 0,
 ) -> str | None:
-    """Return the cause and a remedy in one sentence; None while an actor samples.
+    """Return the cause and a remedy in one sentence; None while an actor has a lease.
 
     Args:
         stats: State of the run.
@@ -65,12 +65,12 @@ def why_nobody_samples(
     if closed.keys:
         whys = "; ".join(f"{tag}: {key.why}" for tag, key in sorted(closed.keys.items())[:NAMED])
         return (
-            f"{len(closed.keys)} keys are suspended, and no other actor has work ({whys}); "
+            f"no actor has work, and keys are suspended: {len(closed.keys)} ({whys}); "
             f"{_remedy(folder)}"
         )
     return (
-        f"{present} actors are present and none has work, with {stats.ready} tasks ready; their "
-        f"logs say why, and the last columns of: nyala status {folder}"
+        f"no actor has work (present: {present}, tasks ready: {stats.ready}); see the actors' "
+        f"logs, and the last columns of: nyala status {folder}"
     )
 
 
@@ -79,8 +79,8 @@ def _nobody_heard(actors: Sequence[ActorSeen], folder: object, num_processes: in
     heard = "at all" if last is None else f"for {last.silent_s:.0f} s"
     if num_processes:
         return (
-            f"no actor was heard {heard}, and {num_processes} run: they start, or cannot reach "
-            f"the broker, or it cannot write to Redis; the logs in {folder} say which"
+            f"no actor was heard {heard} (processes: {num_processes}): they are starting, or "
+            f"cannot reach the broker, or it cannot write to Redis; the logs in {folder} say which"
         )
     end = ""
     if last is not None:
@@ -122,4 +122,4 @@ def closed_lines(closed: LeasingPauses, folder: object) -> list[str]:
 
 
 def _remedy(folder: object) -> str:
-    return f"mend it, then: nyala buffer resume {folder}"
+    return f"mend the cause, then: nyala buffer resume {folder}"

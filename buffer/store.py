@@ -48,6 +48,9 @@ class Store:
             scripts: Returns Lua scripts by name.
             admits: Decides whether to work with a server life that is new to this client; until
                 then operations raise StoreRestarted. None = any life, for clients that only read.
+
+        Raises:
+            SettingsError: The URL is none of Redis.
         """
         self._place = f"run {run!r} at {without_password(url)}"
         self._prefix = run_prefix(run)
@@ -57,7 +60,7 @@ class Store:
         self._client = connect(url, redis_connect_func=self._identity.greet)
 
     def at(self, run_id: str) -> Store:
-        """Make another client of the run that works with this life of the server only."""
+        """Make another client, which the caller closes, for this life of the server only."""
         other = Store(self._url, self._run, scripts=self._scripts, admits=lambda *_: False)
         other.trust(run_id)
         return other
@@ -67,16 +70,20 @@ class Store:
         self._identity.trusted = run_id
 
     def server_run_id(self) -> str:
-        """Read the run_id of the server that answers now, whether it is trusted or not."""
+        """Read the run_id of the server that answers now, whether it is trusted or not.
+
+        Raises:
+            StoreError: Redis refused or cannot be reached.
+        """
         with asking(self._url, "INFO", self._place) as client:
             return str(client.info("server")["run_id"])
 
     def run(self, operation: Operation[T]) -> T:
-        """Carry an operation out.
+        """Carry an operation out, and return its value.
 
         Raises:
             LostLineage: A newer learner owns the run.
-            StoreError: Redis refused, or did not answer in time.
+            StoreError: Redis refused, or did not answer in time; its subclasses say what helps.
         """
         try:
             return operation.carry_out(self._ask)
@@ -123,7 +130,7 @@ class AsyncStore:
     """A client of one run's store for one event loop."""
 
     def __init__(self, url: str, run: str, *, scripts: LoadScript = load_script) -> None:
-        """Make the client; nothing is sent before the first operation."""
+        """Make the client; nothing is sent before the first operation. Raises as `Store` does."""
         self._place = f"run {run!r} at {without_password(url)}"
         self._prefix = run_prefix(run)
         self._scripts = scripts

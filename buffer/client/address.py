@@ -76,7 +76,7 @@ def connect(url: str, **options: Any) -> redis.Redis:
 
 
 def connect_async(url: str, **options: Any) -> redis.asyncio.Redis:
-    """Make an asyncio client; raises as `connect` does."""
+    """Make an asyncio client; nothing is sent yet. Raises as `connect` does."""
     options = _client_options() | {"retry": AsyncRetry(NoBackoff(), 0)} | options
     watched = parse_sentinel_url(url)
     if watched is None:
@@ -122,7 +122,7 @@ def parse_sentinel_url(url: str) -> Watched | None:
         schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
         raise SettingsError(
             f"buffer.url must begin with one of {schemes}, got {without_password(url)!r}; name one "
-            f"server, or the Sentinels that watch it"
+            f"server, or the sentinels that watch it"
         )
     if parts.scheme not in SENTINEL_SCHEMES:
         return None
@@ -132,7 +132,8 @@ def parse_sentinel_url(url: str) -> Watched | None:
     if not addresses or not service or None in addresses:
         raise SettingsError(
             f"buffer.url must be {parts.scheme}://[user:password@]host:port,host:port/service/db, "
-            f"got {without_password(url)}; name at least one sentinel and the service it watches"
+            f"got {without_password(url)}; name at least one sentinel, its port as a number, and "
+            "the service that it watches"
         )
     plain = f"{SENTINEL_SCHEMES[parts.scheme]}://{user}{at}any:1/{db or 0}?{parts.query}"
     of_server: dict[str, Any] = dict(parse_url(plain))
@@ -149,7 +150,7 @@ def parse_sentinel_url(url: str) -> Watched | None:
 
 
 def without_password(url: str) -> str:
-    """Return a Redis URL without its password, for texts and logs."""
+    """Return a Redis URL without user and password, for texts and logs."""
     parts = split_url(url)
     query = "..." if "password" in parts.query else parts.query
     netloc = "***@" + parts.netloc.rpartition("@")[2] if "@" in parts.netloc else parts.netloc

@@ -68,7 +68,9 @@ class PipelinedConnection:
 
         Raises:
             redis.ConnectionError: There is no connection, or it ended; Redis may have acted.
-            redis.TimeoutError: No answer came in time, and the connection is closed.
+            redis.TimeoutError: No answer came in time, and the connection is closed; other calls
+                on it fail.
+            redis.RedisError: The server refused the connection or its greeting.
         """
         pieces = packed(commands)
         stream = self._stream

@@ -25,18 +25,18 @@ from .address import connect, disconnect
 from .server_identity import NewServerIdentity, ServerInClusterMode
 
 _REFUSALS = {
-    "NORUN": "the store must know the run, got no entry for it; begin_run comes first",
-    "REWOUND": "the store's lineage must be at least the learner's, got {0}; the store lost writes",
-    "COMMITTED": "a claimed batch must be newer than the last committed one, got one <= {0}",
-    "SEALED": "units can be dropped only before a batch is sealed; batch {0} is",
-    "UNCLAIMED": "a sealed batch must have units, got none in batch {0}",
-    "UNSEALED": "only sealed batches are trained and committed; batch {0} is not sealed",
-    "TRAINED": "an abandoned batch must not be trained yet, got one <= {0}; weights contain it",
-    "UNTRAINED": "a committed batch must be trained, got one > {0}; advance comes first",
-    "BACKWARDS": "versions of a lineage must not decrease, got one below {0}",
+    "NORUN": "the store must have the run, got no entry of it; start its learner, which makes one",
+    "REWOUND": "the store's lineage must be at least the learner's, got {0}; recover what it lost",
+    "COMMITTED": "a claimed batch must be later than the committed ones, got one <= {0}; claim on",
+    "SEALED": "units must be dropped before their batch is sealed, got sealed {0}; abandon it",
+    "UNCLAIMED": "a batch must have units to be sealed, got none in batch {0}; claim some first",
+    "UNSEALED": "a trained or committed batch must be sealed, got batch {0}; seal it first",
+    "TRAINED": "an abandoned batch must be later than the trained ones, got one <= {0}; commit it",
+    "UNTRAINED": "a committed batch must be trained, got one > {0}; advance first",
+    "BACKWARDS": "versions of a lineage must not decrease, got one below {0}; publish a later one",
     "RESTARTED": "the server that was recovered must still answer, got {0}; recover again",
-    "DIGEST": "a version must keep its digest; other weights were published as step {0} before",
-    "GROUPS": "groups of this run must have {0} tasks; the run began with other settings",
+    "DIGEST": "a version must keep its digest, got another for step {0}; begin a new lineage first",
+    "GROUPS": "groups of this run must have {0} tasks, got another number; restore run.group_size",
 }
 
 _PASSING_ERRORS = (
@@ -58,6 +58,10 @@ def asking(url: str, operation: str, place: str) -> Iterator[redis.Redis]:
         url: URL of Redis.
         operation: What the commands do, for errors.
         place: The run or server that they concern, for errors.
+
+    Raises:
+        StoreError: A command in the block failed, as `explain` describes it.
+        SettingsError: The URL is none of Redis.
     """
     client = connect(url)
     try:
@@ -69,13 +73,18 @@ def asking(url: str, operation: str, place: str) -> Iterator[redis.Redis]:
 
 
 def explain(error: redis.RedisError, operation: str, place: str) -> StoreError:
-    """Turn an error of Redis into Nyala's, with its meaning for the operation and a remedy."""
+    """Turn an error of Redis into Nyala's, with its meaning for the operation and a remedy.
+
+    Returns:
+        LostLineage, StoreRestarted, StoreRewound or StoreUnfit for what these stand for;
+        StoreUnreachable if the same call may succeed later; any other as StoreError.
+    """
     text = str(error)
     code, _, detail = text.partition(" ")
     if code == "LOST":
         return LostLineage(
-            f"{operation}: {place} belongs to lineage {detail}; another learner has taken the run "
-            "over, and this one must stop"
+            f"{operation}: {place} must belong to this learner, got lineage {detail} of a newer "
+            "learner; let that one go on, and stop this one"
         )
     if isinstance(error, NewServerIdentity):
         restarted = StoreRestarted(f"{operation}: {text}; ask again when it is recovered ({place})")
@@ -83,7 +92,7 @@ def explain(error: redis.RedisError, operation: str, place: str) -> StoreError:
         return restarted
     if isinstance(error, ServerInClusterMode):
         return StoreUnfit(
-            f"buffer.url must name one server, or the Sentinels that watch it, got a server in "
+            f"buffer.url must name one server, or the sentinels that watch it, got a server in "
             f"cluster mode ({place}); use one with `cluster-enabled no`, or "
             f"redis+sentinel://host:port,host:port/service/db"
         )
@@ -105,13 +114,13 @@ def _is_passing(error: redis.RedisError) -> bool:
 
 def _reason(error: redis.RedisError, text: str) -> str:
     if isinstance(error, exceptions.AuthenticationError) or "NOAUTH" in text or "WRONGPASS" in text:
-        return "Redis refused the password; put the right one into the URL"
+        return "Redis refused the password; put the right one into buffer.url or NYALA_REDIS_URL"
     if isinstance(error, exceptions.TimeoutError):
         return "Redis did not answer in time; it may have acted, so look at its load and ask again"
     if isinstance(error, exceptions.BusyLoadingError):
         return "Redis is still loading its data; ask again in some seconds"
     if isinstance(error, exceptions.ReadOnlyError) or "READONLY" in text:
-        return "Redis is a read-only replica; point the URL to the primary"
+        return "Redis is a read-only replica; name the primary, or its sentinels, in buffer.url"
     if "MISCONF" in text:
         return "Redis cannot save its data and takes no writes; look at its disk and its log"
     if isinstance(error, exceptions.NoPermissionError) or any(
@@ -119,7 +128,9 @@ def _reason(error: redis.RedisError, text: str) -> str:
     ):
         return f"Redis' access rules refuse this user ({text}); see configs/deploy/redis-users.acl"
     if isinstance(error, exceptions.OutOfMemoryError) or "OOM" in text:
-        return "Redis is full; raise its maxmemory or let the learner checkpoint and commit"
+        return (
+            "Redis is full; raise its maxmemory, or wait until the learner commits and frees some"
+        )
     if isinstance(error, exceptions.ConnectionError):
-        return f"Redis cannot be reached ({text}); start it or correct the URL"
-    return f"Redis refused ({text})"
+        return f"Redis cannot be reached ({text}); start it, or correct buffer.url"
+    return f"Redis refused ({text}); see its log"

@@ -84,7 +84,7 @@ def warning_about(server: Server | None) -> str | None:
         return None
     return (
         f"the Redis server should be at least {SAFE}, got {server}, which may have known holes; "
-        f"update it, or make sure that they are mended under this number"
+        f"update it, or make sure that whoever packaged it has mended them"
     )
 
 
@@ -133,7 +133,15 @@ class ServerIdentity:
         self.trusted: str | None = None
 
     def greet(self, connection: Any) -> None:
-        """Begin a blocking connection, or raise an error that ends it."""
+        """Begin a blocking connection, or raise an error that ends it.
+
+        With `admits`, a life of the server that is new to the run sets the run to RECOVERING.
+
+        Raises:
+            NewServerIdentity: `admits` does not let this life of the server be used.
+            ServerInClusterMode: The server is a node of a cluster.
+            redis.RedisError: The server refused the greeting.
+        """
         connection.on_connect()
         steps, reply = self._greeting(), None
         while True:
@@ -164,7 +172,7 @@ class ServerIdentity:
             return
         run_id = info.get("run_id")
         if run_id is None:
-            raise redis.ResponseError("INFO returned no run_id")
+            raise redis.ResponseError("INFO must return a run_id, got none")
         if run_id == self.trusted:
             return
         if (warning := warning_about(server_of_info(info))) is not None:

@@ -204,7 +204,8 @@ def claim_bytes(k: int) -> Operation[int]:
 def _check_reason(reason: str) -> None:
     if not _REASON.fullmatch(reason):
         raise RecordError(
-            f"reason must be lower-case letters, digits and _, got {quoted(reason, 60)}"
+            "a reason must be at most 40 lower-case letters, digits and _, and begin with a "
+            f"letter, got {quoted(reason, 60)}; choose such a word"
         )
 
 

@@ -114,8 +114,9 @@ def beat(
 def submit(lines: Sequence[SubmitLine]) -> Operation[list[str]]:
     """Store finished episodes; one verdict per line, in order.
 
-    The caller has validated the records and their size. TAKEN: tokens are older than the lease
-    allows, and the task goes on without them.
+    The caller has validated the records and their size. OK: the store has it now. DUP: it had an
+    episode of this lease. STALE: the lease has ended, or was another's. GONE: the store has no such
+    task. TAKEN: tokens are older than the lease allows, and the task goes on without them.
     """
 
     def steps() -> Steps[list[str]]:
@@ -134,7 +135,7 @@ def submit(lines: Sequence[SubmitLine]) -> Operation[list[str]]:
 
 
 def release(leases: Sequence[tuple[int, int]], key: str = "") -> Operation[list[str]]:
-    """Give (task_id, fence) leases back without charging an attempt."""
+    """Give (task_id, fence) leases back without charging an attempt; one verdict each, in order."""
     return sliced("release", (key,), leases, parse_verdicts)
 
 
@@ -145,11 +146,13 @@ def fail(
     max_data_failures: int = 3,
     failures: Sequence[tuple[int, int, str, str]],
 ) -> Operation[list[str]]:
-    """Report (task_id, fence, kind, reason) failures; too many make a task a dead letter.
+    """Report (task_id, fence, kind, reason) failures; one verdict each, in order.
+
+    Too many failures make a task a dead letter. Reasons are cut to 500 characters.
 
     Args:
         key: Tag of the sender's key.
-        max_attempts: Most failures of the kind `infra`, counted since the last progress.
+        max_attempts: Most failures of any other kind than `data`, counted since the last progress.
         max_data_failures: Most failures of the kind `data`, counted for ever, because another try
             on the same text would fail the same way.
         failures: Task, fence, kind and reason of each failure.

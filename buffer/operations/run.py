@@ -68,7 +68,8 @@ def begin_run(
             name, stored = reply[0].decode(), reply[1].decode()
             raise SettingsError(
                 f"{name.removeprefix('hash:')} must be what the run began with, {stored!r}, "
-                f"got {fields[name]!r}; restore the settings or begin a new run"
+                f"got {fields[name]!r}; go on with the settings, files and release of Nyala that "
+                "it began with, or begin a new run"
             )
 
     return single("begin_run", (x for field in fields.items() for x in field), parse)
@@ -103,7 +104,7 @@ def usage() -> Operation[int]:
 
 
 def closed() -> Operation[LeasingPauses]:
-    """Read the suspended keys and a pause of the run, with reasons."""
+    """Read the suspended keys and a pause of the run, with reasons; empty where there is none."""
 
     def parse(reply: Reply) -> LeasingPauses:
         keys = {key.decode(): SuspendedKey(ms / 1000, _text(why)) for key, ms, why in reply[1:]}

@@ -38,7 +38,9 @@ def create(lineage: int, tasks: Sequence[NewTask]) -> Operation[int]:
     for task in tasks:
         if task.eval_step is not None:
             if task.task_id < EVAL_BASE:
-                raise RecordError(f"evaluation ids must be >= 2**48, got {task.task_id}")
+                raise RecordError(
+                    f"evaluation ids must be >= 2**48, got {task.task_id}; add EVAL_BASE"
+                )
             rounds.setdefault(task.eval_step, []).append((task.task_id, task.spec))
 
     def steps() -> Steps[int]:
@@ -121,7 +123,9 @@ def _group_rows(tasks: Sequence[NewTask]) -> list[list[Argument]]:
     groups: dict[int, dict[int, bytes]] = {}
     for task in tasks:
         if not 0 <= task.task_id < MAX_TRAINING_TASKS:
-            raise RecordError(f"training ids must be below 2**32, got {task.task_id}")
+            raise RecordError(
+                f"training ids must be from 0 to 2**32 - 1, got {task.task_id}; begin another run"
+            )
         groups.setdefault(task.group_id, {})[task.task_id] = task.spec
     size = len(next(iter(groups.values()), ()))
     for group, specs in groups.items():
@@ -152,7 +156,7 @@ def dead_letters(offset: int = 0, n: int = 50) -> Operation[list[DeadLetter]]:
 
 
 def dead_letter(task_id: int) -> Operation[DeadTask | None]:
-    """Read a whole dead letter; None if this task is none."""
+    """Read a whole dead letter; None if the task is not one."""
     return single("dead_letter", (task_id,), parse_dead_task)
 
 

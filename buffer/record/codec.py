@@ -137,7 +137,9 @@ def join_completions(chunks: Sequence[Completion]) -> Completion:
 
 def _fields_of(completion: Completion) -> CompletionFields:
     if not isinstance(completion, Completion):
-        raise RecordError(f"completion must be a Completion, got {quoted(completion)}")
+        raise RecordError(
+            f"completion must be a Completion, got {quoted(completion)}; make one of its parts"
+        )
     try:
         versions = [(s.version.lineage, s.version.step, s.start) for s in completion.versions]
         fences = [(run.fence, run.incarnation, run.start) for run in completion.fences]
@@ -188,8 +190,10 @@ def _reals(values: dict[str, float]) -> dict[str, float]:
 
 def _to_bytes(name: str, array: object, dtype: np.dtype[Any]) -> memoryview:
     if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
-        kind = array.dtype.name if isinstance(array, np.ndarray) else type(array).__name__
-        raise RecordError(f"{name} must be a flat {dtype.name} array, got {kind}")
+        kind = type(array).__name__
+        if isinstance(array, np.ndarray):
+            kind = f"{array.dtype.name} of shape {array.shape}"
+        raise RecordError(f"{name} must be a flat {dtype.name} array, got {kind}; convert it")
     return np.ascontiguousarray(array, dtype).data
 
 

@@ -45,7 +45,8 @@ def filesystem_at(url: str, *, setting: str) -> tuple[Any, str]:
         files, path = filesystem_of(url)
     except ValueError as error:
         raise SettingsError(
-            f"{setting} must be a URL that fsspec knows, got {url!r}; {error}"
+            f"{setting} must be a URL that fsspec knows, got {url!r} ({error}); write "
+            "file:///folder or s3://bucket/folder, for example"
         ) from error
     return (OSErrorProxy(files) if is_ours else files), path
 

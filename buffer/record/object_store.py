@@ -64,7 +64,7 @@ class ObjectStore:
         return None if settings.object_store is None else cls(settings.object_store, run)
 
     def put_record(self, task_id: int, record: bytes) -> bytes:
-        """Write a record, unless it is there, and return the reference for the store.
+        """Write a record, unless it is there whole, and return the reference for the store.
 
         Raises:
             OSError: The record could not be written; another attempt does no harm.
@@ -82,19 +82,21 @@ class ObjectStore:
 
         Raises:
             RecordError: The record is gone or changed, or this is no reference.
-            StoreUnreachable: The object store does not answer.
+            StoreUnreachable: The object store did not answer, in several tries over seconds.
         """
         match = _REFERENCE.fullmatch(reference)
         if match is None:
             raise RecordError(
-                f"a reference must hold SHA-256 and length, got {quoted(reference, 60)}"
+                f"a reference must hold SHA-256 and length, got {quoted(reference, 60)}; use the "
+                "same release of Nyala on all machines"
             )
         digest, length = match[1].decode(), int(match[2])
         record = self._read(self._path(task_id, digest))
         if len(record) != length or hashlib.sha256(record).hexdigest() != digest:
             raise RecordError(
                 f"the object of task {task_id} must have {length} bytes of SHA-256 {digest:.12}, "
-                f"got {len(record)} bytes with another digest; it was changed or cut off"
+                f"got {len(record)} bytes with another digest; it was changed or cut off: let "
+                "nothing but this run write to buffer.object_store"
             )
         return record
 
@@ -105,6 +107,9 @@ class ObjectStore:
             referenced: Reads the store; called after the listing, so that objects written meanwhile
                 are not removed.
             older_than_s: Least age; a younger object may belong to a submission under way.
+
+        Raises:
+            OSError: The object store refused, or does not answer.
         """
         self._files.invalidate_cache()
         objects = [
@@ -129,11 +134,15 @@ class ObjectStore:
                 return bytes(self._files.cat_file(path))
             except FileNotFoundError:
                 raise RecordError(
-                    f"object {path} must exist, got none; see that the object store keeps its files"
+                    f"object {path} must exist, got none; let nothing but this run remove files "
+                    "of buffer.object_store"
                 ) from None
             except OSError as error:
                 if pause_s is None:
-                    raise StoreUnreachable(f"object {path} cannot be read: {error}") from error
+                    raise StoreUnreachable(
+                        f"object {path} must be readable, got: {error}; see that this process "
+                        "reaches buffer.object_store and may read there"
+                    ) from error
                 time.sleep(pause_s)
         raise AssertionError("the last attempt returns or raises")
 

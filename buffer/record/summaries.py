@@ -25,7 +25,7 @@ from .wire import COMPLETION, EPISODE, CompletionFields, EpisodeFields, read, re
 
 
 def checked_record(record: bytes, max_bytes: int) -> EpisodeFields:
-    """Read and check all of a record."""
+    """Read and check all of a record; raises RecordError, as all functions here."""
     fields = record_but_numbers(record, max_bytes)
     check_numbers([fields.prompt], [fields.completion])
     return fields
@@ -61,7 +61,7 @@ def _check_size(record: bytes, max_bytes: int) -> None:
     if len(record) > max_bytes:
         raise RecordError(
             f"a record must have at most {max_bytes} bytes, got {len(record)}; "
-            "raise buffer.max_episode_bytes or shorten run.max_completion_tokens"
+            "raise buffer.max_episode_bytes, or lower run.max_completion_tokens"
         )
 
 

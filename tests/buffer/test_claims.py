@@ -119,7 +119,7 @@ def test_dropped_units_are_replaced_until_the_seal(run: RunInStore) -> None:
     run.store.run(operations.seal(run.lineage, 1))
 
     for reason in ("stale", "poison"):
-        with pytest.raises(StoreError, match="dropped only before a batch is sealed"):
+        with pytest.raises(StoreError, match="dropped before their batch is sealed"):
             run.store.run(operations.drop(run.lineage, 1, [1], reason))
     with pytest.raises(RecordError, match="reason must be"):
         operations.drop(run.lineage, 1, [1], "Too old!")
@@ -140,7 +140,7 @@ def test_a_batch_given_up_is_filled_with_other_units(run: RunInStore) -> None:
     assert run.stats().dropped == {"poison": 2 * GROUP_SIZE}
     assert run.stats().dead == 0
     run.train(1)
-    with pytest.raises(StoreError, match="must not be trained yet"):
+    with pytest.raises(StoreError, match="later than the trained ones, got one <= 1"):
         run.store.run(operations.abandon(run.lineage, 1, "poison"))
 
 

@@ -26,7 +26,7 @@ def test_a_commit_leaves_one_bit_per_task(run: RunInStore) -> None:
     stats = run.stats()
     assert (stats.committed, stats.committed_step, stats.claimed) == (2 * GROUP_SIZE, 1, 0)
     assert run.create(2) == 0  # known for ever
-    with pytest.raises(StoreError, match="newer than the last committed"):
+    with pytest.raises(StoreError, match="later than the committed ones"):
         run.store.run(operations.claim(run.lineage, 1, 2))
 
 
@@ -47,7 +47,7 @@ def test_only_trained_and_sealed_batches_are_committed(run: RunInStore) -> None:
     with pytest.raises(StoreError, match="must be trained, got one > 0"):
         run.store.run(operations.commit(run.lineage, 1))
     run.store.run(operations.advance(run.lineage, 1))
-    with pytest.raises(StoreError, match="batch 1 is not sealed"):
+    with pytest.raises(StoreError, match="must be sealed, got batch 1"):
         run.store.run(operations.commit(run.lineage, 1))
     with pytest.raises(StoreError, match="got none in batch 2"):
         run.store.run(operations.seal(run.lineage, 2))

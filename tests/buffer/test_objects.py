@@ -127,7 +127,7 @@ def test_an_object_store_that_does_not_answer_is_not_a_bad_record(
     path.unlink()
     path.mkdir()  # reading a folder is an OSError, and not that it is missing
 
-    with pytest.raises(StoreUnreachable, match="cannot be read"):
+    with pytest.raises(StoreUnreachable, match="must be readable"):
         store.get(7, reference)
 
 

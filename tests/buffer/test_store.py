@@ -74,7 +74,7 @@ def test_memory_is_reported_with_its_limit(run: RunInStore) -> None:
 def test_runs_share_a_server_without_meeting(run: RunInStore, redis_url: str) -> None:
     with Store(redis_url, "other") as other:
         assert other.run(operations.stats()).state == "NONE"
-        with pytest.raises(StoreError, match="begin_run comes first"):
+        with pytest.raises(StoreError, match="must have the run, got no entry"):
             other.run(operations.advance(1, 1))
 
 

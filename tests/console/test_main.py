@@ -234,7 +234,7 @@ def test_status_of_a_running_run_shows_tasks_and_actors(tmp_path, redis_url):
         store.run(operations.claim(lineage, 8, 1, start=True))
     answer = CliRunner().invoke(app, ["status", str(folder)])
 
-    assert ": 1 actors are present and none has work, with 2 tasks ready;" in answer.output
+    assert ": no actor has work (present: 1, tasks ready: 2);" in answer.output
     assert "ALARM for " in answer.output
 
 

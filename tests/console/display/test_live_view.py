@@ -180,7 +180,8 @@ def test_warnings_stand_in_words_and_stay_where_there_is_little_room():
 
 
 def test_a_pause_is_shown_once_up_to_its_remedy():
-    paused = f"leasing is paused: {'the reward raised KeyError ' * 8}; mend it, then: nyala buffer"
+    remedy = "mend the cause, then: nyala buffer"
+    paused = f"leasing is paused: {'the reward raised KeyError ' * 8}; {remedy}"
     both = recorded_view(alarm=paused, closed=(paused, "the key a gets no leases"))
 
     shown = text_of(both, 60, 40)

@@ -67,7 +67,9 @@ def test_each_cause_names_what_helps(store: Store) -> None:
     assert why() == f"no actor was heard at all; {start}"
     assert why(gone, leased=4) == f"no actor was heard for 75 s, as if it died; {start}"
     of_one = str(why(gone, num_processes=1))
-    assert of_one.startswith("no actor was heard for 75 s, and 1 run: they start, or cannot reach")
+    assert of_one.startswith(
+        "no actor was heard for 75 s (processes: 1): they are starting, or cannot"
+    )
     assert "start one" not in of_one
     assert why(gone, left) == f"no actor was heard for 1 s, and the last one left; {start}"
     assert why(here, gone, leased=4, used=90) is None
@@ -75,10 +77,12 @@ def test_each_cause_names_what_helps(store: Store) -> None:
     assert "has 50 bytes in Redis, so no work is given out above buffer.max_run_bytes = 50" in str(
         why(here, run_bytes=50)
     )
-    assert "1 actors are present and none has work, with 12 tasks ready" in str(why(here))
-    assert "paused: too many die; mend it" in str(why(here, leased=4, paused="too many die"))
+    assert "no actor has work (present: 1, tasks ready: 12)" in str(why(here))
+    assert "paused: too many die; mend the cause" in str(why(here, leased=4, paused="too many die"))
     only = str(why(here, suspended="20 of its last 20 leases failed"))
-    assert "(tag: 20 of its last 20 leases failed); mend it, then: nyala buffer resume" in only
+    assert (
+        "(tag: 20 of its last 20 leases failed); mend the cause, then: nyala buffer resume" in only
+    )
     assert why(here, leased=4, suspended="one of several") is None
     assert "the run is PAUSED" in str(why(here, leased=4, state="PAUSED"))
 
@@ -105,7 +109,7 @@ def test_one_alarm_begins_when_nobody_samples_and_ends_when_episodes_come(
         assert "nyala actor" in lines[0]["why"]
         store.run(operations.actor_seen({"a": {"host": "h"}}))
         look((1, 1), 5.0)  # another cause: it is here, and has no work
-        assert "none has work" in lines[1]["why"]
+        assert "no actor has work" in lines[1]["why"]
         look((1, None), 5.0)
 
     assert [line["log_level"] for line in lines] == ["warning", "warning", "info"]
