@@ -14,6 +14,8 @@ sentinels. No client made here ever sends a command twice.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -61,12 +63,13 @@ def connect(url: str, **options: Any) -> redis.Redis:
     """Make a blocking client; nothing is sent yet.
 
     Raises:
-        SettingsError: The URL has none of the forms above.
+        SettingsError: The URL has none of the forms above, or a port or option that is malformed.
     """
     options = _client_options() | {"retry": Retry(NoBackoff(), 0)} | options
     watched = parse_sentinel_url(url)
     if watched is None:
-        return redis.Redis.from_url(url, **options)
+        with _refusing_malformed(url):
+            return redis.Redis.from_url(url, **options)
     manager = Sentinel(
         watched.sentinels,
         sentinel_kwargs=_client_options() | {"retry": Retry(NoBackoff(), 0)} | watched.of_sentinels,
@@ -80,7 +83,8 @@ def connect_async(url: str, **options: Any) -> redis.asyncio.Redis:
     options = _client_options() | {"retry": AsyncRetry(NoBackoff(), 0)} | options
     watched = parse_sentinel_url(url)
     if watched is None:
-        client = redis.asyncio.Redis.from_url(url, **options)
+        with _refusing_malformed(url):
+            client = redis.asyncio.Redis.from_url(url, **options)
     else:
         manager = AsyncSentinel(
             watched.sentinels,
@@ -136,7 +140,8 @@ def parse_sentinel_url(url: str) -> Watched | None:
             "the service that it watches"
         )
     plain = f"{SENTINEL_SCHEMES[parts.scheme]}://{user}{at}any:1/{db or 0}?{parts.query}"
-    of_server: dict[str, Any] = dict(parse_url(plain))
+    with _refusing_malformed(url):
+        of_server: dict[str, Any] = dict(parse_url(plain))
     del of_server["host"], of_server["port"]
     of_sentinels = {
         name.removeprefix("sentinel_"): of_server.pop(name)
@@ -164,6 +169,18 @@ def split_url(url: str) -> SplitResult:
         return urlsplit(url)
     scheme, netloc, path, query = match.groups()
     return SplitResult(scheme, netloc, path, query, "")
+
+
+@contextmanager
+def _refusing_malformed(url: str) -> Iterator[None]:
+    """Explain the ValueError of redis-py about a port or an option that it cannot read."""
+    try:
+        yield
+    except ValueError:
+        raise SettingsError(
+            f"buffer.url must have a port from 0 to 65535 and options of redis-py, got "
+            f"{without_password(url)!r}; correct them, and write / # ? of a password as %2F %23 %3F"
+        ) from None
 
 
 def _host_and_port(host: str, default_port: int) -> tuple[str, int] | None:

@@ -49,6 +49,21 @@ def test_a_url_without_sentinels_or_service_is_refused(url: str) -> None:
         Store(url, "run")
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://a:x/0",
+        "redis://a:99999/0",
+        "redis://a:1/0?socket_timeout=x",
+        "redis+sentinel://a:1/nyala/0?socket_timeout=x",
+    ],
+)
+@pytest.mark.parametrize("client", [Store, AsyncStore])
+def test_a_malformed_port_or_option_is_refused(client: type, url: str) -> None:
+    with pytest.raises(SettingsError, match=r"buffer\.url must have a port from 0 to 65535"):
+        client(url, "run")
+
+
 @pytest.mark.slow
 def test_the_run_goes_on_at_the_server_that_the_sentinels_name_next(tmp_path: Path) -> None:
     lives: list[tuple[str, str]] = []
