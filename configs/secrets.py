@@ -24,14 +24,14 @@ def redis_url(
     """Find the URL of this run's Redis: the environment, then the run folder, then `buffer.url`.
 
     Raises:
-        SettingsError: None of the three has one, or a file that was named cannot be read.
+        SettingsError: None of the three has one, or the file of one cannot be read.
     """
     url = redis_url_of(environ)
     if url is not None:
         return url
     file = run.folder / FILE_NAME
     if file.exists():
-        return file.read_text(encoding="utf-8").strip()
+        return _read_url(file, f"{file} must be a file that this process can read")
     if buffer.url is not None:
         return buffer.url
     raise SettingsError(
@@ -41,7 +41,9 @@ def redis_url(
 
 
 def redis_url_of(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Read the URL from the environment, from a variable or from the file that one names.
+    """Read the URL from `NYALA_REDIS_URL` or the file that `NYALA_REDIS_URL_FILE` names.
+
+    None if neither variable is set.
 
     Raises:
         SettingsError: The file cannot be read.
@@ -49,18 +51,18 @@ def redis_url_of(environ: Mapping[str, str] = os.environ) -> str | None:
     if environ.get(VARIABLE):
         return environ[VARIABLE]
     if environ.get(FILE_VARIABLE):
-        return _read_named(Path(environ[FILE_VARIABLE]))
+        file = Path(environ[FILE_VARIABLE])
+        return _read_url(file, f"{FILE_VARIABLE} must name a file that this process can read")
     return None
 
 
-def _read_named(file: Path) -> str:
+def _read_url(file: Path, rule: str) -> str:
     try:
         return file.read_text(encoding="utf-8").strip()
     except OSError as error:
         raise SettingsError(
-            f"{FILE_VARIABLE} must name a file this process can read, "
-            f"got {file}: {error.strerror}; "
-            f"check that the secret is mounted and belongs to this user"
+            f"{rule}, got {file}: {error.strerror}; check that the file is there and belongs to "
+            "this user"
         ) from None
 
 

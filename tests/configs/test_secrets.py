@@ -37,6 +37,16 @@ def test_without_any_of_the_three_the_error_says_what_to_do(tmp_path):
         redis_url(settings.run, settings.buffer, {})
 
 
+def test_a_file_of_the_run_that_cannot_be_read_is_a_wrong_setting(tmp_path):
+    settings = settings_in(tmp_path, "redis://settings")
+    (settings.run.folder / "redis.url").mkdir(parents=True)  # root may read any file, but no folder
+
+    with pytest.raises(
+        SettingsError, match=r"redis\.url must be a file that this process can read"
+    ):
+        redis_url(settings.run, settings.buffer, {})
+
+
 def test_a_secret_is_readable_by_its_owner_alone(tmp_path):
     path = tmp_path / "keys" / "secret"
 
