@@ -69,29 +69,31 @@ class LogitChange:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read the change from a model's configuration."""
+        """Read the change from a model's `config.json`; a field that it lacks changes nothing."""
         name, multiplies = FACTORS.get(config.get("model_type", ""), ("", True))
         factor = float(config.get(name) or 1.0)
         return cls(factor if multiplies else 1 / factor, config.get(CAP))
 
 
 def attention_of(config: Mapping[str, Any]) -> str:
-    """Name the implementation of attention that computes what this model defines.
+    """Return the implementation of attention that computes what this model defines.
 
-    SDPA leaves out a cap of the attention's logits, which Gemma-2 has.
+    It is a name of transformers: `sdpa`, or `eager` for a model such as Gemma-2, which caps the
+    logits of its attention: SDPA leaves out that cap.
     """
     return "sdpa" if config.get("attn_logit_softcapping") is None else "eager"
 
 
 def check_architecture(config: Mapping[str, Any], *, tokens: int = 0) -> None:
-    """Refuse a model whose ratios would be wrong, or that is no causal language model.
+    """Refuse a model that cannot be trained, or whose ratios would be wrong.
 
     Args:
-        config: Configuration of the model.
-        tokens: Longest episode with its prompt, where it is known.
+        config: The model's `config.json`.
+        tokens: Longest episode with its prompt; 0 = not known, and not checked.
 
     Raises:
-        SettingsError: The model is one of these.
+        SettingsError: The model is not a causal language model, has experts, quantized weights or
+            an unknown change of its logits, or computes such long episodes otherwise in vLLM.
     """
     name = (config.get("architectures") or ["ForCausalLM"])[0]
     if not name.endswith("ForCausalLM"):
@@ -137,14 +139,18 @@ def check_architecture(config: Mapping[str, Any], *, tokens: int = 0) -> None:
 
 
 def check_context(config: Mapping[str, Any], settings: AllTables) -> str:
-    """Refuse episodes that are longer than the model's context.
+    """Refuse episodes, or an `actors.max_model_len`, that are longer than the model's context.
 
     Args:
-        config: Configuration of the model.
+        config: The model's `config.json`.
         settings: Settings of the run.
 
+    Returns:
+        A line for the list of checks: how many tokens of the context are used, or that
+        `config.json` has no length.
+
     Raises:
-        SettingsError: Episodes are too long; the text names the setting, and the most that fits.
+        SettingsError: One is too long; the text names the setting, and the most that fits.
     """
     context = context_of(config)
     if context is None:
@@ -172,7 +178,7 @@ def check_context(config: Mapping[str, Any], settings: AllTables) -> str:
 
 
 def context_of(config: Mapping[str, Any]) -> int | None:
-    """Return the longest text of a model, in tokens; None where its configuration has none."""
+    """Return the context of a model, in tokens; None if its `config.json` does not name it."""
     lengths = [length for name in LENGTHS if (length := _number(config.get(name))) > 0]
     if not lengths:
         return None

@@ -53,23 +53,23 @@ def length_of(header: bytes, *, max_bytes: int) -> int:
     """Return the length of the body that follows.
 
     Raises:
-        MalformedFrame: Nobody sends one of that length: something else stands there.
+        MalformedFrame: It is longer than `max_bytes`, so these bytes are no header.
     """
     length: int = LENGTH.unpack(header)[0]
     if length > max_bytes:
-        raise MalformedFrame(f"a frame of {length:,} bytes")
+        raise MalformedFrame(f"a frame of {length:,} bytes, which must be at most {max_bytes:,}")
     return length
 
 
 def read_frame(read: Callable[[int], bytes], *, max_bytes: int = 2**32 - 1) -> bytes | None:
-    """Return the body of the next frame; None = the other side has ended, be it within a frame.
+    """Return the body of the next frame; None if the other side ended, even within a frame.
 
     Args:
         read: Reads as many bytes as it is asked for, or fewer at the end.
         max_bytes: The longest body that the other side sends.
 
     Raises:
-        MalformedFrame: There is something else.
+        MalformedFrame: The next bytes are no header of a frame of at most `max_bytes`.
     """
     header = read(LENGTH.size)
     if len(header) < LENGTH.size:

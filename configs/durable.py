@@ -78,7 +78,10 @@ def make_private_folder(path: Path) -> None:
 
 @contextmanager
 def removed_if_unwritten(unfinished: Path, *, errors: type[Exception] = OSError) -> Iterator[None]:
-    """Remove what a disk did not take whole: its first part would keep a full disk full."""
+    """Remove a file or folder if the block that writes it fails; the error goes on.
+
+    Its first part would keep a full disk full.
+    """
     try:
         yield
     except errors:
@@ -87,7 +90,11 @@ def removed_if_unwritten(unfinished: Path, *, errors: type[Exception] = OSError)
 
 
 def replace_file(path: Path, content: bytes | str, *, mode: int = 0o666) -> None:
-    """Write a file whole, or replace it; its folder is made if it is missing."""
+    """Write a file whole, or replace it; its folder is made if it is missing.
+
+    Raises:
+        OSError: The disk is full or failed; an old file is as it was.
+    """
     make_folder(path.parent)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     DISK.remove(unfinished)  # of an earlier process with our number
@@ -98,7 +105,7 @@ def replace_file(path: Path, content: bytes | str, *, mode: int = 0o666) -> None
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename a file or folder whose content is synced."""
+    """Rename a file or folder whose content is synced; a file of the new name is replaced."""
     DISK.rename(source, target)
     DISK.sync(target.parent)
     if source.parent != target.parent:
@@ -117,7 +124,7 @@ def sync_tree(folder: Path) -> None:
 def private_files() -> Iterator[None]:
     """Make files in the block that only this user writes, and only its group may read too.
 
-    A narrower umask stays as it is.
+    The umask of the whole process is changed meanwhile; a narrower one stays as it is.
     """
     before = os.umask(0o077)
     os.umask(before | 0o027)

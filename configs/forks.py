@@ -76,7 +76,9 @@ def other_threads() -> list[Thread]:
 
 
 def fault_of_forks() -> str:
-    """Say why this process must not be forked; empty = it may.
+    """Return why this process must not be forked; empty = it may be.
+
+    Waits up to `ASLEEP_S` for threads to fall asleep.
 
     Any thread that Python started forbids a fork. Threads that a library starts as it is imported
     do not forbid one once they sleep: they are pools that wait for work (OpenBLAS, jemalloc), hold
@@ -105,7 +107,11 @@ _is_registered = False
 
 @contextmanager
 def forks_let_go() -> Iterator[None]:
-    """Have forks of this thread end with it, and close the files that other processes wait for."""
+    """Let forks of this thread in the block end with it, and close files that others wait for.
+
+    Such a fork gets SIGKILL when this thread ends. Its sockets, pipes to others and writable files
+    (`files_of_others`) lead to /dev/null.
+    """
     global _forker, _is_registered  # noqa: PLW0603 - `os.register_at_fork` cannot be undone
     if not _is_registered:
         os.register_at_fork(after_in_child=_let_go)

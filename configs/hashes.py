@@ -59,7 +59,10 @@ def run_hashes(run: RunSettings) -> dict[str, str]:
 
 
 def settings_hash(run: RunSettings) -> str:
-    """Hash what all roles of a run must agree on; the same on every machine, in every process."""
+    """Hash the settings that all roles of a run must share, all 64 characters.
+
+    It is the same on every machine. `LOCAL_KEYS` are left out; files of a dataset count by name.
+    """
     # Without defaults: a setting that a later version adds leaves the runs of earlier ones alike.
     shared = run.model_dump(mode="json", exclude=LOCAL_KEYS, exclude_defaults=True)
     if run.environments:
@@ -130,7 +133,7 @@ def data_hash(name: str) -> str:
 
 
 def reward_hash(reward: str | None) -> str:
-    """Hash a reward function: its file and its name; None is the environment's own score.
+    """Hash a reward function by its file and name; for None, the environment's own score, a word.
 
     Raises:
         SettingsError: There is no such file or module.
@@ -141,7 +144,7 @@ def reward_hash(reward: str | None) -> str:
 
 
 def code_hash(name: str, *, setting: str) -> str:
-    """Hash a function or class of the user: its file and its name.
+    """Hash a function or class of the user by its one file and its name, not what it imports.
 
     Raises:
         SettingsError: There is no such file or module.
@@ -151,7 +154,7 @@ def code_hash(name: str, *, setting: str) -> str:
         source = path.read_bytes()
     except FileNotFoundError:
         raise SettingsError(
-            f"{setting} must be a readable file, got {name!r}; {missing(path)}"
+            f"{setting} must be a readable file, got {name!r}; {missing(path)}: correct the path"
         ) from None
     except OSError as error:
         raise SettingsError(

@@ -43,7 +43,7 @@ class LineFollower:
         self.close()
 
     def read(self, limit: int | None = None) -> list[bytes]:
-        """Return the next lines, `limit` at most; none where nothing has come."""
+        """Return the next lines, at most `limit` and about 4 MiB; empty if nothing has come."""
         lines: list[bytes] = []
         num_bytes = 0
         while (limit is None or len(lines) < limit) and num_bytes < MAX_READ_BYTES:
@@ -129,7 +129,7 @@ class JsonLinesFollower:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read a whole file of JSON lines."""
+    """Read the objects of a whole file of JSON lines, without other text; none without a file."""
     if not path.exists():
         return []
     with path.open("rb") as file:

@@ -51,8 +51,8 @@ def load(path: Path | str, overrides: Sequence[str] = (), *, finds_files: bool =
     Args:
         path: The file.
         overrides: `table.key=value`, the value written as in YAML; later ones win.
-        finds_files: Make names of files that lie beside it absolute. Those of settings for other
-            machines stay as they are.
+        finds_files: Make names of files that lie beside it absolute, and let this process look
+            there for user code from now on. False for settings of other machines.
 
     Raises:
         SettingsError: The file cannot be read, or anything in it or in `overrides` is wrong; the
@@ -130,7 +130,7 @@ def _may_be_a_file(key: str, name: str) -> bool:
 
 
 def save(settings: Settings, path: Path) -> None:
-    """Write all settings, defaults included, so that `load` gives the same again."""
+    """Write, or replace, a file of all settings, defaults included; `load` reads the same again."""
     text = "# Written by Nyala: all settings of this run, defaults included.\n" + yaml.safe_dump(
         settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100
     )
@@ -214,12 +214,18 @@ def _override(tree: Tree, text: str) -> str | None:
     try:
         parsed = yaml.load(value, Loader=_Loader)  # noqa: S506 - a SafeLoader, see below
     except yaml.YAMLError as error:
-        return f"the value of {path} must be written as in YAML, got {value!r}: {_one_line(error)}"
+        return (
+            f"the value of {path} must be written as in YAML, got {value!r} ({_one_line(error)}); "
+            "put a text with such characters in quotes"
+        )
     table = tree
     for name in names[:-1]:
         below = table.setdefault(name, {})
         if not isinstance(below, dict):
-            return f"$.{path} must be a key of a table, got {name} = {below!r}"
+            return (
+                f"$.{path} must be a key of a table, got {name} = {below!r}, which is none; leave "
+                f"out what follows {name}"
+            )
         table = below
     table[names[-1]] = parsed
     return None

@@ -33,7 +33,10 @@ _bound: dict[str, str] = {}
 
 
 def configure_logging(role: str, *, run: str = "", incarnation: str = "") -> None:
-    """Route all logging of this process to stderr; call once, before importing vLLM.
+    """Route all logging of this process to stderr, warnings and uncaught errors included.
+
+    To be called before vLLM and torch are imported. Replaces the handlers of the root logger, and
+    does what `quiet_libraries` does. A second call changes the fields of later lines.
 
     Args:
         role: `broker`, `learner`, `actor`, `publisher` or `console`.
@@ -109,7 +112,10 @@ def _rendering(is_terminal: bool) -> list[Processor]:
 
 
 def quiet_libraries() -> None:
-    """Keep warnings of libraries out of a terminal; call before importing torch and vLLM."""
+    """Keep warnings of libraries out of a terminal; call before importing torch and vLLM.
+
+    Sets variables of the environment where they are not set, which child processes inherit.
+    """
     # vLLM installs handlers of its own when it is imported, unless this is set beforehand.
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

@@ -27,7 +27,10 @@ from .errors import SettingsError
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Run imports without garbage collection, which takes a fifth of the time and frees nothing."""
+    """Run imports without garbage collection, which takes a fifth of the time and frees nothing.
+
+    Afterwards no object that exists by then is looked at by the collector again.
+    """
     gc.disable()
     try:
         yield
@@ -105,13 +108,13 @@ FREE_SPACE = "free some space on the disk of {folder}, and the run, or its next 
 
 
 def raise_open_files() -> None:
-    """Raise the limit of open files as far as it goes: strangers' connections need some, too."""
+    """Raise this process's limit of open files to its hard limit: strangers may connect, too."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def full_disk(folder: Path) -> str | None:
-    """Return the text for a person where the disk of a folder is full; None while it has room."""
+    """Return the error of a folder's disk that is full; None while it has room, or is not there."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
@@ -250,7 +253,7 @@ class UsageMeter:
         self._cores = 0.0
 
     def read_usage(self) -> Usage:
-        """Return the newest figures."""
+        """Return the figures, which are measured again when they are `LOOK_EVERY_S` old."""
         passed_s = self._clock() - self._looked_at
         if passed_s >= LOOK_EVERY_S:
             before_s = self._cpu_s
@@ -317,7 +320,10 @@ def visible_gpus() -> list[str]:
 
 
 def query_gpus(field: str) -> list[str]:
-    """Ask the driver for one field of every GPU; nothing where there is no driver."""
+    """Ask the driver for one field of every GPU, or several with commas; a line for each GPU.
+
+    Empty without a driver, or if it fails or does not answer within `QUERY_TIMEOUT_S`.
+    """
     if shutil.which("nvidia-smi") is None:
         return []
     try:

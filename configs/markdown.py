@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 
 def on_one_line(text: str) -> str:
-    """Return the text of a cell that may have markup: without line breaks, bars escaped."""
+    """Return the text of a cell that may have markup, on one line, with its bars escaped."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
@@ -37,7 +37,10 @@ def table(
 
 
 def code(text: str) -> str:
-    """Write a text as it is, between words or in a cell of a table."""
+    """Write a text in backticks, without markup. White space becomes spaces, and backticks `'`.
+
+    Bars stay; a cell of `table` escapes them.
+    """
     plain = " ".join(text.split()).replace("`", "'")
     return f"`{plain}`"
 

@@ -53,6 +53,9 @@ class MetricsServer:
         folder: Folder of the run.
         labels: Labels of the target: `run`, `role` and `name`.
         or_any_port: Whether to take a free port where the one of the address is taken.
+
+    Raises:
+        SettingsError: The address cannot be listened on.
     """
 
     def __init__(
@@ -84,7 +87,10 @@ class MetricsServer:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
 
     def start(self) -> Self:
-        """Begin to serve, and write the address where Prometheus and `nyala status` find it."""
+        """Begin to serve, and write the address where Prometheus and `nyala status` find it.
+
+        Addresses of this machine in that folder at which nobody listens are removed.
+        """
         self._worker.start()
         host_port = self.url.removeprefix("http://").removesuffix("/metrics")
         text = json.dumps([{"targets": [host_port], "labels": self._labels}]) + "\n"
@@ -97,7 +103,7 @@ class MetricsServer:
         return self
 
     def close(self) -> None:
-        """Stop serving, and log how long answers took."""
+        """Stop serving, remove the address, and log how long answers took."""
         self._server.shutdown()
         self._server.server_close()
         self._worker.join(CALLER_S)

@@ -20,7 +20,7 @@ def serving(
     role: str,
     name: str,
 ) -> Iterator[None]:
-    """Serve metrics while the body runs; without an endpoint, serve nothing.
+    """Serve metrics during the block; without an endpoint, serve nothing.
 
     Args:
         endpoint: `metrics_endpoint` of the role's table.

@@ -39,7 +39,7 @@ class OtlpCollector:
         self._exporter = OTLPSpanExporter(endpoint=endpoint.rstrip("/") + PATH)
 
     def send(self, spans: Sequence[Span]) -> str | None:
-        """Send spans, with several tries; returns why the collector has not taken them."""
+        """Send spans, with several tries; return why they were not taken, or None if they were."""
         _FAILURE_REASON.first = ""
         result = self._exporter.export([self._readable(span) for span in spans])
         if result is SpanExportResult.SUCCESS:

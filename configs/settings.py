@@ -2,8 +2,9 @@
 
 Two levels deep: `table.key`. Names, types, defaults and ranges are in `tables/`, rules between
 tables in `validation/`, files and overrides in `loader.py`, the wording of errors in
-`error_text.py`. The assembly of a role takes the whole `Settings`; every class and function below
-it takes only the tables that it uses.
+`error_text.py`. In the roles, the assembly takes the whole `Settings`, and what is below it only
+the tables that it uses. The console takes the whole. Wrong settings raise pydantic's
+ValidationError with every problem; `loader.load` raises SettingsError.
 """
 
 from __future__ import annotations

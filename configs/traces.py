@@ -132,14 +132,14 @@ class Traces:
         return self._ids is not None
 
     def open(self, ids: TraceIds, *, share: float) -> None:
-        """Trace this share of the episodes from now on."""
+        """Trace this share of the episodes from now on, and forget spans that wait."""
         with self._lock:
             self._waiting.clear()
             self._ids, self._share, self.dropped = ids, share, 0
             self._random = Random()  # a forked process must not repeat what its parent drew
 
     def close(self) -> int:
-        """Trace nothing more; returns how many spans were waiting."""
+        """Trace nothing more, drop the spans that wait, and return their number."""
         with self._lock:
             self._ids, left = None, len(self._waiting)
             self._waiting.clear()
@@ -161,7 +161,7 @@ class Traces:
         return self._random.getrandbits(64)
 
     def queue_span(self, span: Span) -> None:
-        """Queue a span for export."""
+        """Queue a span for export; if `MAX_WAITING` wait already, it is dropped and counted."""
         with self._lock:
             if self._ids is None or len(self._waiting) >= MAX_WAITING:
                 self.dropped += self._ids is not None
@@ -169,7 +169,7 @@ class Traces:
             self._waiting.append(span)
 
     def take_spans(self, most: int) -> list[Span]:
-        """Take the oldest spans that wait."""
+        """Remove and return the oldest spans that wait, at most `most`."""
         with self._lock:
             return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
 

@@ -63,7 +63,10 @@ class Exporter:
         return self
 
     def close(self) -> None:
-        """Export what is left, within the deadline, and log the fate of all spans."""
+        """Export what is left, within `close_s`, and log how many spans were sent and lost.
+
+        Spans that are left then are dropped.
+        """
         self._closing.set()
         with suppress(Exception):  # it has logged its error
             self._worker.join(self._close_s)
@@ -118,7 +121,9 @@ class Exporter:
 def tracing(
     run: RunSettings, role: str, *, salt: Callable[[], bytes], name: str | None = None
 ) -> Iterator[None]:
-    """Trace episodes while the body runs; nothing without `run.tracing.endpoint`.
+    """Trace episodes during the block; nothing without `run.tracing.endpoint`.
+
+    A collector that cannot be reached costs spans, never an error.
 
     Args:
         run: Settings of the run.

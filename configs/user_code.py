@@ -28,7 +28,9 @@ PACKAGES = ("actors", "broker", "buffer", "configs", "console", "learner")
 
 
 def source_of(name: str, *, setting: str) -> Path:
-    """Return the file that defines what `name` names; for `a.b`, `a` is imported.
+    """Return the file that defines what `name` names; for a module `a.b`, `a` is imported.
+
+    A file need not exist. For a module, the current folder goes to the end of `sys.path`.
 
     Raises:
         SettingsError: There is no such module.
@@ -82,7 +84,9 @@ def missing(path: Path | str) -> str:
 
 
 def load_user_code(name: str, *, setting: str, kind: str) -> Any:
-    """Import the object that `name` names; its module is run.
+    """Import the function or class that `name` names; its module is run, a file each time anew.
+
+    The folder of the file, or the current one, goes to the end of `sys.path`.
 
     Args:
         name: Name as a person wrote it.
@@ -136,7 +140,8 @@ def _load_file(name: str, setting: str) -> ModuleType:
     path = Path(name.rpartition(":")[0]).expanduser().resolve()
     if not path.is_file():
         raise SettingsError(
-            f"{setting} must be an existing file, got {name!r}; {missing(name.rpartition(':')[0])}"
+            f"{setting} must be an existing file, got {name!r}; "
+            f"{missing(name.rpartition(':')[0])}: correct the path"
         )
     spec = importlib.util.spec_from_file_location(f"own_{path.stem}", path)
     assert spec is not None and spec.loader is not None

@@ -52,7 +52,8 @@ class Worker:
     def join(self, timeout_s: float | None = None) -> None:
         """Wait for the end of the thread, at most `timeout_s`, then `raise_if_failed`.
 
-        Nothing to wait for when it was never started, or when the thread joins itself.
+        Returns normally when the time is over: `is_alive` tells. Does not wait for a thread that
+        was never started, or for the one that calls this.
         """
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)

@@ -12,7 +12,10 @@ TIMEOUT_S = 2.0
 
 
 def is_ready(port: int) -> bool:
-    """Ask the process that listens at this port."""
+    """Return whether the process that listens at this port of this machine says that it is ready.
+
+    False if it does not answer within `TIMEOUT_S`.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", "/readyz")

@@ -49,7 +49,7 @@ class TracingSettings(SettingsTable):
 
 
 class RunSettings(SettingsTable):
-    """Settings that all roles share. A process with other values is refused at HELLO."""
+    """Settings that all roles share. An actor is refused if they differ, except names of files."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "run"
     """Name of the run: its folder under `directory` and its key prefix in Redis.

@@ -43,7 +43,7 @@ def _check_correction_is_set(settings: AllTables) -> str | None:
         f"algorithm.correction must weigh prox/mu where algorithm.proximal is "
         f"{algorithm.proximal} and episodes may lag, got none; the ratio to the policy that "
         f"sampled would be dropped: take tis, or, for a naive baseline, set "
-        f"algorithm.ignore_behaviour"
+        f"algorithm.ignore_behaviour to true"
     )
 
 
@@ -56,7 +56,7 @@ def _check_ignore_behaviour(settings: AllTables) -> str | None:
     return (
         f"algorithm.ignore_behaviour must be false with algorithm.correction "
         f"{algorithm.correction} and algorithm.proximal {algorithm.proximal}, got true; "
-        f"they use the behaviour policy: take none and recomputed"
+        f"set it to false, or algorithm.correction to none and algorithm.proximal to recomputed"
     )
 
 
@@ -67,8 +67,8 @@ def _check_interpolated_anchor(settings: AllTables) -> str | None:
         return None
     return (
         f"algorithm.num_epochs x algorithm.num_minibatches must be 1 where algorithm.proximal is "
-        f"interpolated, got {steps}; its anchor is in part the current policy, and would move with "
-        f"it from step to step; to hold it takes the forward pass that it saves: take recomputed"
+        f"interpolated, got {steps}; its anchor would move with the policy from step to step: set "
+        f"both to 1, or algorithm.proximal to recomputed"
     )
 
 
@@ -78,8 +78,8 @@ def _check_proximal_of_surrogate(settings: AllTables) -> str | None:
         return None
     return (
         f"algorithm.proximal must be behaviour with algorithm.surrogate {algorithm.surrogate}, "
-        f"got {algorithm.proximal}; its trust region is about the policy that sampled, and its "
-        f"ratio would be taken against the wrong one"
+        f"got {algorithm.proximal}; its trust region is about the policy that sampled: set "
+        f"algorithm.proximal to behaviour, or take another surrogate"
     )
 
 
@@ -89,7 +89,7 @@ def _check_correction_of_topr(settings: AllTables) -> str | None:
         return None
     return (
         f"algorithm.correction must be none with algorithm.surrogate topr, got "
-        f"{algorithm.correction}; it truncates the ratio of an episode itself"
+        f"{algorithm.correction}; topr truncates the ratios itself: set the correction to none"
     )
 
 
@@ -102,7 +102,7 @@ def _check_surrogate_of_sequence_weights(settings: AllTables) -> str | None:
     return (
         f"algorithm.surrogate must be reinforce with algorithm.correction {algorithm.correction} "
         f"and algorithm.proximal behaviour, got {algorithm.surrogate}; its trust region would be "
-        f"about the product of an episode's ratios: take proximal recomputed"
+        f"about the product of an episode's ratios: take reinforce, or proximal recomputed"
     )
 
 
@@ -125,12 +125,12 @@ def _check_dual_clip(settings: AllTables) -> str | None:
     if algorithm.surrogate != "clip":
         return (
             f"algorithm.dual_clip must be null with algorithm.surrogate {algorithm.surrogate}, got "
-            f"{algorithm.dual_clip}; it belongs to clip"
+            f"{algorithm.dual_clip}; only clip uses it: set it to null"
         )
     if algorithm.dual_clip <= 1 + algorithm.clip_high:
         return (
             f"algorithm.dual_clip must be > 1 + algorithm.clip_high = {1 + algorithm.clip_high}, "
-            f"got {algorithm.dual_clip}; bad tokens would be held tighter than good ones"
+            f"got {algorithm.dual_clip}; it would bind before the upper clip: raise it"
         )
     return None
 
@@ -141,7 +141,8 @@ def _check_mask_bounds(settings: AllTables) -> str | None:
         if not lowest <= 1 <= highest:
             return (
                 f"algorithm.{low} and algorithm.{high} must have 1 between them, got {lowest} and "
-                f"{highest}; tokens on which both policies agree would be left out"
+                f"{highest}; tokens on which both policies agree would be left out: lower the "
+                f"first to 1 or less, or raise the second"
             )
     return None
 
@@ -152,7 +153,7 @@ def _check_num_minibatches(settings: AllTables) -> str | None:
         return None
     return (
         f"algorithm.num_minibatches must be <= run.groups_per_batch = {groups}, got {parts}; "
-        f"an optimizer step would have nothing to train on"
+        f"an optimizer step would have nothing to train on: lower it"
     )
 
 
@@ -184,7 +185,7 @@ def _check_critic_kind(settings: AllTables) -> str | None:
     if kind == "none":
         return (
             f"critic.kind must be head or model with algorithm.advantage = {advantage}, got none; "
-            f"its advantages are measured against a critic's values"
+            f"its advantages are measured against a critic's values: set critic.kind to head"
         )
     return (
         f"critic.kind must be none with algorithm.advantage = {advantage}, got {kind}; "
@@ -199,14 +200,14 @@ def _check_ratios_of_vtrace(settings: AllTables) -> str | None:
     if algorithm.proximal != "recomputed":
         return (
             f"algorithm.proximal must be recomputed with algorithm.advantage = vtrace, got "
-            f"{algorithm.proximal}; V-trace has prox/mu in its advantages, so the surrogate's "
-            f"ratio must be pi/prox: against mu, prox/mu would count twice"
+            f"{algorithm.proximal}; V-trace has prox/mu in its advantages, and it would count "
+            f"twice: set algorithm.proximal to recomputed"
         )
     if algorithm.correction != "none":
         return (
             f"algorithm.correction must be none with algorithm.advantage = vtrace, got "
             f"{algorithm.correction}; V-trace has prox/mu in its advantages, truncated at "
-            f"critic.rho_bar, and would be weighed with it twice"
+            f"critic.rho_bar, and would be weighed with it twice: set it to none"
         )
     return None
 
@@ -217,7 +218,8 @@ def _check_whitening_with_critic(settings: AllTables) -> str | None:
         return None
     return (
         f"algorithm.whiten must be none or batch with algorithm.advantage = "
-        f"{algorithm.advantage}, got group; a critic, not a group, is the baseline"
+        f"{algorithm.advantage}, got group; the critic is the baseline, not the group: "
+        f"set it to batch or none"
     )
 
 
@@ -227,7 +229,7 @@ def _check_whitening_of_vtrace(settings: AllTables) -> str | None:
         return None
     return (
         "algorithm.whiten must be none with algorithm.advantage = vtrace, got batch; prox/mu is in "
-        "its advantages, and a token that weighs nothing would get one of minus the mean"
+        "its advantages, and a token of weight 0 would get one of minus the mean: set it to none"
     )
 
 
@@ -247,7 +249,7 @@ def _check_trunk_gradient(settings: AllTables) -> str | None:
         return None
     return (
         f"critic.trunk_gradient must be false with critic.kind = {critic.kind}, got true; "
-        f"only a head shares the policy's layers"
+        f"only a head shares the policy's layers: set it to false"
     )
 
 
@@ -257,7 +259,7 @@ def _check_critic_warmup(settings: AllTables) -> str | None:
         return None
     return (
         f"critic.warmup_batches must be < run.steps = {steps}, got {warmup}; "
-        f"the policy would never be trained"
+        f"the policy would never be trained: lower it, or raise run.steps"
     )
 
 
@@ -290,7 +292,7 @@ def _check_kl_target(settings: AllTables) -> str | None:
         return None
     return (
         "algorithm.kl_coefficient must be > 0 with algorithm.kl_target, got 0; it is multiplied "
-        "after each batch and would stay 0: set where it begins, such as 0.01"
+        "after each batch and would stay 0: set it to a first value, such as 0.01"
     )
 
 
@@ -320,5 +322,5 @@ def _check_whitening_with_kl_reward(settings: AllTables) -> str | None:
         return None
     return (
         "algorithm.whiten must be none or batch with algorithm.kl_in = reward, got group; tokens "
-        "that differ within an episode are whitened over the batch"
+        "that differ within an episode are whitened over the batch: set it to batch"
     )

@@ -36,8 +36,8 @@ def _check_offload_of_muon(settings: AllTables) -> str | None:
     if learner.optimizer != "muon" or "parameters" not in learner.offload:
         return None
     return (
-        "learner.offload must not have parameters with learner.optimizer = muon, got both; its "
-        "matrix products would run on the CPU: choose adamw"
+        "learner.offload must not have parameters with learner.optimizer = muon, got both; muon's "
+        "matrix products would run on the CPU: leave parameters out, or choose adamw"
     )
 
 
@@ -47,7 +47,7 @@ def _check_offloaded_activations(settings: AllTables) -> str | None:
         return None
     return (
         "learner.activation_checkpointing must be full where learner.offload has activations, got "
-        f"{kept}; more than the inputs of layers would take longer to copy than to compute again"
+        f"{kept}; tensors within a layer take longer to copy than to compute again: set it to null"
     )
 
 
@@ -56,7 +56,7 @@ def _check_checkpointing_when_compiled(settings: AllTables) -> str | None:
         return None
     return (
         "learner.activation_checkpointing must be none or full with learner.compile, got "
-        "selective; it chooses among operations that are compiled into one"
+        "selective; its choice is among operations that compilation joins: set it to none or full"
     )
 
 
@@ -66,8 +66,8 @@ def _check_broadcast_when_advertised(settings: AllTables) -> str | None:
         return None
     return (
         f"learner.broadcast must be null or false with learner.advertise, got true with "
-        f"{learner.advertise}; groups connect to the publisher's own address, where actors do not "
-        f"reach it"
+        f"{learner.advertise}; groups connect to the publisher's own address, which actors do not "
+        f"reach: set learner.broadcast to null"
     )
 
 
@@ -91,7 +91,7 @@ def _check_broadcast_ports(settings: AllTables) -> str | None:
     if learner.broadcast is False:
         return (
             f"learner.broadcast_ports must be null with learner.broadcast: false, got {first} to "
-            f"{last}; no group forms"
+            f"{last}; no group would use them: set it to null"
         )
     return None
 
@@ -120,7 +120,7 @@ def _check_nf4_when_compiled(settings: AllTables) -> str | None:
         return None
     return (
         "learner.base_dtype must be bfloat16 or null with learner.compile, got nf4; the compiler "
-        "would make the table of its levels anew for each product"
+        "would make the table of nf4's levels again for each product: take bfloat16"
     )
 
 
@@ -129,8 +129,8 @@ def _check_optimizer_of_lora(settings: AllTables) -> str | None:
         return None
     return (
         "learner.optimizer must be adamw with learner.lora_rank, got "
-        f"{settings.learner.optimizer}; the moments of adapters are small, and their matrices are "
-        "factors, which muon is not for"
+        f"{settings.learner.optimizer}; the moments of adapters are small, and muon is not made "
+        "for their factors: choose adamw"
     )
 
 
@@ -139,7 +139,7 @@ def _check_sparse_weights_of_lora(settings: AllTables) -> str | None:
         return None
     return (
         "learner.sparse_weights must be false with learner.lora_rank, got true; actors that pull "
-        "take adapters, which are shorter"
+        "fetch the adapters, which are shorter: set it to false"
     )
 
 
@@ -150,17 +150,17 @@ def _check_tensor_parallelism(settings: AllTables) -> str | None:
     if learner.compile:
         return (
             f"learner.compile must be false with parallel.tensor > 1, got true with {tensor}; "
-            "layers that exchange their outputs are not compiled"
+            "layers that exchange their outputs are not compiled: set it to false"
         )
     if learner.optimizer != "adamw":
         return (
             f"learner.optimizer must be adamw with parallel.tensor > 1, got {learner.optimizer} "
-            f"with {tensor}; it needs whole rows of a matrix"
+            f"with {tensor}; it needs whole rows of a matrix: choose adamw"
         )
     if learner.lora_rank:
         return (
             f"learner.lora_rank must be 0 with parallel.tensor > 1, got {learner.lora_rank} with "
-            f"{tensor}; a model of which adapters alone are trained fits with parallel.shard"
+            f"{tensor}; adapters are not divided: set parallel.tensor to 1, and use parallel.shard"
         )
     return None
 
@@ -228,7 +228,11 @@ class Layout(NamedTuple):
 
 
 def layout_of(parallel: ParallelSettings, ranks: int) -> Layout:
-    """Divide ranks into groups.
+    """Divide ranks into groups; `shard` is never null in the result.
+
+    Args:
+        parallel: Settings with the sizes.
+        ranks: Ranks of the learner, on all its machines.
 
     Raises:
         SettingsError: The ranks cannot be divided so.
@@ -237,25 +241,25 @@ def layout_of(parallel: ParallelSettings, ranks: int) -> Layout:
     tensor = parallel.tensor
     if ranks % tensor:
         raise SettingsError(
-            f"parallel.tensor must divide the learner's {ranks} rank(s), got {tensor}; 1 = each "
-            f"rank computes with whole matrices"
+            f"parallel.tensor must divide learner.ranks of all machines = {ranks}, got {tensor}; "
+            f"choose a divisor: with 1 each rank computes with whole matrices"
         )
     if tensor > 1:
         return _layout_with_tensor(parallel, ranks)
     if ranks % replicate:
         raise SettingsError(
-            f"parallel.replicate must divide the learner's {ranks} rank(s), got {replicate}; "
-            f"1 = weights are sharded over all of them"
+            f"parallel.replicate must divide the number of ranks = {ranks}, got {replicate}; "
+            f"choose a divisor: with 1 the weights are sharded over all ranks"
         )
     if shard is not None and replicate * shard != ranks:
         raise SettingsError(
-            f"parallel.replicate x parallel.shard must be the learner's {ranks} rank(s), got "
+            f"parallel.replicate x parallel.shard must be the number of ranks = {ranks}, got "
             f"{replicate} x {shard}; leave parallel.shard null for {ranks // replicate}"
         )
     if ranks % sequence:
         raise SettingsError(
-            f"parallel.sequence must divide the learner's {ranks} rank(s), got {sequence}; "
-            f"1 = each rank has microbatches of its own"
+            f"parallel.sequence must divide the number of ranks = {ranks}, got {sequence}; "
+            f"choose a divisor: with 1 each rank has microbatches of its own"
         )
     return Layout(replicate, ranks // replicate, sequence)
 
@@ -268,8 +272,8 @@ def _layout_with_tensor(parallel: ParallelSettings, ranks: int) -> Layout:
         return layout_of(alike, ranks // tensor)._replace(tensor=tensor)
     except SettingsError as error:
         raise SettingsError(
-            f"parallel.tensor = {tensor} leaves {ranks // tensor} of {ranks} rank(s) for the rest "
-            f"of the table: {error}"
+            f"with parallel.tensor = {tensor}, which leaves {ranks // tensor} of {ranks} ranks to "
+            f"divide, {error}"
         ) from error
 
 

@@ -65,7 +65,8 @@ def _check_max_message_bytes(settings: AllTables) -> str | None:
     return (
         f"broker.max_message_bytes must be >= buffer.max_episode_bytes + {RECORD_MARGIN} = "
         f"{least}, got {settings.broker.max_message_bytes}; "
-        "the largest episode would cut its actor's connection"
+        "the largest episode would cut its actor's connection: raise it, or lower "
+        "buffer.max_episode_bytes"
     )
 
 
@@ -75,7 +76,9 @@ def max_units_in_flight(run: RunSettings, buffer: BufferSettings) -> int:
 
 
 def memory_shortage(run: RunSettings, buffer: BufferSettings, limit_bytes: int) -> str | None:
-    """Explain, with its arithmetic, when actors may stop for ever under this `maxmemory`; 0 = none.
+    """Return the error of a `maxmemory` under which actors may stop for ever, with its arithmetic.
+
+    None if it is large enough, or 0, which is no limit.
 
     While a batch fills, Redis holds the episodes that admission allows and what is trained and not
     committed. If both reach `buffer.pause_at_memory` first, the batch never fills.
@@ -88,7 +91,9 @@ def memory_shortage(run: RunSettings, buffer: BufferSettings, limit_bytes: int) 
     return (
         f"Redis' maxmemory must hold {text} + "
         f"{uncommitted / MIB:.0f} MiB trained and not committed within buffer.pause_at_memory = "
-        f"{buffer.pause_at_memory} of it, got {limit_bytes / MIB:.0f} MiB; "
+        f"{buffer.pause_at_memory} of it, got {limit_bytes / MIB:.0f} MiB; raise it "
+        "(buffer.maxmemory_mb where `nyala up` starts the server), or lower run.max_policy_lag or "
+        "run.groups_per_batch"
     )
 
 
@@ -130,8 +135,7 @@ def _check_maxmemory(settings: AllTables) -> str | None:
     buffer = settings.buffer
     if buffer.url is not None:
         return None  # the learner asks that server when it starts
-    text = memory_shortage(settings.run, buffer, buffer.maxmemory_mb * MIB)
-    return text and text + "raise buffer.maxmemory_mb, or lower buffer.max_uncommitted_bytes"
+    return memory_shortage(settings.run, buffer, buffer.maxmemory_mb * MIB)
 
 
 def _check_max_run_bytes(settings: AllTables) -> str | None:
@@ -146,8 +150,8 @@ def _check_max_run_bytes(settings: AllTables) -> str | None:
     return (
         f"buffer.max_run_bytes must hold {text} + {uncommitted / MIB:.1f} MiB trained and not "
         f"committed + {kept / MIB:.1f} MiB kept for replay, got {quota / MIB:.1f} MiB, under which "
-        f"a batch may never fill; raise it, or lower buffer.max_uncommitted_bytes or "
-        f"replay.max_bytes"
+        f"a batch may never fill; raise it, or lower what the sum is made of: "
+        f"run.max_policy_lag, buffer.max_uncommitted_bytes or replay.max_bytes"
     )
 
 
@@ -157,7 +161,7 @@ def _check_replay_capacity(settings: AllTables) -> str | None:
         return None
     return (
         f"replay.capacity must be 0 or >= run.group_size = {size}, got {capacity}; "
-        f"groups are kept whole"
+        f"groups are kept whole: raise it, or set it to 0"
     )
 
 
@@ -167,7 +171,7 @@ def _check_replay_lag(settings: AllTables) -> str | None:
         return None
     return (
         f"replay.max_lag must be >= learner.checkpoint_every = {every}, got {max_lag}; "
-        f"a group is kept from the checkpoint after its batch, when it would be too old"
+        f"a group is kept from the checkpoint after its batch, when it would be too old: raise it"
     )
 
 
@@ -179,5 +183,5 @@ def _check_replay_priority(settings: AllTables) -> str | None:
         return None
     return (
         "replay.priority must be lag where run.group_size is 1, got advantage; "
-        "the rewards of a group of one never lie apart"
+        "the rewards of a group of one never differ: set it to lag"
     )

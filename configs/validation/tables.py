@@ -55,7 +55,7 @@ def _check_publish_every(settings: AllTables) -> str | None:
     return (
         f"learner.publish_every must be <= run.max_policy_lag + 1 = {longest}, "
         f"got {settings.learner.publish_every}; "
-        f"actors would only ever make episodes that are too old"
+        f"actors would only ever make episodes that are too old: lower it"
     )
 
 
@@ -76,13 +76,13 @@ def _check_heartbeat(settings: AllTables) -> str | None:
         return (
             f"actors.heartbeat_s must be < broker.lease_timeout_s / 2 = "
             f"{broker.lease_timeout_s / 2}, got {beat_s}; "
-            f"one late heartbeat would give an actor's episodes to another"
+            f"one late heartbeat would give an actor's episodes to another: lower it"
         )
     if beat_s >= broker.heartbeat_timeout_s:
         return (
             f"actors.heartbeat_s must be < broker.heartbeat_timeout_s = "
             f"{broker.heartbeat_timeout_s}, got {beat_s}; "
-            f"actors would get no leases between two heartbeats"
+            f"actors would get no leases between two heartbeats: lower it"
         )
     return None
 
@@ -92,7 +92,7 @@ def _check_exit_codes(settings: AllTables) -> str | None:
         if 0 < (code := table.exit_when_told) < FIRST_FREE_CODE:
             return (
                 f"{role}.exit_when_told must be 0 or >= {FIRST_FREE_CODE}, got {code}; "
-                f"codes between them are those of errors (docs/fleet.md)"
+                f"codes between them are those of errors (docs/fleet.md): choose 0 or a higher one"
             )
     return None
 
@@ -102,20 +102,20 @@ def _check_concurrent_episodes(settings: AllTables) -> str | None:
     if actors.least_concurrent_episodes > actors.most_concurrent_episodes:
         return (
             f"actors.least_concurrent_episodes must be <= actors.most_concurrent_episodes = "
-            f"{actors.most_concurrent_episodes}, got {actors.least_concurrent_episodes}"
+            f"{actors.most_concurrent_episodes}, got {actors.least_concurrent_episodes}; lower it"
         )
     if actors.max_concurrent_episodes != "auto":
         return None
     if actors.engine == "torch":
         return (
-            "actors.max_concurrent_episodes must be a number with actors.engine torch, which has "
-            "no KV cache of a fixed size, got auto"
+            "actors.max_concurrent_episodes must be a number or null with actors.engine torch, got "
+            "auto; that engine has no KV cache of a fixed size: set a number"
         )
     if actors.max_episodes_in_flight is not None:
         return (
             f"actors.max_episodes_in_flight must be null where actors.max_concurrent_episodes is "
             f"auto, got {actors.max_episodes_in_flight}; the number that is found counts episodes "
-            f"that wait for their environment too"
+            f"that wait for their environment too: set it to null"
         )
     return None
 
@@ -126,7 +126,7 @@ def _check_process_of_tensor_parallel(settings: AllTables) -> str | None:
         return None
     return (
         f"actors.in_process must be null or false with actors.tensor_parallel_size {size}, got "
-        f"true; each of its workers is a process"
+        f"true; each of its workers is a process: set it to null"
     )
 
 
@@ -136,7 +136,7 @@ def _check_pass_k(settings: AllTables) -> str | None:
         return None
     return (
         f"algorithm.pass_k must be < run.group_size = {size}, got {k}; "
-        f"with the whole group in every set no answer stands out"
+        f"with the whole group in every set no answer stands out: lower it"
     )
 
 
@@ -146,7 +146,7 @@ def _check_overlong_buffer(settings: AllTables) -> str | None:
         return None
     return (
         f"rewards.overlong_buffer_tokens must be <= run.max_completion_tokens = {limit}, "
-        f"got {buffer}; even an empty completion would be punished"
+        f"got {buffer}; even an empty completion would be punished: lower it"
     )
 
 
@@ -162,7 +162,7 @@ def _check_zero_variance_filter(settings: AllTables) -> str | None:
     if settings.run.group_size == 1:
         return (
             "run.group_size must be >= 2 where algorithm.filter_zero_variance is true, got 1; "
-            "the rewards of a group of one are always equal"
+            "the rewards of a group of one are always equal: raise it, or set the filter to false"
         )
     return None
 
@@ -173,7 +173,7 @@ def _check_reward_names(settings: AllTables) -> str | None:
         if isinstance(rewards, list) and len(run.reward_functions) != len(rewards):
             return (
                 f"run.reward must name functions of different names, got {', '.join(rewards)}; "
-                f"each is a part of the reward under its function's name"
+                f"each is a part of the reward under its function's name: rename one"
             )
     return None
 
@@ -220,7 +220,7 @@ def _check_pull_from(settings: AllTables) -> str | None:
         return None
     return (
         f"actors.pull_from must have publisher, got {', '.join(pull_from)}; every version comes "
-        "from there first"
+        "from there first: add it at the end"
     )
 
 
@@ -259,7 +259,8 @@ def _check_keep_best(settings: AllTables) -> str | None:
         return None
     return (
         f"run.eval_every must be a multiple of learner.checkpoint_every = {every} with "
-        f"learner.keep_best, got {run.eval_every}; what is evaluated has to be in a checkpoint"
+        f"learner.keep_best, got {run.eval_every}; what is evaluated has to be in a checkpoint: "
+        f"choose a multiple of {every}"
     )
 
 
@@ -273,11 +274,15 @@ def fleet_disagreements(settings: AllTables) -> list[str]:
     most = fleet.max_actors or settings.broker.max_actors
     if fleet.min_actors > most:
         name = "fleet.max_actors" if fleet.max_actors else "broker.max_actors"
-        texts.append(f"fleet.min_actors must be <= {name} = {most}, got {fleet.min_actors}")
+        texts.append(
+            f"fleet.min_actors must be <= {name} = {most}, got {fleet.min_actors}; lower it, or "
+            f"raise {name}"
+        )
     price = fleet.price_per_actor_hour
     if price is None:
         texts += [
-            f"fleet.price_per_actor_hour must be set where {name} is, got null; a budget needs it"
+            f"fleet.price_per_actor_hour must be set where {name} is, got null; set it, or "
+            f"{name} to null"
             for name, value in (
                 ("fleet.max_per_hour", fleet.max_per_hour),
                 ("fleet.max_total", fleet.max_total),
@@ -330,5 +335,5 @@ def _check_address(name: str, url: str) -> str | None:
             f"{len(url)} characters; set {VARIABLES[name]} in the environment"
         )
     if not ADDRESS.fullmatch(url):
-        return f"{name} must be an address such as {EXAMPLES[name]}, got {url}"
+        return f"{name} must be an address such as {EXAMPLES[name]}, got {url}; write it like this"
     return None

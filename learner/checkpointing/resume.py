@@ -129,7 +129,7 @@ def take_over(
     register_run(store, run, buffer, vocabulary=vocabulary)
     store.run(operations.confirm(run_id))
     if text := memory_shortage(run, buffer, store.run(operations.memory()).limit_bytes):
-        log.warning("%sraise maxmemory, or lower buffer.max_uncommitted_bytes", text)
+        log.warning("Redis has too little memory for this run", reason=text)
     stats = store.run(operations.stats())
     _warn_of_gaps(stats, state)
     start = replace(_begin_lineage(run, store, stats, state, path), vocabulary=vocabulary)

@@ -426,7 +426,9 @@ def test_a_file_that_is_nowhere_is_refused_with_both_folders(write, tmp_path, el
     with pytest.raises(SettingsError, match=both.replace(r"rewards\.py", r"rows\.jsonl")):
         open_rows("rows.jsonl")
     make(tmp_path, "rewards.py")  # of the settings; that of --set is not there
-    with pytest.raises(SettingsError, match=rf"there is no {elsewhere}/rewards\.py$"):
+    with pytest.raises(
+        SettingsError, match=rf"there is no {elsewhere}/rewards\.py: correct the path$"
+    ):
         user_code.load_user_code("rewards.py:right", setting="run.reward", kind="function")
 
 

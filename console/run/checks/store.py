@@ -121,7 +121,7 @@ def check_memory(
             f"ends it; `CONFIG SET maxmemory {buffer.maxmemory_mb}mb`"
         )
     if text := memory_shortage(run, buffer, state.limit_bytes):
-        raise SettingsError(f"{text}raise it, or lower buffer.max_uncommitted_bytes")
+        raise SettingsError(text)
     figures = f"{sized(state.used_bytes)} of {sized(state.limit_bytes)} used"
     share = state.used_bytes / state.limit_bytes
     if share >= buffer.pause_at_memory:

@@ -19,7 +19,7 @@ def actors(**keys: object) -> Settings:
         ),
         (
             {"max_concurrent_episodes": "auto", "engine": "torch"},
-            "max_concurrent_episodes must be a number with actors.engine torch, .* got auto",
+            "max_concurrent_episodes must be a number or null with actors.engine torch, got auto",
         ),
         (
             {"max_concurrent_episodes": "auto", "max_episodes_in_flight": 9},

@@ -29,7 +29,7 @@ def load(algorithm, **run):
         ),
         (
             {"proximal": "interpolated", "num_epochs": 2},
-            "its anchor is in part the current policy, and would move with it",
+            "its anchor would move with the policy from step to step",
         ),
         (
             {"proximal": "interpolated", "num_minibatches": 2},

@@ -60,7 +60,7 @@ def test_a_critic_goes_with_gae_and_v_trace(algorithm: dict[str, Any]) -> None:
         (
             {"advantage": "gae", "whiten": "group"},
             {},
-            "algorithm.whiten must be none or batch with .* = gae, got group; a critic",
+            "algorithm.whiten must be none or batch with .* = gae, got group; the critic",
         ),
         (VTRACE, {"c_bar": 1.5}, r"critic.c_bar must be <= critic.rho_bar = 1.0, got 1.5"),
         (
