@@ -372,7 +372,7 @@ def test_ranks_and_heads_that_cannot_be_divided_are_refused(tmp_path):
     model = two.run.model_copy(update={"model": str(tmp_path)})
 
     model_checks.check_parallel(two)
-    with pytest.raises(SettingsError, match=r"parallel\.replicate must divide .* 1 rank\(s\)"):
+    with pytest.raises(SettingsError, match=r"parallel\.replicate must divide .* = 1"):
         model_checks.check_parallel(settings("parallel", replicate=2))
     with pytest.raises(
         SettingsError, match="must divide the 6 attention heads of the model, got 4"

@@ -117,7 +117,7 @@ def test_rotation_keeps_the_role_and_comes_in_order(tmp_path: Path) -> None:
         "enrolment": Role.ENROLMENT,
     }
     assert load_pair(folder, "actor").public in read_allowed(folder)
-    with pytest.raises(SettingsError, match=r"revoke actor\.previous when"):
+    with pytest.raises(SettingsError, match=r"run `nyala keys revoke actor\.previous"):
         rotate_client_key(folder, "actor")
     revoke(folder, previous)
     rotate_client_key(folder, "actor")
