@@ -47,7 +47,7 @@ LAST_LINES = 10  # of its output, in the text of an error
 
 
 class UpProcess:
-    """One process of `nyala up`."""
+    """One process of `nyala up`, which is stopped when this program ends unless it is detached."""
 
     def __init__(
         self, arguments: Sequence[str], *, log: Path, stop_s: float, detached: bool
@@ -56,8 +56,8 @@ class UpProcess:
 
         Args:
             arguments: Arguments of the verb.
-            log: File that the output goes to.
-            stop_s: Longest time of an orderly end.
+            log: File for the output; an earlier one is overwritten.
+            stop_s: Longest time of an orderly end, seconds.
             detached: Whether the process goes on when this program has ended.
         """
         self.log = log
@@ -83,28 +83,32 @@ class UpProcess:
         return self._process.poll() is None
 
     def wait_until_begun(self, sign: Path, before: int) -> None:
-        """Wait until the checks of the process have passed, or until it has ended.
+        """Wait until the checks of the process have passed, or until it has ended with code 0.
+
+        After `BEGIN_S` (15 minutes) it is stopped.
 
         Args:
             sign: A file that it writes when they have.
             before: When that file was last written, nanoseconds; 0 = never.
 
         Raises:
-            NyalaError: The process has refused to begin; the text is its own.
+            SettingsError: The process has refused to begin; the text is its own.
+            NyalaError: It failed, was stopped, or did not begin in time.
         """
         deadline = time.monotonic() + BEGIN_S
         while self.is_alive and written_at(sign) == before:
             if time.monotonic() > deadline:
                 self.stop()
                 raise NyalaError(
-                    f"`nyala up` must begin within {BEGIN_S:g} s, got none; look into {self.log}"
+                    f"`nyala up` must begin within {BEGIN_S:g} s, got checks that had not ended; "
+                    f"look into {self.log} for what they wait for"
                 )
             time.sleep(POLL_UP_EVERY_S)
         if not self.is_alive:
             self.check_exit_code()
 
     def check_exit_code(self) -> None:
-        """Raise the error that ended the process, unless the run had finished.
+        """Raise the error that ended the process; nothing while it runs or if it ended with 0.
 
         Raises:
             SettingsError: A setting has to be changed.
@@ -119,20 +123,24 @@ class UpProcess:
         last = "\n".join(output.splitlines()[-LAST_LINES:])
         if code == REFUSED:  # before the start, in one sentence; a process may be later
             raise SettingsError(reason if is_refused else last)
-        how = "was stopped" if code == STOPPED else f"ended with exit code {code}"
-        raise NyalaError(f"`nyala up` must run to the last batch, got one that {how}:\n{last}")
+        how, then = f"ended with exit code {code}", "mend what its last lines say"
+        if code == STOPPED:
+            how, then = "was stopped", "start it again to go on"
+        raise NyalaError(
+            f"`nyala up` must run to the last batch, got one that {how}; {then}:\n{last}"
+        )
 
     def ask_to_stop(self) -> None:
-        """Ask the process to end in order; a second request would end it at once."""
+        """Ask the process to end in order, by SIGTERM; later calls do nothing."""
         if not self._is_asked:
             self._process.send_signal(signal.SIGTERM)  # no effect if it has ended
         self._is_asked = True
 
     def stop(self) -> None:
-        """End the process in order, and wait until it has ended.
+        """End the process in order, and wait until it has ended, for `stop_s` at most.
 
         Raises:
-            NyalaError: The process does not end in time.
+            NyalaError: The process has not ended by then. It is not killed.
         """
         self.ask_to_stop()
         try:
@@ -140,7 +148,7 @@ class UpProcess:
         except subprocess.TimeoutExpired:
             raise NyalaError(
                 f"`nyala up` must end within {self._stop_s:g} s, got process {self._process.pid} "
-                f"still at work; its output is {self.log}"
+                f"still at work; look into {self.log}, and wait longer or kill the process"
             ) from None
         self._forget()
 
@@ -209,7 +217,7 @@ class Run:
 
     @property
     def report(self) -> str:
-        """Link to `report.html`, which is written when the run ends."""
+        """Link (`file://`) to `report.html`, which is written when the run ends."""
         return self._files.report.as_uri()
 
     @property
@@ -270,10 +278,11 @@ class Run:
 
         Args:
             timeout_s: Longest wait; None = as long as it takes.
-            quiet: Do not print the progress of the run.
+            quiet: Do not print the progress of a run that this program has started.
 
         Raises:
             DeadlineError: The time is over; the run goes on.
+            SettingsError: Nothing works on the run any more, and it has not finished.
             NyalaError: The run has failed or was stopped; the text has the reason.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -294,6 +303,8 @@ class Run:
     def stop(self) -> None:
         """End the run as Ctrl-C ends `nyala up`: a checkpoint is written, and it can go on later.
 
+        Returns when the run has ended; does nothing if no `nyala up` works on it.
+
         Raises:
             NyalaError: The process does not end in time, or belongs to another user.
         """
@@ -304,9 +315,12 @@ class Run:
 
     def _refuse_unfinished(self, what: str) -> None:
         if self._files.state is not RunState.FINISHED:
+            then = "wait() for it"
+            if not self.is_running:
+                then = f"go on with it: nyala.create_run({str(self.folder)!r})"
             raise SettingsError(
                 f"{self.id} must have finished to have {what}, got a run that is {self.state}; "
-                "wait() for it"
+                f"{then}"
             )
 
 
@@ -346,7 +360,8 @@ def create_run(
 
     Raises:
         SettingsError: A setting is wrong, or the run cannot be started on this machine.
-        NyalaError: The process ended before the run began.
+        NyalaError: The process failed or was stopped before the run began, or its checks took
+            longer than 15 minutes.
 
     Example:
         run = nyala.create_run("mine.yaml", run={"name": "mine-2"}, learner={"lr": 1e-6})
@@ -378,7 +393,7 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
         folder: Folder of the run, or its settings file.
 
     Raises:
-        SettingsError: There is no such run.
+        SettingsError: There is no such run, or its settings are still being checked.
     """
     return Run(run_folder_of(Path(folder)).path)
 

@@ -104,7 +104,10 @@ HINT = re.compile(rf"(?<![\w/])nyala(?= (?:{'|'.join(map(re.escape, VERBS))})\b)
 
 
 def program() -> str:
-    """Return the first word of a command that calls this program again."""
+    """Return the first word of a command that calls this program again.
+
+    It is `nyala` if that is on the path. Otherwise it is `./run`, or a path, as it was typed.
+    """
     typed = os.environ.get(VARIABLE)
     if typed:
         return typed
@@ -117,7 +120,7 @@ def program() -> str:
 
 
 def as_typed(text: str) -> str:
-    """Replace `nyala` in the commands of a text by the first word that was typed."""
+    """Replace `nyala` before a verb by `program()`, so that commands in a text can be pasted."""
     return HINT.sub(lambda _: program(), text)
 
 
@@ -128,14 +131,17 @@ SET = "--set"
 
 
 def refuse_bare_settings(arguments: Sequence[str], flags: Mapping[str, bool]) -> None:
-    """Refuse a setting without `--set`, and show how it is written here.
+    """Refuse a setting that is written as other programs take it, and show the form with `--set`.
+
+    Such settings are `learner.lr=1e-4` without `--set`, and flags like `--learning_rate 1e-4`. A
+    word that is like no setting passes. A verb without `--set` is not checked.
 
     Args:
         arguments: Arguments of a verb.
         flags: Flags of the verb -> whether a value follows.
 
     Raises:
-        SettingsError: There is a setting without `--set`.
+        SettingsError: There is such a setting.
     """
     if SET not in flags:
         return

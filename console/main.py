@@ -21,17 +21,26 @@ from .command_line import VERBS, as_typed, refuse_bare_settings
 SETTINGS_ERROR = 2  # as for a role's process: a person has to change something
 
 UNWRITABLE = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space") | dict.fromkeys(
-    (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR), "let your user write there"
+    (errno.EACCES, errno.EPERM, errno.EROFS), "let your user read and write it"
 )
 UNWRITABLE[errno.EEXIST] = "move the file of that name away"
+UNWRITABLE[errno.ENOTDIR] = "move away the file that is in the place of one of its folders"
 """Errors of a place that a person has to change -> the next step."""
 
 
 class Verbs(TyperGroup):
-    """Imports a verb when it is called; turns errors of Nyala into their text and an exit code."""
+    """Imports a verb when it is called, and prints its errors on one line.
+
+    Errors of Nyala, and of a file that cannot be read or written, become a line on stderr and exit
+    code 2. Other exceptions pass.
+    """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the verb, with its own arguments and help."""
+        """Find the verb, with its own arguments and help.
+
+        Raises:
+            SettingsError: An argument is a setting without `--set`.
+        """
         name, _, rest = super().resolve_command(ctx, args)
         command = _load(str(name))
         flags = {
@@ -54,8 +63,9 @@ class Verbs(TyperGroup):
             if error.errno not in UNWRITABLE:
                 raise
             _refuse(
-                f"{error.filename or 'the disk'} must be writable, got: {error.strerror}; "
-                f"{UNWRITABLE[error.errno]}, or choose another with --set run.directory=FOLDER"
+                f"{error.filename or 'the disk'} must be readable and writable, got: "
+                f"{error.strerror}; {UNWRITABLE[error.errno]}, or name another place (for a run: "
+                f"--set run.directory=FOLDER)"
             )
             raise typer.Exit(SETTINGS_ERROR) from error
 

@@ -75,7 +75,11 @@ class Screen:
         self._drawn = new
 
     def print(self, output: Callable[[], None]) -> None:
-        """Print above the lines, which are drawn again by the next `draw`."""
+        """Print above the lines, which are drawn again by the next `draw`.
+
+        Args:
+            output: Prints; it is called again after the terminal's size has changed.
+        """
         if self._drawn:
             self._write(f"\r\x1b[{len(self._drawn)}A{CLEAR_BELOW}")
             self._drawn = []
@@ -117,7 +121,7 @@ class Display(Protocol):
 
 
 def make_display(console: Console, *, name: str, plain: bool) -> Display:
-    """Choose the display that fits where the output goes."""
+    """Return the live view for a terminal; lines for anything else, or if they are asked for."""
     if plain or not console.is_terminal or console.is_dumb_terminal:
         return PlainDisplay(console, name=name)
     return LiveDisplay(console, name=name)
@@ -145,7 +149,7 @@ class LiveDisplay:
         self._screen.__exit__()
 
     def show(self, view: View) -> None:
-        """Redraw, but no more often than a person reads figures."""
+        """Redraw, at most once a second but for the moment when training begins."""
         is_new = self._view is None or self._view.is_training != view.is_training
         self._view = view
         if is_new or self._clock() >= self._due:
@@ -237,7 +241,7 @@ class PlainDisplay:
             self.log(f"{self._name}: batch {view.progress.step + 1}, {sampled}")
 
     def log(self, text: str) -> None:
-        """Print a line above the view."""
+        """Print an event on a line of its own."""
         print_line(self._console, text)
 
 
@@ -251,7 +255,15 @@ class IdleTime:
         self._step = 0
 
     def alarm(self, reason: str | None, step: int) -> str | None:
-        """Return the reason if it, with a step that does not change, has lasted long enough."""
+        """Return the reason once there has been one, at the same step, for `alarm_s` seconds.
+
+        Args:
+            reason: Why no actor samples now; None = one does.
+            step: Batches trained so far.
+
+        Returns:
+            The newest reason; None before that time, and while an actor samples.
+        """
         now = self._clock()
         if reason is None or step != self._step or self._since is None:
             self._since = None if reason is None else now

@@ -76,7 +76,7 @@ class ProcessStage:
 
 
 class Stages:
-    """Follows the logs for lines with the key `stage`, and for the newest error."""
+    """Follows the logs, from their present ends on, for lines with a `stage`, and for errors."""
 
     def __init__(self, logs: Mapping[str, Path], *, clock: Callable[[], float] = time.time) -> None:
         # Logs of an earlier life are not read again: only what this `nyala up` causes is news.
@@ -93,7 +93,7 @@ class Stages:
         }
 
     def read_stages(self) -> Mapping[str, str]:
-        """Return process name -> stage."""
+        """Return process name -> its newest stage, `starting` before the first."""
         for name, follower in self._logs.items():
             for row in follower.read_new():
                 if "stage" in row:
@@ -213,7 +213,7 @@ class RunProgress:
         self._run_snapshot = RunSnapshot()
 
     def read_progress(self) -> Progress:
-        """Read all that is new, and sum it up."""
+        """Read what is new in both files, and return the figures of the run."""
         run_snapshot = self._run_snapshot
         while rows := self._read(self._metrics, run_snapshot.forget_batches):
             for row in rows:
@@ -252,10 +252,11 @@ def stopped_line(folder: RunFolder, *, steps: int) -> str:
 
 @contextmanager
 def naming_a_stop(folder: RunFolder, settings: Settings) -> Iterator[None]:
-    """Say of a run that is stopped that it is, where its store would be said to be away.
+    """Replace an error of the store by one that says that the run is stopped, where it is.
 
     Raises:
-        NyalaError: The error of the body, or that the run is stopped.
+        NyalaError: The run is stopped.
+        StoreError, OSError: The error of the body, where the run is not stopped.
     """
     try:
         yield
@@ -400,7 +401,10 @@ class NewestSample:
         self._sample: SampleLine | None = None
 
     def read_newest(self) -> SampleLine | None:
-        """Return the newest sample; the previous one where the last line is damaged or too long."""
+        """Return the newest sample that can be read; None before the first.
+
+        A line of more than 4 MiB is not read.
+        """
         try:
             with self._path.open("rb") as file:
                 status = os.fstat(file.fileno())

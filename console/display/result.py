@@ -73,7 +73,10 @@ def print_result(console: Console, folder: RunFolder) -> None:
 
 
 def rows_of(summary: Mapping[str, object]) -> dict[str, str]:
-    """Write the numbers of a summary for people; keys without a label of ours come last."""
+    """Return label -> number as text; keys without a label of ours come last.
+
+    Numbers of rare events are left out where they are 0.
+    """
     rows: dict[str, str] = {}
     matches = [match for key in summary if (match := HELD_OUT.fullmatch(key))]
     judged = {match[0]: _held_out_label(match[1], match[2]) for match in matches}

@@ -96,7 +96,7 @@ def held_out_figures(progress: Progress) -> dict[str, str]:
 
 
 def until_the_batch(view: View) -> list[str]:
-    """Write how far the first batch of a session is, until it is trained; none before tokens."""
+    """Write how far a session's first batch is; empty before any token and once it is trained."""
     heard = [actor for actor in view.actors if actor.is_present(view.silent_after_s)]
     tokens, in_flight, finished = (
         sum(actor.figure(name) for actor in heard) for name in ("tokens", "in_flight", "finished")
@@ -123,7 +123,7 @@ def wanted_actors(view: View) -> str:
 
 
 def end_of(actor: ActorSeen) -> str:
-    """Name how an actor that has gone ended."""
+    """Write how an actor that is no longer present ended."""
     return "drained and left" if actor.has_left else "died or fell silent"
 
 

@@ -29,9 +29,9 @@ from .machine import machine_checks
 # --------------------------------------------------------------------------------------------------
 # Checks under deadlines, one after the other, none of which can end the command.
 #
-# look ──returns figures──▶ ok
-# ──returns a CheckWarning──▶ warning
-# ──raises, or exceeds its limit──▶ failed ──▶ those that need it are skipped
+#     the check returns figures              -> ok
+#     the check returns a CheckWarning       -> warning
+#     the check raises or exceeds its limit  -> failed -> checks that need it are skipped
 
 
 class CheckStatus(StrEnum):
@@ -58,11 +58,15 @@ class CheckResult:
 def examine(
     checks: Sequence[Check], *, begins: Callable[[Check], None] = lambda _check: None
 ) -> Iterator[CheckResult]:
-    """Run the checks in their order.
+    """Run the checks in their order, and yield the result of each as it ends.
+
+    An exception of a check becomes a failed result. So does a check that takes longer than its
+    `limit_s`: it goes on in its thread, and the next check begins. A check is skipped if one that
+    it needs failed or was skipped.
 
     Args:
         checks: Each after those that it needs.
-        begins: Called before each check.
+        begins: Called before each check that is not skipped.
     """
     lost: set[tuple[str, str]] = set()
     for check in checks:
@@ -134,8 +138,8 @@ def doctor(
 ) -> None:
     """Check machine, settings or a run, with a remedy for each fault.
 
-    A line for each check: ok, warning or failed, with figures. Nothing is started, and a run goes
-    on meanwhile. The exit code is 0 where nothing failed, and 1 otherwise.
+    A line for each check: ok, warning, failed or skipped, with figures. No run is started, and one
+    that is up goes on meanwhile. The exit code is 0 where nothing failed, and 1 otherwise.
 
     Example: `nyala doctor mine.yaml`
     """

@@ -1,6 +1,7 @@
 """Checks of settings or a pack: those of `nyala up`, and what a run would find out later.
 
 A run that is up holds its addresses itself; the figures of its roles in the store are checked too.
+A check returns the text of its line, or raises what `nyala doctor` shows as a failure.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ LONGEST_PROMPT = 60
 
 def settings_checks(settings: Settings, path: Path) -> list[Check]:
     """List the checks of settings, group by group.
+
+    Those of a run that has begun look at its store and its files too. For a run that is up, its own
+    addresses are left out.
 
     Args:
         settings: Settings of a file, or of a run.
@@ -110,7 +114,7 @@ def describe_stops(run: RunSettings) -> str:
     """Name the tokens and strings that end a turn.
 
     Raises:
-        SettingsError: The tokenizer has no end-of-sequence token.
+        SettingsError: The tokenizer cannot be loaded, or has no end-of-sequence token.
     """
     if run.model == "init" and not (run.folder / "init").is_dir():
         return "those of the character model that is made first"
@@ -123,7 +127,7 @@ def describe_rows(run: RunSettings) -> str:
     """Count the rows of each dataset, and show the first question.
 
     Raises:
-        SettingsError: The rows cannot be read.
+        NyalaError: The rows cannot be read, or not within `REWARD_TIMEOUT_S`.
     """
     return "; ".join(for_each(run, _rows_of, limit_s=REWARD_TIMEOUT_S))
 
@@ -155,6 +159,8 @@ CONNECT_S = 5.0
 
 def pack_checks(pack: Path, overrides: Sequence[str]) -> list[Check]:
     """List the checks of a pack, or the single check that fails if it does not fit the run.
+
+    The pack is unpacked into this user's cache, unless it has been before.
 
     Args:
         pack: A file of `nyala join-pack`.
@@ -191,6 +197,6 @@ def check_reached(endpoint: str) -> str:
     except OSError as error:
         raise SettingsError(
             f"broker.endpoint must be reachable from this machine, got {endpoint}: "
-            f"{error.strerror or error}; see that the run is up, that a firewall lets this port "
-            f"through, and that the address is right"
+            f"{error.strerror or error}; check that the run is up, that no firewall closes this "
+            f"port, and that the address is right"
         ) from None

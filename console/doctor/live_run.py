@@ -1,4 +1,8 @@
-"""Checks of a run that has begun: store, roles, refusals, keys; code, versions and clocks here."""
+"""Checks of a run that has begun: store, roles, refusals, leases, clocks, code of this machine.
+
+A check returns the text of its line, or a `CheckWarning`. It raises `SettingsError` for what it
+finds wrong, and `StoreError` if Redis does not answer.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,7 @@ MOST_SKEW_S = 2.0
 """One heartbeat: a larger skew shows in printed ages and times. No deadline depends on it."""
 NUM_GROUPS = 32
 """Number of groups, among those that wait for the next batches, whose episodes are read."""
-REMEDY = "set the clocks by NTP (chrony, systemd-timesyncd) on both machines"
+REMEDY = "set the clocks of all machines by NTP (chrony, systemd-timesyncd)"
 
 
 def check_machine_clock(url: str) -> str:
@@ -50,11 +54,12 @@ def check_machine_clock(url: str) -> str:
         SettingsError: The clocks differ.
     """
     offset = read_server_state(url).clock
-    figures = f"{offset.ahead_s:+.3f} s (within {offset.within_s:.3f} s)"
+    figures = f"{offset.ahead_s:+.3f} s (give or take {offset.within_s:.3f} s)"
     if offset.least_s > MOST_SKEW_S:
         raise SettingsError(
             f"the clock of the Redis server must be within {MOST_SKEW_S:g} s of this machine's, "
-            f"got {figures}: ages and times of `nyala status` and reports are wrong by it; {REMEDY}"
+            f"got {figures}, by which ages and times in `nyala status` and reports are wrong; "
+            f"{REMEDY}"
         )
     return f"Redis' is {figures} of this machine's"
 
@@ -129,12 +134,12 @@ SHOWN = 5
 
 
 def run_checks(settings: Settings, folder: RunFolder, url: str | None) -> list[Check]:
-    """List the checks of a live run.
+    """List the checks of a run that has begun.
 
     Args:
         settings: Settings of the run.
         folder: Folder of the run.
-        url: Address of the run's Redis, where that runs.
+        url: Address of the run's Redis; None = it does not run, so its state is not checked.
     """
     checks = [
         Check(GROUP, "state", lambda: _describe_state(folder)),
@@ -175,10 +180,11 @@ def check_store(store: Store) -> str:
         SettingsError: Tasks are in no place.
     """
     stats = store.run(operations.stats())
-    if lost := stats.created - stats.accounted:
+    if stats.created != stats.accounted:
         raise SettingsError(
-            f"every task of the run must have a place in the store, got {lost} of {stats.created} "
-            f"without one; Redis may have lost writes: look at `nyala buffer stats`, and report it"
+            f"every task of the run must have one place in the store, got {stats.accounted} places "
+            f"for {stats.created} tasks; look at the log of Redis for lost writes, and report it "
+            f"with the output of `nyala buffer stats`"
         )
     return f"{stats.state}, {stats.created} tasks, {stats.dead} dead letters"
 
@@ -193,8 +199,8 @@ def check_versions(folder: RunFolder) -> str | CheckWarning:
     ]
     if then and changed:
         return CheckWarning(
-            f"versions should be those of the run's start, got {'; '.join(changed)}; a role that "
-            f"is started again runs with what is there now"
+            f"versions should be those of the run's start, got {', '.join(changed)}; install the "
+            f"earlier ones, or let roles that are started again use these"
         )
     return f"{len(now)} as in versions.json" if then else "the run wrote no versions.json"
 
@@ -211,9 +217,9 @@ def check_code(settings: Settings, store: Store) -> str:
     differing = [part for part, digest in stats.hashes.items() if here.get(part) != digest]
     if differing:
         raise SettingsError(
-            f"{', '.join(f'run.{part}' for part in differing)} must be as when the run began, got "
-            f"other settings, files or packages on this machine: the broker would refuse an actor "
-            f"from here; restore them, or begin anew with `nyala up --fresh`"
+            f"{', '.join(differing)} on this machine must be as when the run began, got other "
+            f"settings, files or packages, with which the broker would refuse an actor; restore "
+            f"them, or begin anew with `nyala up --fresh`"
         )
     hashes = ", ".join(f"{part} {digest:.12}" for part, digest in sorted(stats.hashes.items()))
     return f"learner's life {stats.lineage}, batch {stats.version}; {hashes}"
@@ -240,8 +246,8 @@ def check_actors(store: Store, limit_s: float) -> str | CheckWarning:
     alive = [actor for actor in seen if actor.is_present(limit_s)]
     if not alive:
         return CheckWarning(
-            f"an actor should have been heard of within {limit_s:g} s, got {len(seen)} within the "
-            f"hour and none of late; start one with `nyala actor RUN`"
+            f"an actor should have been heard of within {limit_s:g} s, got none ({len(seen)} "
+            f"within the last hour); start one with `nyala actor RUN`"
         )
     listed = [
         f"{actor.incarnation.partition(chr(10))[0]} on {actor.fields.get('host', '?')} with "
@@ -269,8 +275,8 @@ def check_refusals(store: Store, folder: RunFolder) -> str | CheckWarning:
     total = ", ".join(f"{count} x {code}" for code, count in sorted(counts.items()))
     reasons = "".join(f"\n  {line}" for line in dict.fromkeys(lines[-SHOWN:]))
     return CheckWarning(
-        f"no peer should be refused, got {total}; a `mismatch` needs the run's own files, as in "
-        f"`nyala join-pack`, and docs/security.md has the keys{reasons}"
+        f"no peer should be refused, got {total}; after a `mismatch`, give that machine the run's "
+        f"own files with `nyala join-pack`; for refused keys see docs/security.md{reasons}"
     )
 
 

@@ -1,6 +1,7 @@
 """Checks of a machine: packages, Python, cards, shared memory, disk, open files, default port.
 
-`nyala doctor` makes them, with settings or without.
+`nyala doctor` makes them, with settings or without. A check returns the text of its line, or a
+`CheckWarning`; it raises what fails it.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def check_clashes() -> str | CheckWarning:
     """Check that every package finds the packages it asks for, or both are as in the tested lock.
 
     Raises:
-        SettingsError: A package that Nyala uses does not.
+        SettingsError: A package of the tested lock does not. About others there is a warning.
     """
     installed = _installed()
     pins = _pins(installed)
@@ -148,9 +149,8 @@ def check_bytecode() -> str | CheckWarning:
     if bare:
         folder = Path(str(sources[0])).parents[1]
         return CheckWarning(
-            f"packages should be compiled to bytecode, got none of {', '.join(bare)}: each process "
-            f"compiles them, 20 to 40 s of an actor's start; "
-            f"`python -m compileall -q -j 0 {folder}`"
+            f"packages should be compiled to bytecode, got {', '.join(bare)} uncompiled, which "
+            f"costs each actor 20 to 40 s of its start; run `python -m compileall -q -j 0 {folder}`"
         )
     return f"{len(sources)} heavy packages compiled"
 
@@ -277,7 +277,7 @@ def check_python() -> str:
 
 
 def check_cards() -> str:
-    """Check the driver's version and its cards."""
+    """List the cards of this machine and their driver; none is no fault."""
     names = Counter(query_gpus("name"))
     if not names:
         return "none: nvidia-smi is not here or lists no GPU, so learner and actors take the CPU"
@@ -287,15 +287,15 @@ def check_cards() -> str:
 
 
 def check_shared_memory() -> str | CheckWarning:
-    """Check that shared memory can be written, and is larger than a container's default.
+    """Check that shared memory can be written and has 1 GiB free.
 
     Raises:
         SettingsError: Shared memory cannot be written.
     """
     if not os.access(SHARED_MEMORY, os.W_OK):
         raise SettingsError(
-            f"{SHARED_MEMORY} must be a folder that this user can write, got none; mount a tmpfs "
-            f"there (docker: --shm-size)"
+            f"{SHARED_MEMORY} must be a folder that this user can write, got one that is missing "
+            f"or read-only; mount a tmpfs there (docker: --shm-size)"
         )
     usage = shutil.disk_usage(SHARED_MEMORY)
     if usage.free < LEAST_SHARED_BYTES:
@@ -311,7 +311,8 @@ def check_disk(folder: Path) -> str | CheckWarning:
     """Check that the disk of the runs can be written and has room.
 
     Raises:
-        SettingsError: The disk cannot be written, or is full.
+        SettingsError: The disk cannot be written, or has less than 1 GiB free. Below 10 GiB there
+            is a warning.
     """
     place = folder.expanduser().absolute()
     while not place.exists():
@@ -336,12 +337,12 @@ def check_disk(folder: Path) -> str | CheckWarning:
 
 def check_open_files() -> str | CheckWarning:
     """Check that a process may open as many files as the broker of a fleet needs."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # nyala raises the soft limit to it
     if hard != resource.RLIM_INFINITY and hard < LEAST_OPEN_FILES:
         return CheckWarning(
             f"the limit of open files should be >= {LEAST_OPEN_FILES} for a broker of many actors, "
-            f"got {hard} (now {soft}, which nyala raises); `ulimit -Hn {LEAST_OPEN_FILES}` as root "
-            f"before nyala, or LimitNOFILE of its service"
+            f"got {hard}; raise it with `ulimit -Hn {LEAST_OPEN_FILES}` as root before nyala, or "
+            f"with LimitNOFILE of its service"
         )
     return f"at most {hard} at a time"
 

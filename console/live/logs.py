@@ -47,7 +47,7 @@ class Log:
         self._timestamp = ""
 
     def read_new(self) -> list[LogLine]:
-        """Return the whole lines since the last call; the first time, the newest ones."""
+        """Return the whole lines since the last call; the first time, those of the newest 1 MiB."""
         lines = self._lines.read()
         return [self._read(line.removesuffix(b"\n").decode(errors="replace")) for line in lines]
 
@@ -111,7 +111,7 @@ def logs(
         there = ", ".join(path.stem for path in _files(folder, None))
         if not there:
             raise SettingsError(f"{folder} must hold logs, got none; wait until the run has begun")
-        raise SettingsError(f"ROLE must be one that has a log, got {role}; there are: {there}")
+        raise SettingsError(f"ROLE must be one that has a log, got {role}; choose among {there}")
     opened = {path: Log(path) for path in files}
     lines = merged(list(opened.values()))
     for line in lines[len(lines) - min(n, len(lines)) :]:

@@ -55,7 +55,13 @@ def runs(redis: Url = None, as_json: AsJson = False) -> None:
 
 
 def describe(url: str, run: str) -> dict[str, Any]:
-    """Describe one run; `last_seen_s` is null where no actor was heard within the hour."""
+    """Describe one run: its state, batches trained, live actors, bytes in Redis.
+
+    `last_seen_s` is the time since an actor was last heard, None if none was within the hour.
+
+    Raises:
+        StoreError: Redis does not answer.
+    """
     with Store(url, run) as store:
         stats, seen = store.run(operations.stats()), store.run(operations.actors())
         memory = store.run(operations.memory(of_run=True))

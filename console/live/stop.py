@@ -68,15 +68,16 @@ def _replayed(folder: RunFolder) -> str:
 
 
 def stop_limit_s(settings: Settings) -> float:
-    """Return the longest time that an orderly end of a run may take."""
+    """Return the longest time that an orderly end of a run may take, seconds."""
     return STOPS * settings.console.stop_timeout_s
 
 
 def stop_run(folder: RunFolder) -> None:
-    """End the `nyala up` of a run, if there is one, and wait until it has ended.
+    """Send SIGTERM to the `nyala up` of a run, if there is one, and wait until it has ended.
 
     Raises:
-        NyalaError: The process belongs to another user, or does not end in time.
+        NyalaError: The process belongs to another user, or has not ended within `stop_limit_s`. It
+            is not killed then.
     """
     holder = folder.holder
     if holder is None:
@@ -96,6 +97,6 @@ def stop_run(folder: RunFolder) -> None:
         if time.monotonic() > deadline:
             raise NyalaError(
                 f"{folder.path} must end within {limit_s:g} s, got process {holder} still at work; "
-                f"look at `nyala logs {folder.path}`"
+                f"look at `nyala logs {folder.path}`, and wait longer or kill the process"
             )
         time.sleep(PAUSE_S)

@@ -197,14 +197,14 @@ class RemoteRun:
     """
 
     def __init__(self, address: Address, key: Path) -> None:
-        """Read the keys; nothing is sent yet.
+        """Read the keys, and start the thread that asks the broker.
 
         Args:
             address: Address of the broker.
             key: The observer's secret key, with the broker's public key beside it as `broker.pub`.
 
         Raises:
-            SettingsError: A key is missing or readable by others.
+            SettingsError: `key` is no such file, or a key is missing or readable by others.
         """
         if key.suffix != ".key":
             raise SettingsError(
@@ -272,7 +272,7 @@ class RemoteRun:
         )
 
     def close(self) -> None:
-        """End the thread after its present look."""
+        """Have the thread end after its present look; does not wait for it."""
         self._stop.set()
 
     async def _ask(self) -> None:
@@ -387,7 +387,8 @@ def _source(run: str, key: Path | None) -> tuple[LocalRun | RemoteRun, RunFolder
     address = Address.parse(run)
     if key is None:
         raise SettingsError(
-            f"--key must be the file of an observer's key, got none with {run}; on the run's "
-            f"machine: nyala keys add ana --role observer --in RUN"
+            f"--key must be the file of an observer's key, got none with {run}; make one on the "
+            f"run's machine with `nyala keys add ana --role observer --in RUN`, and copy "
+            f"broker.pub beside it"
         )
     return RemoteRun(address, key), None

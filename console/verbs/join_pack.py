@@ -143,9 +143,8 @@ def _compare(contents: Contents, settings: Settings) -> None:
     differing = [part for part, value in contents.hashes.items() if here.get(part) != value]
     if differing:
         raise SettingsError(
-            f"{', '.join(f'run.{part}' for part in differing)} must be as on the run's machine, "
-            f"got other settings, files or packages here; copy them from there, or name them with "
-            f"--set"
+            f"{', '.join(differing)} on this machine must be as on the run's machine, got other "
+            f"settings, files or packages; copy them from there, or name them with --set"
         )
 
 

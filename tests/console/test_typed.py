@@ -69,7 +69,7 @@ def test_a_launch_repeats_its_flags_but_what_holds_once(monkeypatch):
     ("number", "advice"),
     [
         (errno.ENOSPC, "free some space"),
-        (errno.EROFS, "let your user write"),
+        (errno.EROFS, "let your user read and write it"),
         (errno.EEXIST, "move the file"),
     ],
 )
@@ -83,7 +83,9 @@ def test_what_cannot_be_written_is_one_sentence(monkeypatch, tmp_path, number, a
     answer = CliRunner().invoke(app, ["up", str(tmp_path / "a.yaml")])
 
     assert answer.exit_code == 2
-    assert answer.stderr.startswith(f"nyala: /runs/x must be writable, got: no; {advice}")
+    assert answer.stderr.startswith(
+        f"nyala: /runs/x must be readable and writable, got: no; {advice}"
+    )
     assert answer.stderr.count("\n") == 1
 
 
@@ -93,4 +95,4 @@ def test_a_file_where_runs_are_to_be_kept_is_one_sentence(tmp_path):
     answer = CliRunner().invoke(app, ["up", str(tmp_path / "a.yaml")])
 
     assert answer.stderr.startswith("nyala: ")
-    assert "a.yaml/runs must be writable, got: Not a directory" in answer.stderr
+    assert "a.yaml/runs must be readable and writable, got: Not a directory" in answer.stderr

@@ -175,7 +175,7 @@ COMMANDS = [
     ),
     Mistake(
         "a folder that cannot be written",
-        "choose another with --set run.directory=FOLDER",
+        "for a run: --set run.directory=FOLDER",
         command="nyala up mine.yaml --set run.directory=data.jsonl",
         instead=f"{CHECK} --set run.directory=elsewhere",
     ),

@@ -73,13 +73,15 @@ def test_code_that_changed_since_the_run_began_fails_by_name(folder, store):
     assert "reward " in check_code(settings, store)
     (folder.path.parent / "rewards.py").write_text("def score(completion, answer):\n    return 2.0")
 
-    with pytest.raises(SettingsError, match=r"run\.reward must be as when the run began"):
+    with pytest.raises(
+        SettingsError, match=r"^reward on this machine must be as when the run began"
+    ):
         check_code(settings, store)
 
 
 def test_silent_brokers_and_actors_are_warned_of(store):
     assert "got none" in str(check_brokers(store, 10))
-    assert "got 0 within the hour" in str(check_actors(store, 10))
+    assert "got none (0 within the last hour)" in str(check_actors(store, 10))
 
     store.run(broker_seen("tcp://hub:5757", {"at": time.time() - 60, "actors": 1}))
     store.run(operations.actor_seen({"spot-7\nkey": {"host": "far", "version": "1.5"}}))

@@ -67,7 +67,7 @@ def test_few_open_files_are_warned_of(monkeypatch):
     found = machine.check_open_files()
 
     assert isinstance(found, CheckWarning)
-    assert "got 1024 (now 256, which nyala raises); `ulimit -Hn 4096`" in found.text
+    assert "got 1024; raise it with `ulimit -Hn 4096`" in found.text
 
 
 def test_a_tmpdir_that_is_too_long_for_sockets_is_told_of(monkeypatch, tmp_path):

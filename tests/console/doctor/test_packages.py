@@ -113,7 +113,7 @@ def test_missing_bytecode_is_warned_of(monkeypatch, tmp_path):
     found = machine.check_bytecode()
 
     assert isinstance(found, CheckWarning)
-    assert "got none of slow_package" in found.text
+    assert "got slow_package uncompiled" in found.text
     assert f"compileall -q -j 0 {tmp_path}" in found.text
 
 

@@ -57,7 +57,7 @@ def test_another_reward_than_the_runs_fails_by_name(pack):
     (found,) = examine(pack_checks(pack, []))
 
     assert found.grade is CheckStatus.FAILED
-    assert "run.reward must be as on the run's machine" in found.text
+    assert "reward on this machine must be as on the run's machine" in found.text
 
 
 def test_a_broker_that_listens_is_reached():
@@ -65,5 +65,5 @@ def test_a_broker_that_listens_is_reached():
         endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         assert check_reached(endpoint) == f"{endpoint} takes connections"
 
-    with pytest.raises(SettingsError, match="Connection refused; see that the run is up"):
+    with pytest.raises(SettingsError, match="Connection refused; check that the run is up"):
         check_reached(endpoint)

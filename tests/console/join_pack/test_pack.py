@@ -206,10 +206,14 @@ def test_another_reward_is_named_before_anything_is_loaded(run: Path, tmp_path: 
     file = pack(run, tmp_path / "site.nyala")
     (tmp_path / "reward.py").write_text(REWARD + "# changed\n")
 
-    with pytest.raises(SettingsError, match=r"^run\.reward must be as on the run's machine"):
+    with pytest.raises(
+        SettingsError, match=r"^reward on this machine must be as on the run's machine"
+    ):
         open_pack(file, [])
     (tmp_path / "reward.py").write_text(REWARD)
-    with pytest.raises(SettingsError, match=r"run\.settings must be as on the run's machine"):
+    with pytest.raises(
+        SettingsError, match=r"settings on this machine must be as on the run's machine"
+    ):
         open_pack(file, ["run.temperature=0.5"])
 
 

@@ -53,7 +53,7 @@ def test_another_role_is_refused_with_those_there_are(folder):
     refused = ask(folder, "critic")
 
     assert refused.exit_code == 2
-    assert "must be one that has a log, got critic; there are: actor-0, learner" in refused.stderr
+    assert "must be one that has a log, got critic; choose among actor-0, learner" in refused.stderr
 
 
 def test_new_lines_are_read_once_and_whole(folder):
