@@ -87,13 +87,17 @@ def curve_chart(plot: Plot, runs: Sequence[ReportedRun]) -> Chart | None:
 
 
 def score_chart(runs: Sequence[ReportedRun], *, over_time: bool = False) -> Chart | None:
-    """Draw the score of held-out answers over batches, or over the time of the learner."""
+    """Draw the score of held-out answers over batches, or over the time of the learner.
+
+    Returns:
+        The chart; None where no run was evaluated.
+    """
     title = judged_by(run.evaluations for run in runs)
     return _held_out_chart(runs, title, _scores(runs), over_time=over_time)
 
 
 def reward_chart(runs: Sequence[ReportedRun]) -> Chart | None:
-    """Draw the reward of held-out answers, where they are judged by something else."""
+    """Draw the reward of held-out answers; None where it is what they are judged by."""
     curves = [
         (run.name, f"c{number} d0", [(e, e.result.trained) for e in run.evaluations])
         for number, run in enumerate(runs)

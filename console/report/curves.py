@@ -101,7 +101,7 @@ class Curves:
 
 
 def read_curves(path: Path, keys: Sequence[str]) -> Curves:
-    """Read the figures of a run; none while it has trained no batch.
+    """Read the figures of a run; they are empty while it has trained no batch.
 
     Args:
         path: Path of `metrics.jsonl`, to which the learner may be writing.
@@ -209,7 +209,7 @@ def add_derived(curves: Curves) -> None:
 
 
 def accumulated(values: Sequence[float]) -> list[float]:
-    """Add up what all batches so far have."""
+    """Return for each batch the sum up to it; NaN counts as 0."""
     return list(accumulate(0.0 if math.isnan(value) else value for value in values))
 
 
@@ -249,7 +249,7 @@ def read_evaluations(path: Path, spent_s: Mapping[int, float]) -> list[Evaluatio
 
     Args:
         path: `eval.jsonl` of the run.
-        spent_s: Batch -> seconds of the learner until it was trained.
+        spent_s: Batch -> seconds of the learner until it was trained; a missing one counts as 0.
     """
     return [
         EvaluationFigures(
@@ -264,6 +264,9 @@ def read_evaluations(path: Path, spent_s: Mapping[int, float]) -> list[Evaluatio
 
 
 def judged_by(runs: Iterable[Sequence[EvaluationFigures]]) -> str:
-    """Name the metric of the answers of several runs; `score` where it differs."""
+    """Name the metric of the last evaluation of several runs.
+
+    It is `score` where they differ, and `accuracy` where there is no evaluation.
+    """
     titles = {evaluations[-1].result.title for evaluations in runs if evaluations}
     return common_title(titles) if titles else ACCURACY

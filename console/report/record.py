@@ -186,7 +186,7 @@ class AnswerChanges:
 
 
 def changes_of(lines: Iterable[SampleLine], metrics: Mapping[str, AnswerMetric]) -> AnswerChanges:
-    """Compare the first with the last evaluation that was kept."""
+    """Compare the first with the last evaluation that was kept; without two the counts are 0."""
     early: dict[str, SampleLine] = {}
     late: dict[str, SampleLine] = {}
     first = last = -1

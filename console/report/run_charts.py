@@ -58,7 +58,10 @@ class TimeAxis:
 
 
 def actor_chart(run: ReportedRun) -> Chart | None:
-    """Draw when actors joined and died, and when a learner began another life."""
+    """Draw when actors joined and died, and when a learner began another life.
+
+    With more than 60 lives it draws the number of actors over time. None where no actor is known.
+    """
     lives = run.lives
     if not lives:
         return None
@@ -156,7 +159,7 @@ STRETCHES = 40  # of the learner's time: shares of single batches jump too much 
 
 
 def ratio_chart(run: ReportedRun) -> Chart | None:
-    """Draw the spread of importance ratios, batch by batch."""
+    """Draw the spread of importance ratios over batches; None where no ratio was recorded."""
     xs = thinned([float(step) for step in run.curves.steps])
     raw = {p: run.curves.values[f"ratio_percentiles.{p}"] for p in PERCENTILES}
     lines = {p: list(zip(xs, thinned(values), strict=True)) for p, values in raw.items()}
@@ -193,7 +196,10 @@ def ratio_chart(run: ReportedRun) -> Chart | None:
 
 
 def ratio_histogram(run: ReportedRun) -> Chart | None:
-    """Draw the spread of the log-ratios of the first and of the last batches."""
+    """Draw the spread of the log-ratios in the first and in the last quarter of the batches.
+
+    None after one batch alone, and where no ratio was recorded.
+    """
     steps = run.curves.steps
     quarter = max(1, len(steps) // QUARTER)
     early, late = range(quarter), range(len(steps) - quarter, len(steps))
@@ -261,7 +267,7 @@ def _bin_in_words(i: int) -> str:
 
 
 def lag_chart(run: ReportedRun) -> Chart | None:
-    """Draw the lags of all trained tokens as a histogram."""
+    """Draw the lags of all trained tokens as a histogram; None where no lag was recorded."""
     total = sum(run.curves.lags.values())
     if not total:
         return None
@@ -290,7 +296,10 @@ def lag_chart(run: ReportedRun) -> Chart | None:
 
 
 def phase_chart(run: ReportedRun) -> Chart | None:
-    """Draw how the learner spends its time, as shares of each batch."""
+    """Draw the share of each phase in the learner's time, over stretches of batches.
+
+    The first batch is left out: it waits for actors to start. None where no time was recorded.
+    """
     values, steps = run.curves.values, run.curves.steps[1:]  # the first waits for actors to start
     keys: defaultdict[str, list[str]] = defaultdict(list)
     for key, line in lines_of(TIME).items():

@@ -10,7 +10,8 @@ fork_process   Fork server of `nyala up`: imports the libraries of learner and a
                forks them
 fork_server    The fork server as `nyala up` sees it: which process can be a fork, and how to ask
                for one
-init_model     The model that a run begins with when `run.model` is `init`: made once, then kept
+init_model     The model that a run begins with if `run.model` is `init`: made, kept, replaced when
+               it differs
 plan           Plan of a run: cards, environment and command of each process, and the files that
                they read
 preflight      Checks of `nyala up` before it starts anything: each raises one sentence, or passes

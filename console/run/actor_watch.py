@@ -83,7 +83,9 @@ class PendingDeaths:
 
 
 class ActorWatch:
-    """Counts the actors that gave a sign of life within `broker.heartbeat_timeout_s`.
+    """Looks at the store of a run every two seconds, and releases the leases of dead local actors.
+
+    An actor is alive if it gave a sign of life within `broker.heartbeat_timeout_s`.
 
     Example:
         watch = ActorWatch(url, settings)
@@ -150,11 +152,14 @@ class ActorWatch:
         self._worker.raise_if_failed()
 
     def report_death(self, pid: int) -> None:
-        """Have the leases of a local actor released, since its process has ended."""
+        """Have the leases of a local actor released, since its process has ended.
+
+        Returns at once. The report is dropped if Redis does not answer for five minutes.
+        """
         self._reports.put(pid)
 
     def close(self) -> None:
-        """End the thread after its current look at the store."""
+        """Have the thread end after its current look at the store; does not wait for it."""
         self._reports.put(None)
 
     def _watch(self) -> None:

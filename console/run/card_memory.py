@@ -84,7 +84,11 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read the sizes from a model's configuration."""
+        """Read the sizes from a model's configuration.
+
+        Raises:
+            KeyError: The configuration lacks a size.
+        """
         heads, width = config["num_attention_heads"], config["hidden_size"]
         return cls(
             layers=config["num_hidden_layers"],
@@ -300,7 +304,10 @@ class CardMemory:
                 f"set learner.ranks above {self.ranks}, or learner.offload: [parameters], or "
                 "choose a smaller model"
             )
-        return f"set learner.microbatch_tokens below {self.tokens}"
+        return (
+            f"set learner.microbatch_tokens below {self.tokens}, and with it "
+            "run.max_completion_tokens where one episode may have as many"
+        )
 
 
 def table_of_sizes(rows: Mapping[str, int]) -> list[str]:
@@ -316,7 +323,7 @@ def card_memory(
 
     Args:
         settings: Settings of the run.
-        config: Configuration of its model.
+        config: Configuration of its model. A size that it lacks raises `KeyError`.
         on_gpu: Whether it trains on a GPU, whose defaults and `run.dtype` then apply.
         card_bytes: Memory of the GPU if it is known: some steps keep more if there is room.
     """

@@ -40,7 +40,7 @@ SECRETS = {VARIABLE, FILE_VARIABLE}
 
 @contextmanager
 def fork_server_of(settings: Settings) -> Iterator[ForkServer | None]:
-    """Start the fork server of a run and end it; None where forks are not supported.
+    """Start the fork server of a run and end it; None except on Linux.
 
     A guard ends the server if `nyala up` is killed, even while the server hangs in an import.
     """
@@ -123,7 +123,7 @@ class ForkServer:
         return line is None or line.has_decided()
 
     def wait(self, command: Command) -> None:
-        """Wait until `start` would answer at once."""
+        """Wait until `start` would answer at once, for `IMPORT_S` (5 minutes) at most."""
         while not self.has_decided(command):
             time.sleep(POLL_S)
 
@@ -139,7 +139,8 @@ class ForkServer:
             stdin: Its standard input; None = empty.
 
         Returns:
-            The fork; None where the command has to begin as a new program.
+            The fork; None where the command has to begin as a new program, as before the server has
+            decided.
         """
         line = self._line(command)
         if line is None:
@@ -192,7 +193,10 @@ class ForkServerConnection:
         return self._is_ready or self._is_closed
 
     def request_fork(self, request: bytes, files: list[int]) -> int | None:
-        """Return the process id of a fork, which is a child of this process; None if it failed."""
+        """Return the process id of a fork, which is a child of this process.
+
+        None if the server is not ready. None also if the fork failed, which closes the connection.
+        """
         if not self._is_ready or self._is_closed:
             return None
         try:

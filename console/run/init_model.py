@@ -1,4 +1,4 @@
-"""The model that a run begins with when `run.model` is `init`: made once, then kept.
+"""The model that a run begins with if `run.model` is `init`: made, kept, replaced when it differs.
 
 `nyala up` and `nyala init-model` make it.
 
@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -43,7 +44,11 @@ Show = Callable[[str, int, int], None]
 
 
 def is_made(settings: Settings, folder: Path) -> bool:
-    """True if `folder` has the model that these settings make."""
+    """True if `folder` has the model that these settings make, by its stamp.
+
+    Raises:
+        SettingsError: As `stamp`.
+    """
     try:
         return (folder / STAMP).read_text(encoding="utf-8").strip() == stamp(settings)
     except FileNotFoundError:
@@ -51,7 +56,11 @@ def is_made(settings: Settings, folder: Path) -> bool:
 
 
 def stamp(settings: Settings) -> str:
-    """Return a hash of everything that the model depends on."""
+    """Return a hash of everything that the model depends on: settings, code and data.
+
+    Raises:
+        SettingsError: A file of the environment cannot be read.
+    """
     run = settings.run
     alone = [_contents(part) for part in run.by_environment.values()]
     names = {"seed", "environment", "environment_settings"}
@@ -85,10 +94,15 @@ def make_if_needed(
     plain: bool = False,
     forks: Forks | None = None,
 ) -> bool:
-    """Make the model in `target` with a progress bar unless it exists; return whether it was made.
+    """Make the model in `target` with a progress bar, unless the model of these settings is there.
+
+    A model of other settings is deleted and replaced.
+
+    Returns:
+        Whether the model was made.
 
     Raises:
-        NyalaError: The model could not be made.
+        NyalaError: As `make_model` and `stamp`.
     """
     if is_made(settings, target):
         return False
@@ -114,10 +128,11 @@ def make_if_needed(
 
 
 def make_model(settings: Settings, target: Path, *, show: Show, forks: Forks | None = None) -> None:
-    """Make the model in `target`; nothing is there before it is complete.
+    """Make the model in `target`, and delete what was there once the new model is complete.
 
     Raises:
-        NyalaError: One of the two processes failed; the text has the end of its log.
+        SettingsError: One of the two processes refused; the text is its own.
+        NyalaError: One of them failed; the text has the end of its log.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".init-", dir=target.parent) as scratch:
@@ -142,7 +157,7 @@ def make_model(settings: Settings, target: Path, *, show: Show, forks: Forks | N
 
 
 def reuse(settings: Settings, archived: Path, folder: RunFolder) -> bool:
-    """Copy the model of an archived run if these settings make the same one."""
+    """Copy the model of an archived run if these settings make the same; return whether it did."""
     if not is_made(settings, archived / "init"):
         return False
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -220,7 +235,10 @@ def _failure(command: str, code: int, log: list[str]) -> NyalaError:
         return SettingsError(str(json.loads(log[-1])["event"]))
     except (IndexError, ValueError, KeyError, TypeError):
         tail = "".join(f"\n  {line}" for line in log[-TAIL_LINES:])
-        return NyalaError(f"`python -m {command}` must end with 0, got {code}; its log ends:{tail}")
+        step = "mend what the end of its log says"
+        if code == -signal.SIGKILL:
+            step = "free memory, if this machine had too little"
+        return NyalaError(f"`python -m {command}` must end with 0, got {code}; {step}:{tail}")
 
 
 def _progress_in(line: str) -> tuple[int, int] | None:

@@ -41,7 +41,7 @@ def learner_gpus(settings: Settings, gpus: Sequence[str]) -> list[str]:
 
 
 def actor_gpus(settings: Settings, gpus: Sequence[str], number: int) -> list[str]:
-    """Choose the GPUs of one actor, counted from 0."""
+    """Choose the GPUs of one actor, counted from 0; others may share them."""
     rest = list(gpus[len(learner_gpus(settings, gpus)) :]) or list(gpus)
     size = settings.actors.tensor_parallel_size
     if len(rest) < size:
@@ -57,7 +57,11 @@ def environment_of(
     gpus: Sequence[str] = (),
     inherited: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """Return the environment variables of a process."""
+    """Return the environment variables of a process.
+
+    They are those of `inherited`, with threads, `gpus` and the folders of compiled code. An actor
+    does not get the URL of Redis.
+    """
     environment = dict(inherited)
     threads = {"actor": settings.actors.threads, "learner": settings.learner.threads}.get(role, 1)
     for name in THREAD_VARIABLES:
@@ -77,7 +81,10 @@ def environment_of(
 
 
 def shared_card_warning(settings: Settings, gpus: Sequence[str]) -> str | None:
-    """Warn of a card on which an actor would measure free memory while the learner takes some."""
+    """Warn of a card on which an actor would measure free memory while the learner takes some.
+
+    None where there is no such card.
+    """
     actors = settings.actors
     engine = choose_engine(settings, on_gpu=bool(gpus)).engine
     if not ENGINES[engine].takes_free_memory or actors.kv_cache_gib is not None:
@@ -98,7 +105,13 @@ def shared_card_warning(settings: Settings, gpus: Sequence[str]) -> str | None:
 
 
 def given_redis(buffer: BufferSettings, folder: RunFolder) -> str | None:
-    """Return the URL of a server that the user runs; None = this run starts its own."""
+    """Return the URL of a server that the user runs; None = this run starts its own.
+
+    It is that of the environment, of `buffer.url`, or of an earlier session, in this order.
+
+    Raises:
+        SettingsError: The environment names a file that cannot be read.
+    """
     url = redis_url_of()
     if url is not None:
         return url
@@ -112,8 +125,14 @@ def given_redis(buffer: BufferSettings, folder: RunFolder) -> str | None:
 def prepare(settings: Settings, folder: RunFolder, *, redis_url: str | None) -> RedisServer | None:
     """Write the files that the processes read: keys, the store's URL, config.yaml.
 
+    Keys that are there are kept; the other files are replaced. Port 0 of `broker.endpoint` becomes
+    a free one.
+
     Returns:
         The server to start; None if `redis_url` names a running one.
+
+    Raises:
+        SettingsError: Keys cannot be added, or no server is installed that is new enough.
     """
     folder.path.mkdir(parents=True, exist_ok=True)
     if settings.broker.keys is None:

@@ -1,7 +1,8 @@
 """Checks of `nyala up` before it starts anything: each raises one sentence, or passes.
 
-`nyala doctor` goes through the same lists of checks. A check changes nothing: it leaves no folder,
-no key in Redis and no process behind.
+`nyala doctor` goes through the same lists of checks. A check changes nothing of the run: it leaves
+no folder, no key in Redis and no process behind. It may fill caches: files of a hub, packages of an
+environment that has a Python of its own.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def checks_of_doubt(settings: Settings, redis_url: str | None) -> list[Check]:
 
 
 def limit_of_environments(run: RunSettings) -> float:
-    """Return the time limit for trying the environments of a run; some are installed first."""
+    """Return the time limit for trying the environments of a run, s; some are installed first."""
     return sum(
         REWARD_TIMEOUT_S + (INSTALL_S if is_hosted(alone) else 0.0)
         for alone in run.by_environment.values()
@@ -139,16 +140,16 @@ def limit_of_environments(run: RunSettings) -> float:
 def refuse_what_cannot_run(
     settings: Settings, *, redis_url: str | None, has_begun: bool = False
 ) -> list[str]:
-    """Do all checks of a start, report all that fail, and return what is doubtful.
+    """Do all checks without which no run starts, and return what is doubtful, a text each.
 
     Raises:
-        SettingsError: At least one check failed.
+        SettingsError: At least one check failed; the text has all that did.
     """
     return _run_checks(checks_of_start(settings, redis_url, has_begun=has_begun)).doubts_if_free()
 
 
 def check_room(settings: Settings) -> list[str]:
-    """Check that this machine has room for a run, and return what is doubtful.
+    """Check that this machine has room for a run, and return what is doubtful, a text each.
 
     Raises:
         SettingsError: It has no room.
@@ -192,7 +193,10 @@ def _run_checks(checks: Sequence[Check]) -> Findings:
 
 
 def doubts_about(settings: Settings, *, redis_url: str | None) -> list[str]:
-    """Return what is doubtful about settings with which a run can start."""
+    """Return what is doubtful about settings with which a run can start, a text each.
+
+    A check that fails is a doubt, too.
+    """
     texts = []
     for check in checks_of_doubt(settings, redis_url):
         try:
@@ -232,7 +236,7 @@ HERE = {"addresses", REACHED, "keys", "devices", "engine"}
 def check_start(
     settings: Settings, *, redis_url: str | None, forks: Forks | None, has_begun: bool = False
 ) -> list[str]:
-    """Do all checks of a start, and return what is doubtful.
+    """Do all checks of a start, and return what is doubtful, a text each.
 
     Args:
         settings: Settings of the run.

@@ -93,15 +93,18 @@ class Supervised(Protocol):
         ...
 
     def poll(self) -> int | None:
-        """Return the last life's exit code, minus the signal that ended it; None while it runs."""
+        """Return the last life's exit code, minus the signal that ended it; None while it runs.
+
+        It is 0 before the first life. What the process started is killed when it has ended.
+        """
         ...
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM: drain, save, end."""
+        """Send SIGTERM, on which the process drains or saves, and ends; does not wait for that."""
         ...
 
     def kill(self) -> None:
-        """Kill the process and all that it started."""
+        """Kill the process and all that it started, and wait for its end; it may have ended."""
         ...
 
 

@@ -3,10 +3,11 @@
 `nyala up`, `nyala actor` with several actors, the fork server and the Python API each start one.
 
 Run as `python -m console.run.process_guard SECONDS`, it reads `+group` and `-group` lines on stdin.
-The end of stdin means that the command is gone: every remaining group gets SIGTERM, and SIGKILL
-after SECONDS. Nothing else ends the guard, not even a SIGTERM to all processes of the machine. What
-killed processes leave in shared memory is removed. A pipe serves better than a parent-death signal:
-it ends however the command dies, and a guard also ends processes that ignore SIGTERM and their
+The end of stdin means that the command is gone: the leader of every remaining group gets SIGTERM.
+Once a leader has ended, and after SECONDS at the latest, what is left of its group gets SIGKILL.
+Nothing else ends the guard, not even a SIGTERM to all processes of the machine. What killed
+processes leave in shared memory is removed. A pipe serves better than a parent-death signal: it
+ends however the command dies, and a guard also ends processes that ignore SIGTERM and their
 descendants.
 """
 
@@ -38,7 +39,7 @@ class ProcessGuard:
         )
 
     def add(self, group: int) -> None:
-        """Have a process group ended if this process is killed."""
+        """Have a process group ended when this process ends or calls `close`."""
         self._send(f"+{group}\n")
 
     def remove(self, group: int) -> None:
@@ -46,7 +47,10 @@ class ProcessGuard:
         self._send(f"-{group}\n")
 
     def close(self) -> None:
-        """Let the guard end the remaining groups, then itself."""
+        """Let the guard end the remaining groups, then itself, and wait until it has.
+
+        That takes `grace_s` and 5 s at most, and is at once if no group is left.
+        """
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -69,7 +73,11 @@ def follow(lines: Iterable[str]) -> set[int]:
 
 
 def end_all(groups: set[int], *, grace_s: float) -> None:
-    """Ask the leaders to stop, wait, then kill the remaining processes of their groups."""
+    """Ask the leaders to stop, then kill what is left of each group.
+
+    A group is killed when its leader has ended, or after `grace_s`. What they leave in shared
+    memory is removed.
+    """
     deadline = time.monotonic() + grace_s
     for group in groups:
         with contextlib.suppress(ProcessLookupError):

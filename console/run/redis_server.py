@@ -100,6 +100,9 @@ def configure(folder: Path, url_file: Path, *, maxmemory_mb: int) -> RedisServer
         folder: Where the server keeps its data.
         url_file: File for the URL; the password and port of a URL already there are kept.
         maxmemory_mb: Memory limit, MiB.
+
+    Raises:
+        SettingsError: As `find_binary`.
     """
     durable.make_private_folder(folder)
     password, port = _earlier(url_file)
@@ -120,7 +123,7 @@ def wait_until_ready(url: str, *, has_ended: Callable[[], bool]) -> None:
     """Wait until the server answers with its data loaded.
 
     Raises:
-        StoreError: The server ended, or did not answer in time.
+        StoreError: The server ended, or did not answer within `READY_TIMEOUT_S` (2 minutes).
     """
     deadline = time.monotonic() + READY_TIMEOUT_S
     with Store(url, run="-") as store:

@@ -139,7 +139,7 @@ class RunFolder:
         return pages
 
     def archive(self, now: datetime | None = None) -> Path:
-        """Move the folder out of the way and return its new path."""
+        """Rename the folder to its name with the time, UTC, and return its new path."""
         stamp = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
         target = self.path.with_name(f"{self.path.name}.{stamp}")
         count = 1
@@ -189,7 +189,8 @@ class RunFolder:
                 holder = file.read().strip() or "unknown"
                 raise SettingsError(
                     f"{self.path} must be started once at a time, got a second `nyala up` beside "
-                    f"process {holder}; look at it with `nyala status {self.path}`"
+                    f"process {holder}; look at it with `nyala status {self.path}`, or end it with "
+                    f"`nyala stop {self.path}`"
                 ) from None
             file.truncate(0)
             file.write(str(os.getpid()))
@@ -201,7 +202,7 @@ def settings_of(path: Path, overrides: Sequence[str] = ()) -> Settings:
     """Load the settings at a path: a settings file, or the folder of a run.
 
     Raises:
-        SettingsError: The settings cannot be read.
+        SettingsError: The settings are wrong or cannot be read, or an override has a password.
     """
     _refuse_passwords(overrides)
     if not path.is_dir():
@@ -237,7 +238,7 @@ def run_folder_of(path: Path) -> RunFolder:
     """Return the run at a path: its folder, or a settings file.
 
     Raises:
-        SettingsError: There is no such run.
+        SettingsError: There is no such run, or its settings are still being checked.
     """
     path = path.resolve()
     if RunFolder(path).is_held and not (path / "config.yaml").exists():
@@ -274,13 +275,16 @@ def refuse_changes(folder: RunFolder, settings: Settings) -> None:
                 f"run.model={folder.model}"
             )
         raise SettingsError(
-            f"a run must keep the settings it was begun with, got {len(changes)} different in "
+            f"a run must keep the settings it was begun with, got {len(changes)} changed for "
             f"{folder.path}; restore them, or begin anew with --fresh{further}:" + "".join(changes)
         )
 
 
 def changes_of_result(folder: RunFolder, settings: Settings) -> list[str]:
-    """Describe the changed settings that the result of a run depends on."""
+    """Describe the changed settings that the result of a run depends on.
+
+    Each text begins with a line end; none = nothing has changed.
+    """
     return [
         f"\n  $.{key} was {old!r}, got {new!r}"
         for key, (old, new) in _differences(load(folder.config), settings).items()

@@ -93,7 +93,7 @@ class RestartPolicy:
         """Processes whose engine did not start at their last start."""
 
     def decide(self, name: str, role: str, code: int, *, is_finished: bool) -> Decision:
-        """Decide about the process `name`, which ended with `code`.
+        """Decide about the process `name`, which ended with `code`; a restart counts at once.
 
         Args:
             name: Unique, such as `actor-0`.
@@ -279,7 +279,11 @@ class Supervisor:
         self.tick()
 
     def tick(self) -> RunOutcome | None:
-        """Look at every process once and restart those that are due; an outcome ends the run."""
+        """Look at every process once, and restart those that are due.
+
+        Returns:
+            How the run has ended; None = it goes on. Other processes still run: call `stop`.
+        """
         for process in self._processes:
             if process.name in self._left or process.poll() is None:
                 continue

@@ -96,7 +96,10 @@ async def _sample(
     while num_open:
         for delta in await engine.deltas():
             if delta.refusal is not None:
-                raise EngineError(f"the model must take the prompt, got: {delta.refusal}")
+                raise EngineError(
+                    f"the model must take the prompt, got: {delta.refusal}; shorten the prompt, or "
+                    f"lower --max-tokens"
+                )
             deltas[delta.request_id].append(delta)
             num_tokens += len(delta.token_ids)
             num_open -= delta.finish_reason is not None

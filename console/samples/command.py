@@ -52,7 +52,7 @@ def print_samples(
     full: bool,
     title: Callable[[SampleLine], str] = title_of,
 ) -> None:
-    """Print samples one below the other."""
+    """Print samples one below the other; long turns without their middle unless `full`."""
     for sample in samples:
         console.print(Rule(Text(printable(title(sample))), align="left", style=NO_STYLE))
         blocks = [("prompt", sample.prompt), *((turn.by, turn.text) for turn in sample.turns)]

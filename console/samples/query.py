@@ -221,8 +221,8 @@ def _no_match(lines: Lines, what: str) -> SettingsError:
             counts_by_name[name][getattr(line, name)] += 1
     if not counts_by_name["step"]:
         return SettingsError(
-            "the run must have kept samples, got none; the first come with the first evaluation or "
-            "batch, unless run.samples.max_mb is 0"
+            "the run must have kept samples, got none; wait for its first evaluation or batch, or "
+            "set run.samples.max_mb above 0"
         )
     counts_by_name["step"] = Counter(_range_of(counts_by_name["step"]))
     there = "; ".join(
@@ -230,7 +230,8 @@ def _no_match(lines: Lines, what: str) -> SettingsError:
         for name, counts in counts_by_name.items()
         if counts
     )
-    return SettingsError(f"{what}, got {sum(1 for _ in lines()):,} samples with: {there}")
+    count = sum(1 for _ in lines())
+    return SettingsError(f"{what} among the {count:,} kept; ask for what these have: {there}")
 
 
 def _range_of(steps: Iterable[str]) -> list[str]:

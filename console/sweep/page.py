@@ -22,7 +22,7 @@ LABELS = 6  # of an axis: more would touch each other
 def write_sweep(
     path: Path, name: str, axes: Sequence[Axis], outcomes: Sequence[SweepRunProgress]
 ) -> Path:
-    """Write the page of a sweep; an earlier one is replaced."""
+    """Write the page of a sweep to `path` and return that; an earlier page is replaced."""
     order = ranked(outcomes)
     charts = [_curves(order), *(_scores(axis, order) for axis in axes)]
     text = (

@@ -77,7 +77,7 @@ class Study:
         """
         if importlib.util.find_spec("optuna") is None:
             raise SettingsError(
-                f"--trials must have optuna, got none; install the extra `search`: "
+                f"--trials must have the package optuna, got none; install the extra `search`: "
                 f"{install_command('search')}"
             )
         import optuna  # noqa: PLC0415 - of the extra `search`
@@ -105,7 +105,7 @@ class Study:
         return max(self._trials, len(self._study.trials))
 
     def points(self) -> Iterator[SweepPoint]:
-        """Yield the points to be made, each when it is asked for."""
+        """Yield the points to be made, each when it is asked for; interrupted ones come first."""
         for begun in self._study.get_trials(states=(self._states.RUNNING,)):
             if len(begun.params) == len(self._axes):
                 yield self._point(begun)

@@ -31,8 +31,8 @@ from .study import Study, range_of
 # --------------------------------------------------------------------------------------------------
 # The runs of a sweep, started in turn and watched: `--jobs` of them at a time.
 #
-# waiting -> running -> finished
-# -> failed: the others go on; the next sweep tries it again
+#     waiting -> running -> finished
+#             -> running -> failed: the others go on, and the next sweep tries it again
 
 LOOK_EVERY_S = 0.2
 
@@ -46,7 +46,7 @@ class Planned:
     """Arguments of `nyala up`."""
     log: Path
     stop_s: float
-    """Longest time of an orderly end."""
+    """Longest time of an orderly end, seconds."""
 
 
 def run_all(
@@ -55,12 +55,17 @@ def run_all(
     jobs: int,
     on_end: Callable[[Planned, str | None], None],
 ) -> None:
-    """Run everything that is planned, several at a time; an interrupt stops the runs in order.
+    """Run everything that is planned, `jobs` at a time.
+
+    An interrupt or another error asks all runs to stop, waits until they have, and goes on.
 
     Args:
         planned: Runs in the order in which they start; each is asked for when its turn comes.
         jobs: Most runs at a time.
         on_end: Called when a run ends, with the reason if it failed.
+
+    Raises:
+        NyalaError: A run has not stopped within its `stop_s`.
     """
     running: dict[UpProcess, Planned] = {}
     try:
@@ -102,7 +107,7 @@ class PointSource(Protocol):
         ...
 
     def points(self) -> Iterator[SweepPoint]:
-        """Yield the points of the runs to be started."""
+        """Yield the points of the runs in order; some runs may have finished already."""
         ...
 
     def made(self) -> list[SweepPoint]:
@@ -158,13 +163,20 @@ class Sweep:
         if files.state is not RunState.NEW and (changed := changes_of_result(files, settings)):
             raise SettingsError(
                 "the runs of a sweep must keep the settings they were begun with, got "
-                f"{len(changed)} different in {files.path}; restore them, or begin another sweep "
+                f"{len(changed)} changed for {files.path}; restore them, or begin another sweep "
                 f"with --name:{''.join(changed)}"
             )
         return settings, changes
 
     def carry_out(self, source: PointSource, console: Console, *, jobs: int) -> int:
-        """Start the runs that have not finished; return the exit code."""
+        """Start the runs that have not finished, print their table, and write `sweep.html`.
+
+        Returns:
+            The exit code: 0, 1 if a run failed, 130 after an interrupt.
+
+        Raises:
+            SettingsError: As `prepare`.
+        """
         print_line(console, f"{len(source)} runs in {self.folder}")
         number = 0
         failures: list[str] = []

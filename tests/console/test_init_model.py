@@ -118,7 +118,9 @@ sys.exit(2)
 def test_a_crash_shows_the_end_of_the_log(settings, rooms, tmp_path):
     rooms(train="raise ZeroDivisionError('oops')")
 
-    with pytest.raises(NyalaError, match=r"(?s)must end with 0, got 1; its log ends:.*oops"):
+    with pytest.raises(
+        NyalaError, match=r"(?s)must end with 0, got 1; mend what the end of its log says:.*oops"
+    ):
         make(settings, tmp_path / "init")
 
     assert not (tmp_path / "init").exists()

@@ -142,7 +142,7 @@ def test_a_directory_with_a_model_passes(tmp_path):
     save_tiny_model(tmp_path)
 
     model_checks.check_model(settings(model=str(tmp_path)).run)
-    with pytest.raises(SettingsError, match=r"run.system_prompt must be empty"):
+    with pytest.raises(SettingsError, match=r"run.system_prompt must not be set"):
         model_checks.check_model(settings(model=str(tmp_path), system_prompt="be brief").run)
 
 
@@ -292,12 +292,14 @@ def test_a_weight_of_a_part_that_no_example_has_is_warned_of(tmp_path):
         assert reward_checks.parts_warning(given.model_copy(update={"run": run})) is None
     warning = reward_checks.parts_warning(settings("rewards", weights={"exakt": 1.0}))
     assert warning is not None
-    assert "none of exakt, only exact, used_tool;" in warning
+    assert "got exakt, which examples lack (they have exact, used_tool);" in warning
     for good_metric in ("exact", "reward", "used_tool"):
         assert reward_checks.parts_warning(settings(eval_metric=good_metric)) is None
     unknown = str(reward_checks.parts_warning(settings(eval_metric="accuracy")))
     assert "run.eval_metric must name parts of the reward" in unknown
-    assert "none of accuracy, only exact, used_tool; a name that is never seen is rep" in unknown
+    assert (
+        "correct it: a part that no answer has is replaced by the reward in evaluations" in unknown
+    )
 
 
 class TwoTurns:

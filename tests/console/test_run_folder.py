@@ -88,7 +88,7 @@ def test_a_changed_setting_is_refused_by_name_and_a_harmless_one_is_not(folder, 
     refuse_changes(folder, changed(begun, "run", samples=SampleSettings(every=3)))
     refuse_changes(folder, changed(begun, "run", tracing=TracingSettings(share=0.5)))
     refuse_changes(folder, changed(begun, "broker", endpoint="tcp://127.0.0.1:1"))
-    with pytest.raises(SettingsError, match=r"(?s)got 2 different.*\$\.run\.steps was 100, got 7"):
+    with pytest.raises(SettingsError, match=r"(?s)got 2 changed.*\$\.run\.steps was 100, got 7"):
         refuse_changes(folder, changed(changed(begun, "run", steps=7), "learner", lr=1.0))
 
 

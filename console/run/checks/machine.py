@@ -1,4 +1,7 @@
-"""Checks of addresses, devices, keys and trackers before a run starts."""
+"""Checks of addresses, devices, keys and trackers before a run starts.
+
+The first line of a check says what holds if it returns. It returns figures for `nyala doctor`.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,8 @@ def check_addresses(settings: Settings) -> str:
 def check_address(setting: str, endpoint: str) -> int:
     """A process of the run can listen at `endpoint`; returns the port, 0 = any free one.
 
+    An address with the host `*` or the port 0 is not tried.
+
     Raises:
         SettingsError: It cannot listen there.
     """
@@ -50,8 +55,9 @@ def check_address(setting: str, endpoint: str) -> int:
     if host != "*" and port != 0 and not is_free(host, port):
         raise SettingsError(
             f"{setting} must be an address that is free on this machine, got {endpoint}, "
-            f"which is in use or not of this machine; stop the program that listens there, or "
-            f"choose another port ({parts.scheme}://127.0.0.1:0 takes any free one)"
+            f"which is in use or not of this machine; stop the program that listens there, choose "
+            f"another port ({parts.scheme}://127.0.0.1:0 takes any free one), or an address that "
+            f"`ip address` lists"
         )
     return port
 
@@ -88,10 +94,13 @@ def check_devices(learner: LearnerSettings) -> str:
     count = len(visible_gpus())
     if count and query_gpus("index"):
         _check_torch(learner)
-    if learner.device == "cuda" and count < (learner.min_ranks or learner.ranks):
+    name, ranks = "learner.ranks", learner.ranks
+    if learner.min_ranks is not None:
+        name, ranks = "learner.min_ranks", learner.min_ranks
+    if learner.device == "cuda" and count < ranks:
         raise SettingsError(
-            f"learner.ranks must be <= the GPUs of this machine = {count}, "
-            f"got {learner.ranks}; use fewer ranks, or learner.device=cpu"
+            f"{name} must be <= the GPUs of this machine = {count}, got {ranks}; use fewer ranks, "
+            f"or learner.device=cpu"
         )
     return f"{learner.device}, {count} GPU(s)"
 
@@ -150,7 +159,7 @@ def check_trackers(trackers: TrackerSettings, run: RunSettings) -> str:
     """Each tracker that the settings name can work on this machine.
 
     Raises:
-        SettingsError: One cannot.
+        SettingsError: One cannot: its package, key or server is missing.
     """
     chosen = trackers_of(trackers, run)
     for tracker in chosen.values():

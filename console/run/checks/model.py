@@ -1,4 +1,9 @@
-"""Checks of a run's model, and of the engine, memory and disk that it needs."""
+"""Checks of a run's model and learning rate, and of the engine, memory and disk that it needs.
+
+The first line of a check says what holds if it returns. It returns figures for `nyala doctor`. A
+model on the Hugging Face hub is asked for its `config.json`, which takes 10 s at most where the hub
+is away. A check of it raises `SettingsError` if there is none.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +62,10 @@ def check_engine(settings: Settings) -> str:
 
 
 def small_engine_warning(settings: Settings) -> str | None:
-    """Say that actors take the small engine because this machine lacks something for vLLM."""
+    """Say that actors take the small engine because this machine lacks something for vLLM.
+
+    None where they do not, and where vLLM was not wanted.
+    """
     actors = settings.actors
     choice = choose_engine(settings, on_gpu=bool(visible_gpus()))
     if not actors.count or actors.engine != "auto" or not choice.is_substitute:
@@ -85,7 +93,7 @@ def check_model(run: RunSettings) -> str:
     elif model.startswith(("/", ".", "~")) or model.count("/") > 1:
         raise SettingsError(
             f"run.model must be a Hugging Face model directory, got {model}, which does not exist; "
-            f"`init` makes a small character model"
+            f"correct the path, or set `init`, which makes a small character model"
         )
     else:
         _check_config(_hub_config(model), tokens)
@@ -178,8 +186,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise SettingsError(
-            f"run.model must have a config.json that can be read, got {path}: {error}; download "
-            "the model again"
+            f"run.model must have a config.json that can be read, got {path}: {error}; let your "
+            "user read it, or download the model again"
         ) from None
     if not isinstance(config, dict):
         raise SettingsError(
@@ -211,7 +219,7 @@ def _hub_config(model: str) -> Path:
         raise SettingsError(
             f"run.model must be a model directory, a name on the Hugging Face hub, or `init`, got "
             f"{model!r}: there is no such directory, and the hub cannot be reached: {away}; name "
-            f"a directory, or see to the network, a proxy, HF_ENDPOINT"
+            f"a directory, or check the network, a proxy and HF_ENDPOINT"
         )
     try:
         config = hf_hub_download(model, "config.json", etag_timeout=HUB_TIMEOUT_S)
@@ -237,7 +245,7 @@ def _kept_config(model: str) -> Path | None:
 
 
 def hub_is_away() -> str:
-    """Ask the hub once and return why it is away; empty = it answers.
+    """Ask the hub once, for 10 s at most, and return why it is away; empty = it answers.
 
     A download would try again for a minute.
     """
@@ -296,9 +304,9 @@ def check_rate(settings: Settings) -> str | CheckWarning:
     if parameters < LEAST_PARAMETERS or usual / FAR <= lr <= usual * FAR:
         return f"{lr:g} for {of}"
     return CheckWarning(
-        f"learner.lr should be about {usual:g} for {of}, got {lr:g}; "
+        f"learner.lr should be about {usual:g} for {of}, got {lr:g}, with which "
         + ("the model may collapse" if lr > usual else "nothing may be learned")
-        + f": set learner.lr: {usual:g}, and tune from there"
+        + f"; set learner.lr: {usual:g}, and tune from there"
     )
 
 
@@ -385,11 +393,11 @@ def check_shared_memory(settings: Settings) -> str | CheckWarning:
         raise SettingsError(
             f"{SHARED_MEMORY} must have {sized(wanted)} free for {NUM_SLOTS} copies of the "
             f"weights, got {sized(free)}, and {sized(_free(place))} on the disk of {place}; "
-            f"{remedy}, or name a larger disk in {SCRATCH}"
+            f"{remedy}, or name a folder on a larger disk in the variable {SCRATCH}"
         )
     return CheckWarning(
         f"{SHARED_MEMORY} should have {sized(wanted)} free for {NUM_SLOTS} copies of the weights, "
-        f"got {sized(free)}: they go to the disk of {place}, which is slower; {remedy}"
+        f"got {sized(free)}, so that they go to the disk of {place}, which is slower; {remedy}"
     )
 
 

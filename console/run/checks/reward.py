@@ -1,6 +1,7 @@
 """Checks of environments and rewards on one item of each, and of the lengths of prompts.
 
-Each is tried in the processes that a run has for it.
+Each is tried in the processes that a run has for it. The first line of a check says what holds if
+it returns; it returns figures for `nyala doctor`.
 
 Tokens are counted for the prompts of all rows of a dataset, within a time limit, and of the first
 items of other environments. A run pauses as soon as one task in a hundred has failed because its
@@ -61,6 +62,7 @@ def check_reward(settings: Settings) -> str:
 
     Raises:
         SettingsError: One of them does not.
+        DeadlineError: An environment takes longer than `REWARD_TIMEOUT_S`.
     """
     samples = for_each(settings.run, check_environment, limit_s=REWARD_TIMEOUT_S)
     described = []
@@ -127,10 +129,9 @@ def _worse_where_it_ends(run: RunSettings, *, actors: ActorSettings) -> str:
     turn, text = next((turn, text) for turn, text in zip(turns, left, strict=True) if turn != text)
     string = next(stop for stop in run.stop if turn.startswith(stop, len(text)))
     return (
-        f"run.stop should leave right answers of {run.environment} right, got {string!r}, before "
-        f"which {quoted(turn, 60)} has only {quoted(text, 60)} and a reward of {cut:g} instead "
-        f"of {whole:g}; "
-        f"take it out, or choose a string that no answer needs"
+        f"run.stop should have no string that ends a right answer of {run.environment} too early, "
+        f"got {string!r}, which cuts {quoted(turn, 60)} down to {quoted(text, 60)} and its reward "
+        f"from {whole:g} to {cut:g}; take it out, or choose a string that no answer needs"
     )
 
 
@@ -296,7 +297,7 @@ def check_prompts(settings: Settings, *, has_begun: bool) -> str | CheckWarning:
     try:
         lengths = for_each(settings.run, _lengths_of, limit_s=REWARD_TIMEOUT_S)
     except DeadlineError as error:
-        return CheckWarning(f"no prompt was counted; `nyala data check` has more time: {error}")
+        return CheckWarning(f"{error}; no prompt was counted: `nyala data check` has more time")
     for run, counted in zip(settings.run.by_environment.values(), lengths, strict=True):
         if counted is None or not counted.tokens:
             results.append(f"{run.environment}: the model that counts them is not here")
@@ -306,7 +307,7 @@ def check_prompts(settings: Settings, *, has_begun: bool) -> str | CheckWarning:
             with naming(run):
                 raise SettingsError(refusal)
         if refusal:
-            doubts.append(f"{refusal}; this run keeps what it was begun with: add --fresh")
+            doubts.append(f"{refusal}; as this run keeps its settings, begin it anew with --fresh")
         elif not counted.is_whole:
             doubts.append(
                 f"all prompts of {run.environment} should be counted, got {counted.looked_at} in "
@@ -341,7 +342,7 @@ def _check_echo(learner: LearnerSettings, run: RunSettings, sample: Conversation
 
 
 def parts_warning(settings: Settings) -> str | None:
-    """Name the reward parts in settings that no example has.
+    """Name the reward parts in settings that no example has; None = there are none.
 
     Other episodes may have such a part, after the use of a tool.
     """
@@ -360,8 +361,8 @@ def parts_warning(settings: Settings) -> str | None:
         seen |= {*alone.reward_functions, *(["environment"] if alone.reward else [])}
     there = ", ".join(sorted(seen)) or "none"
     missing_parts = [
-        f"{name} must name parts of the reward, and examples have none of {', '.join(missing)}, "
-        f"only {there}; a name that is never seen {NEVER_SEEN[name]}"
+        f"{name} must name parts of the reward, got {', '.join(missing)}, which examples lack "
+        f"(they have {there}); correct it: a part that no answer has {NEVER_SEEN[name]}"
         for name, parts in named.items()
         if (missing := [part for part in parts if part not in seen])
     ]

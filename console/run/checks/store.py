@@ -1,4 +1,7 @@
-"""Checks of the Redis of a run: that it answers, and that it keeps what it is given."""
+"""Checks of the Redis of a run: that it answers, and that it keeps what it is given.
+
+The first line of a check says what holds if it returns. It returns figures for `nyala doctor`.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +35,16 @@ def check_redis(run: RunSettings, url: str | None) -> str:
         raise
     except NyalaError as error:
         raise SettingsError(
-            f"buffer.url must be a Redis server that accepts this connection, got: {error}; start "
-            "the server, or correct buffer.url"
+            f"buffer.url must be a Redis server that accepts this connection, got: {error}"
         ) from None
     return without_password(url)
 
 
 def store_checks(run: RunSettings, buffer: BufferSettings, url: str) -> list[Check]:
-    """List the checks of a server that answers; `nyala up` only warns of what they find."""
+    """List the checks of a server that answers; `nyala up` only warns of what they find.
+
+    They raise `StoreError` if the server answers no more.
+    """
 
     def check(name: str) -> Check:
         def look() -> str | CheckWarning:
@@ -82,8 +87,8 @@ def check_policy(_run: RunSettings, _buffer: BufferSettings, state: ServerState)
     if state.policy != "noeviction":
         raise SettingsError(
             f"maxmemory-policy of the Redis server must be noeviction, got {state.policy}, which "
-            f"deletes acknowledged episodes; `CONFIG SET maxmemory-policy noeviction`, and in its "
-            f"redis.conf"
+            f"deletes acknowledged episodes; set it with `CONFIG SET maxmemory-policy noeviction`, "
+            f"and in its redis.conf"
         )
     return state.policy
 
@@ -96,8 +101,8 @@ def check_durability(_run: RunSettings, _buffer: BufferSettings, state: ServerSt
     """
     if not state.has_aof:
         raise SettingsError(
-            "appendonly of the Redis server must be yes, got no: a restart loses acknowledged "
-            "episodes; `CONFIG SET appendonly yes`, and in its redis.conf"
+            "appendonly of the Redis server must be yes, got no, with which a restart loses "
+            "acknowledged episodes; set it with `CONFIG SET appendonly yes`, and in its redis.conf"
         )
     if not state.is_writing:
         raise SettingsError(
@@ -117,8 +122,8 @@ def check_memory(
     """
     if not state.limit_bytes:
         return CheckWarning(
-            f"maxmemory of the Redis server should be set, got none: it grows until the machine "
-            f"ends it; `CONFIG SET maxmemory {buffer.maxmemory_mb}mb`"
+            f"maxmemory of the Redis server should be set, got none, with which it grows until the "
+            f"machine ends it; set it with `CONFIG SET maxmemory {buffer.maxmemory_mb}mb`"
         )
     if text := memory_shortage(run, buffer, state.limit_bytes):
         raise SettingsError(text)
@@ -127,8 +132,8 @@ def check_memory(
     if share >= buffer.pause_at_memory:
         return CheckWarning(
             f"the Redis server should be filled below buffer.pause_at_memory = "
-            f"{buffer.pause_at_memory}, got {figures}: no lease is granted; raise its maxmemory, "
-            f"or remove other runs"
+            f"{buffer.pause_at_memory}, got {figures}, with which no lease is granted; raise its "
+            f"maxmemory, or remove other runs"
         )
     return f"{figures} ({share:.0%})"
 

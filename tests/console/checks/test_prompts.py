@@ -79,7 +79,7 @@ def test_a_run_that_has_begun_is_told_what_would_be_accepted(settings, tmp_path)
     doubts = check_start(settings, redis_url=None, forks=None, has_begun=True)
 
     (doubt,) = [each for each in doubts if "run.max_prompt_tokens" in each]
-    assert doubt.endswith("; this run keeps what it was begun with: add --fresh")
+    assert doubt.endswith("; as this run keeps its settings, begin it anew with --fresh")
     settings.run.folder.mkdir()
     (settings.run.folder / "config.yaml").write_text("")
     (check,) = [c for c in settings_checks(settings, tmp_path) if c.name == "prompts"]
@@ -118,7 +118,7 @@ def test_rows_that_take_too_long_to_read_are_a_doubt_and_no_refusal(settings, mo
     doubt = check_prompts(settings, has_begun=False)
 
     assert isinstance(doubt, CheckWarning)
-    assert doubt.text.endswith("`nyala data check` has more time: it took 60 s")
+    assert doubt.text == "it took 60 s; no prompt was counted: `nyala data check` has more time"
 
 
 def test_items_of_another_environment_are_looked_at_beyond_the_first(tmp_path, monkeypatch) -> None:

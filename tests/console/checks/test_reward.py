@@ -60,15 +60,22 @@ def test_a_function_that_fails_for_an_empty_answer_fails(tmp_path):
 @pytest.mark.parametrize(
     ("string", "body", "got"),
     [
-        ("*", None, "got '*', before which '[7*1]' has only '[7' and a reward of 0 instead of 1"),
-        ("0", "return float(completion == answer)", "before which '0' has only '' and a reward of"),
+        ("*", None, "got '*', which cuts '[7*1]' down to '[7' and its reward from 1 to 0"),
+        (
+            "0",
+            "return float(completion == answer)",
+            "which cuts '0' down to '' and its reward from",
+        ),
     ],
 )
 def test_a_stop_string_that_ends_a_right_answer_too_early_is_warned_of(tmp_path, string, body, got):
     found = check_stop(settings(tmp_path, body, stop=["x", string]))
 
     assert isinstance(found, CheckWarning)
-    assert "run.stop should leave right answers of calculator right" in found.text
+    assert (
+        "run.stop should have no string that ends a right answer of calculator too early"
+        in found.text
+    )
     assert got in found.text
 
 

@@ -149,12 +149,15 @@ def test_of_an_evaluation_the_greedy_answer_is_followed():
 def test_what_does_not_fit_is_answered_with_what_there_is():
     with pytest.raises(
         SettingsError,
-        match=r"no sample fits, got 18 samples with: kind train; part exact; .*step 1\.\.20",
+        match=r"no sample fits among the 18 kept; ask for what these have: kind train; part exact;"
+        r" .*step 1\.\.20",
     ):
         chosen(finish="length")
-    with pytest.raises(SettingsError, match="no sample that fits has 'zz' in its prompt, got 14"):
+    with pytest.raises(
+        SettingsError, match="no sample that fits has 'zz' in its prompt among the 14 kept"
+    ):
         followed("zz")
-    with pytest.raises(SettingsError, match="must have kept samples, got none; the first"):
+    with pytest.raises(SettingsError, match="must have kept samples, got none; wait for its first"):
         chosen(lines=[])
 
 
