@@ -248,7 +248,7 @@ def _record_fields(record: bytes | None) -> dict[str, Any]:
 
 def _verdicts(what: str, ids: Sequence[int], verdicts: Sequence[str]) -> ResultTable:
     rows = [{"task": i, "verdict": verdict} for i, verdict in zip(ids, verdicts, strict=True)]
-    refused = ("GONE", "TRAINED", "ENDED")
+    refused = ("GONE", "TRAINED", "ENDED", "FORGOTTEN")
     return ResultTable(f"{sum(v not in refused for v in verdicts)} of {len(ids)} {what}", rows)
 
 

@@ -152,6 +152,15 @@ def test_dead_letters_are_requeued_and_purged_by_id_or_all_at_once(folder):
     assert ask_json("stats", folder)["dead"] == 2
 
 
+def test_a_dead_letter_whose_prompt_is_lost_does_not_count_as_requeued(folder, redis_url):
+    with redis.Redis.from_url(redis_url) as server:
+        tasks = [key for key in server.scan_iter("*:t:*") if key.endswith((b":0", b":1"))]
+        assert all(server.hdel(key, "spec") for key in tasks)
+
+    assert "0 of 1 requeued" in ask("dead", "requeue", folder, 0)
+    assert ask_json("dead", "requeue", folder, 0) == [{"task": 0, "verdict": "FORGOTTEN"}]
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
