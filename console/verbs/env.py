@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, redirect_stdout
+from contextlib import asynccontextmanager, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
@@ -23,7 +23,7 @@ from actors.episodes.maker import EpisodeError, EpisodeMaker
 from actors.episodes.play import PlayedEpisode, echo, follow_script, play, play_model
 from actors.rewards.pool import Parts, RewardPool
 from broker.protocol.messages import Lease, TaskSpec
-from configs.errors import RewardError, SettingsError
+from configs.errors import DeadlineError, RewardError, SettingsError
 from configs.loader import load
 from configs.logging import quiet_libraries
 from configs.settings import ActorSettings, RewardSettings, RunSettings, Settings
@@ -118,27 +118,40 @@ async def _play_all(settings: Settings, policies: Sequence[PolicyKind], n: int) 
         for run in settings.run.by_environment.values():
             with naming(run):
                 await _check_prompts(run, settings.actors, n)
-    async with AsyncExitStack() as stack:
-        model: LoadedModel | None = None
-        if PolicyKind.MODEL in policies:
-            await stack.enter_async_context(asyncio.timeout(LONGEST_S))
-            model = await stack.enter_async_context(started_model(settings))
-        shown = []
-        for name, run in settings.run.by_environment.items():
-            with naming(run):
-                played = await _play_one(run, settings.actors, policies, n, model)
-                rewards = await judge(run, settings.actors, [episode for _, episode in played])
-            shown += [
-                Shown(
-                    name,
-                    policy,
-                    episode,
-                    reward,
-                    _reward_of(run, settings.rewards, episode, reward),
-                )
-                for (policy, episode), reward in zip(played, rewards, strict=True)
-            ]
-        return shown
+        limit = asyncio.timeout(LONGEST_S)
+        try:
+            async with limit, started_model(settings) as model:
+                return await _play_each(settings, policies, n, model)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DeadlineError(
+                f"episodes of the model must end within {LONGEST_S:g} s, got some unfinished; "
+                f"play fewer with -n, or leave the model out with --policy script --policy echo"
+            ) from None
+    return await _play_each(settings, policies, n, None)
+
+
+async def _play_each(
+    settings: Settings, policies: Sequence[PolicyKind], n: int, model: LoadedModel | None
+) -> list[Shown]:
+    """Play each environment of a run, and judge its episodes."""
+    shown: list[Shown] = []
+    for name, run in settings.run.by_environment.items():
+        with naming(run):
+            played = await _play_one(run, settings.actors, policies, n, model)
+            rewards = await judge(run, settings.actors, [episode for _, episode in played])
+        shown += [
+            Shown(
+                name,
+                policy,
+                episode,
+                reward,
+                _reward_of(run, settings.rewards, episode, reward),
+            )
+            for (policy, episode), reward in zip(played, rewards, strict=True)
+        ]
+    return shown
 
 
 def _reward_of(

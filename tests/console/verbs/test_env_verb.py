@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -141,6 +144,25 @@ def test_a_prompt_that_is_too_long_is_refused_before_an_engine_is_made(
     shown = run(config, *arguments, "--policy", "model", code=2)
 
     assert "prompt must be at most run.max_prompt_tokens = 1, got" in shown
+
+
+@pytest.mark.slow
+def test_a_model_that_takes_too_long_is_a_refusal(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def never_loaded(_settings: object) -> AsyncIterator[None]:
+        await asyncio.sleep(600)
+        yield
+
+    model = config.with_name("model")
+    save_tiny_model(model)
+    monkeypatch.setattr("console.verbs.env.started_model", never_loaded)
+    monkeypatch.setattr("console.verbs.env.LONGEST_S", 0.01)
+
+    shown = run(config, "--set", f"run.model={model}", "--policy", "model", code=2)
+
+    assert "must end within 0.01 s, got some unfinished; play fewer with -n" in shown
 
 
 @pytest.mark.slow
