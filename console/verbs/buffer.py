@@ -113,7 +113,13 @@ class BufferOfRun:
         return ResultTable(f"{len(rows)} complete units wait, the oldest first", rows)
 
     def texts(self, n: int, settings: Settings) -> list[SampleLine]:
-        """Return the episodes of the oldest complete units as text; no step has trained them."""
+        """Return all episodes of the oldest `n` complete units as text; no step has trained them.
+
+        A record that cannot be read is left out.
+
+        Raises:
+            SettingsError: The run's tokenizer cannot be loaded.
+        """
         from actors.engine.tokenizer import ModelTokenizer  # noqa: PLC0415 - transformers
 
         run = settings.run
@@ -131,7 +137,7 @@ class BufferOfRun:
         return lines
 
     def resume(self) -> ResultTable:
-        """Let all leases be granted again."""
+        """Let all leases be granted again, and list what had been closed."""
         closed = self._store.run(operations.closed())
         self._store.run(operations.resume())
         rows = [{"what": "all leases", "was closed for": closed.paused}] if closed.paused else []
@@ -156,7 +162,8 @@ class BufferOfRun:
         dead = self._store.run(operations.dead_letter(task_id))
         if dead is None:
             raise SettingsError(
-                f"task must be a dead letter, got {task_id}; `nyala buffer dead list` names them"
+                f"task must be a dead letter, got {task_id}; choose one that `nyala buffer dead "
+                f"list` names"
             )
         facts = _letter_fields(dead.letter) | {"last holder": dead.incarnation}
         facts |= {f"spec {name}": value for name, value in _spec_fields(dead.spec).items()}
@@ -166,12 +173,16 @@ class BufferOfRun:
         return ResultTable(f"dead letter {task_id}", rows, facts)
 
     def requeue(self, task_ids: Sequence[int], *, every: bool) -> ResultTable:
-        """Put dead letters back among the tasks that wait."""
+        """Put dead letters back among the tasks that wait; each has a verdict.
+
+        Raises:
+            SettingsError: Both ids and `every` are given, or neither.
+        """
         ids = self._chosen(task_ids, every=every)
         return _verdicts("requeued", ids, self._store.run(operations.requeue_dead(ids)))
 
     def purge(self, task_ids: Sequence[int], *, every: bool) -> ResultTable:
-        """Delete dead letters for good."""
+        """Delete dead letters for good; raises as `requeue`."""
         ids = self._chosen(task_ids, every=every)
         return _verdicts("purged", ids, self._store.run(operations.purge_dead(ids)))
 
@@ -179,7 +190,8 @@ class BufferOfRun:
         if bool(task_ids) == every:
             raise SettingsError(
                 f"dead letters must be named by their ids or by --all, got "
-                f"{'both' if every else 'neither'}; `nyala buffer dead list` names them"
+                f"{'both' if every else 'neither'}; give one of the two (`nyala buffer dead list` "
+                f"shows the ids)"
             )
         if not every:
             return list(task_ids)
@@ -297,8 +309,10 @@ def stats(run: Run, as_json: AsJson = False) -> None:
 @app.command()
 def peek(
     run: Run,
-    n: Count = 10,
-    texts: Annotated[bool, typer.Option("--texts", help="Show their episodes as text.")] = False,
+    n: Annotated[int, typer.Option("-n", min=1, max=1000, help="Most units.")] = 10,
+    texts: Annotated[
+        bool, typer.Option("--texts", help="Show all episodes of these units as text.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show finished units that wait for a batch, the oldest first.

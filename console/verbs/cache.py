@@ -82,7 +82,7 @@ def _version(names: tuple[str, ...]) -> str:
 
 
 def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
-    """Describe why code that was compiled on one kind of machine may not run on another."""
+    """Describe why code compiled on one kind of machine may not run on another; empty = it does."""
     texts = [
         f"{fact} {theirs[fact]} where this machine has {ours[fact]}"
         for fact in ours
@@ -98,7 +98,8 @@ def pack(file: Path, kind: Mapping[str, str]) -> tuple[int, int]:
     """Write what is compiled into a new file; return the number of its files and their bytes.
 
     Raises:
-        SettingsError: The file exists, its folder does not, or nothing is compiled.
+        SettingsError: The file exists, its folder does not, nothing is compiled, or there is no
+            folder for compiled code.
     """
     if file.exists():
         raise SettingsError(f"FILE must be a new file, got {file}, which exists; name another")
@@ -156,8 +157,11 @@ def _kept(folder: Path) -> Iterator[Path]:
 def unpack(file: Path, kind: Mapping[str, str]) -> int:
     """Add what an archive has to the folders of compiled code; return the number of new files.
 
+    Files that are there already stay as they are.
+
     Raises:
-        SettingsError: It was compiled for another kind of machine, or is no such archive.
+        SettingsError: The archive was compiled for another kind of machine, is damaged or larger
+            than 4 GiB, or there is no folder for compiled code.
     """
     if not file.is_file():
         raise SettingsError(
@@ -178,7 +182,8 @@ def unpack(file: Path, kind: Mapping[str, str]) -> int:
         except DAMAGED as error:
             raise SettingsError(
                 f"FILE must be written by `nyala cache pack` of this version, got {file} with "
-                f"{error or type(error).__name__}; pack it again"
+                f"{error or type(error).__name__}; pack it again, without old compiled code if it "
+                f"is too large"
             ) from None
         if differing:
             raise SettingsError(

@@ -137,7 +137,8 @@ def grades_of(
         raise SettingsError(
             f"{run} must have kept the answers of an evaluation"
             f"{'' if step is None else f' after {step} batches'}, got evaluations after: {there}; "
-            f"set run.eval_episodes and run.samples.max_mb, or choose another with --step"
+            f"choose another with --step, or set run.eval_episodes and run.samples.max_mb above 0 "
+            f"for the next run"
         )
     grade_of, by_question = grades_by(metrics, kept), defaultdict(list)
     for line in kept:
@@ -233,7 +234,7 @@ class LearningCurve:
         return max((evaluation.score for evaluation in self.evaluations), default=0.0)
 
     def reached(self, score: float) -> TimeToScore:
-        """Find the first evaluation with at least this score."""
+        """Find the first evaluation with at least this score; there has to be one."""
         first = next(evaluation for evaluation in self.evaluations if evaluation.score >= score)
         tokens = self.tokens_by_step.get(first.step, 0.0)
         return TimeToScore(first.step, first.spent_s, tokens)
@@ -374,7 +375,8 @@ def compare(
         metric: Part of the reward to judge by, or `reward`; None = the metric of the runs.
 
     Raises:
-        SettingsError: A folder holds no run, a run has kept no answers, or they share no question.
+        SettingsError: A folder holds no run, a run has kept no answers, they are judged by
+            different metrics, or they share no question.
     """
     folders = [run_folder_of(path).path for path in (first, second)]
     a, b = (folder.name for folder in folders)

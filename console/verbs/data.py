@@ -73,6 +73,9 @@ def examine(
         run: Settings with the limits of lengths.
         count: Counts tokens.
         rows: Number of rows to look at.
+
+    Raises:
+        SettingsError: A row cannot be read.
     """
     seen = list(islice(dataset.all_rows(), rows))
     training, held_out, _ = dataset.counts
@@ -230,7 +233,11 @@ def _examine(run: RunSettings, actors: ActorSettings, rows: int) -> list[DataFin
 
 
 def token_counter(run: RunSettings) -> TokenCounters:
-    """Return the functions that count the tokens of prompts and answers."""
+    """Return the functions that count the tokens of prompts and answers.
+
+    Raises:
+        SettingsError: The model's tokenizer cannot be loaded.
+    """
     if run.model == "init":  # one character is one token
         return TokenCounters(lambda prompt: len(text_of(prompt)), lambda answer: len(answer) + 1)
     tokenizer = ModelTokenizer.for_run(run)

@@ -84,7 +84,8 @@ def show(
     overrides: Overrides = None,
     *,
     episodes: Annotated[
-        int, typer.Option("-n", min=1, max=1000, help="Episodes of each policy.")
+        int,
+        typer.Option("-n", min=1, max=1000, help="Episodes of each policy in each environment."),
     ] = 3,
     policy: Annotated[
         list[PolicyKind] | None,
@@ -95,7 +96,8 @@ def show(
     """Play episodes along the demonstration, by an echo and by the model, and print them.
 
     Shows what was said, the rewards, and of the model's episodes which tokens would be trained.
-    Nothing is kept. A model that `init` stands for must have been made.
+    Nothing is kept. A model that `init` stands for must have been made. All episodes of the model
+    have half an hour.
 
     Example: `nyala env test mine.yaml --policy script --policy echo`
     """
@@ -246,7 +248,12 @@ def own_stdout() -> Iterator[None]:
 
 @asynccontextmanager
 async def started_model(settings: Settings) -> AsyncIterator[LoadedModel]:
-    """Start the engine of the run's model for the body, and end it afterwards."""
+    """Start the engine of the run's model for the body, and end it afterwards.
+
+    Raises:
+        SettingsError: The model has no tokenizer, or the engine cannot run here.
+        EngineError: The engine cannot start.
+    """
     tokenizer = ModelTokenizer.for_run(settings.run)
     engine, _ = make_engine(settings)
     await engine.start()
@@ -259,6 +266,12 @@ async def started_model(settings: Settings) -> AsyncIterator[LoadedModel]:
 async def judge(
     run: RunSettings, actors: ActorSettings, played: Sequence[PlayedEpisode]
 ) -> list[Parts | RewardError]:
+    """Let the run's reward functions judge episodes, those of an item together.
+
+    Returns:
+        For each episode its parts of the reward, or why a function failed on it. The parts are
+        empty where the run has no reward function.
+    """
     if not run.reward_functions:
         return [{} for _ in played]
     pool = RewardPool(run, actors)

@@ -71,7 +71,9 @@ def evaluate(
     quiet_libraries()
     settings = resolve(settings_of(run if config is None else config, overrides or []))
     if config is not None and checkpoint is not None:
-        raise SettingsError("--checkpoint must be of a run, got a model's folder; leave it out")
+        raise SettingsError(
+            "--checkpoint must be of a run, got it with a model's folder; leave --checkpoint out"
+        )
     if not settings.run.mixture.num_questions:
         raise SettingsError(
             "run.eval_episodes must be above 0 to ask held-out questions, got 0; add --set "

@@ -45,13 +45,15 @@ class _Recipe(Template):
 
 
 def render(settings: Settings, target: Target, out: Path) -> list[Path]:
-    """Write the recipes of a run into a folder, with its settings and keys; keys there are kept.
+    """Write the recipes of a run into a folder, with its settings and keys.
+
+    Keys that are there are kept; recipes and settings are replaced.
 
     Returns:
         The recipes, the one to begin with first.
 
     Raises:
-        SettingsError: The target cannot run these settings.
+        SettingsError: The target cannot run these settings, or `out` has a space or a quote.
     """
     out = out.absolute()
     if not PLAIN.fullmatch(str(out)):
@@ -90,16 +92,16 @@ def _refuse_what_it_cannot_run(settings: Settings, target: Target) -> None:
         )
     if target != "slurm" and settings.learner.broadcast:
         raise SettingsError(
-            f"learner.broadcast must be null or false on {NAMES[target]}, got true; actors reach "
-            f"the publisher by a name there, and process groups need its own address"
+            f"learner.broadcast must be null or false on {NAMES[target]}, where actors know the "
+            f"publisher by a name and process groups need its own address, got true; set it to null"
         )
     if target != "skypilot":
         return
     if settings.run.model == "init":
         raise SettingsError(
-            "run.model must be a name on the hub, or a folder, on SkyPilot, got init; actors on "
-            "other machines have no way to the hub's files: make it with `nyala init-model`, name "
-            "its folder, and bring it to all machines with file_mounts"
+            "run.model must be a name on the Hugging Face hub, or a folder, on SkyPilot, got init; "
+            "make the model with `nyala init-model`, set run.model to its folder, and bring that "
+            "to all machines with file_mounts"
         )
     if not (CHECKOUT / "run").exists():
         raise SettingsError(
@@ -111,15 +113,14 @@ def _refuse_what_it_cannot_run(settings: Settings, target: Target) -> None:
 def _refuse_what_pods_cannot_have(settings: Settings) -> None:
     if settings.run.model == "init":
         raise SettingsError(
-            "run.model must be a name on the hub, or a folder of the image, on Kubernetes, got "
-            "init; actors in other pods have no way to the hub's files: copy the model into an "
-            "image of yours, and name its folder"
+            "run.model must be a name on the Hugging Face hub, or a folder of the image, on "
+            "Kubernetes, got init; make the model with `nyala init-model`, copy it into an image "
+            "of yours, and set run.model to its folder there"
         )
     if settings.actors.share_endpoint is not None:
         raise SettingsError(
-            f"actors.share_endpoint must be null on Kubernetes, got "
-            f"{settings.actors.share_endpoint}; the rendered NetworkPolicy lets no pod connect to "
-            f"an actor, so that each would wait for its peers in vain"
+            f"actors.share_endpoint must be null on Kubernetes, where the rendered NetworkPolicy "
+            f"lets no pod connect to an actor, got {settings.actors.share_endpoint}; set it to null"
         )
     url, nodes = settings.buffer.url, settings.fleet.learner_nodes
     if url is not None and is_loopback(f"tcp://{split_url(url).hostname or 'localhost'}:0"):
@@ -129,9 +130,10 @@ def _refuse_what_pods_cannot_have(settings: Settings) -> None:
         )
     if nodes > 1 and (url is None or not settings.run.trusted_network):
         raise SettingsError(
-            f"fleet.learner_nodes must be 1 without both buffer.url and run.trusted_network, got "
-            f"{nodes}; each node reads its episodes from a Redis that all reach, and whoever is on "
-            f"their network can read and write weights (docs/parallelism.md)"
+            f"fleet.learner_nodes must be 1 unless buffer.url and run.trusted_network are set, got "
+            f"{nodes}; set it to 1, or set both: buffer.url to a Redis that all nodes reach, and "
+            f"run.trusted_network if all on their network may read and write weights "
+            f"(docs/parallelism.md)"
         )
 
 
@@ -240,7 +242,11 @@ class SlurmFleet:
             self._pause(LOOK_S)
 
     def adjust_jobs(self) -> None:
-        """Start missing jobs, or end those that are too many, at most `MOST_AT_ONCE`."""
+        """Start missing jobs, or end those that are too many, at most `MOST_AT_ONCE` (32).
+
+        Raises:
+            SettingsError: Slurm does not answer within a minute, or refuses.
+        """
         progress = self._progress.read_progress()
         wanted = progress.actors_wanted or self._first.actors
         jobs = self._jobs()
@@ -268,7 +274,9 @@ def _run(*command: str) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SettingsError(
-            f"Slurm's {command[0]} must answer, got: {error}; follow on a machine that submits jobs"
+            f"Slurm's {command[0]} must answer within {ASK_S:g} s, got: {error}; run `nyala fleet "
+            f"follow` on a machine with Slurm's commands, and look with `sinfo` whether its "
+            f"controller answers"
         ) from None
     if done.returncode:
         raise SettingsError(

@@ -75,13 +75,16 @@ def write_pack(run: Path, host: str, name: str, out: Path, *, with_model: bool =
         with_model: Include a model that is a folder; False = it lies at the same path elsewhere.
 
     Raises:
-        SettingsError: Other machines cannot reach the run, or a file is missing or in the way.
+        SettingsError: Other machines cannot reach the run, a file is missing or in the way, or the
+            name is that of another key.
     """
     folder, settings = run_folder_of(run), settings_of(run)
     if out.exists():
         raise SettingsError(f"--out must be a new file, got {out}, which exists; name another")
     if not out.parent.is_dir():
-        raise SettingsError(f"--out must be in a folder that exists, got {out}; make it first")
+        raise SettingsError(
+            f"--out must be in a folder that exists, got {out}; make {out.parent} first"
+        )
     reached = _as_reached(settings, host)
     model = _model_of(settings) if with_model or settings.run.model == "init" else None
     keys = settings.broker.keys or folder.keys
@@ -115,7 +118,7 @@ def is_pack(path: Path) -> bool:
 
 
 def open_pack(pack: Path, overrides: Sequence[str]) -> tuple[Path, list[str]]:
-    """Unpack a pack, unless this machine has unpacked it before.
+    """Unpack a pack into this user's cache, unless it is there from an earlier time.
 
     Returns:
         The folder to join with, and the overrides with those of the pack before them.
@@ -153,7 +156,7 @@ def _as_reached(settings: Settings, host: str) -> Settings:
     if not host or "/" in host or _has_port(host):
         raise SettingsError(
             f"--host must be the address or name of this machine alone, got {host!r}; "
-            f"the port is that of broker.endpoint"
+            f"leave out scheme and port, which is that of broker.endpoint"
         )
     is_loopback = host == "localhost" or _has_property(host, "is_loopback")
     if not is_loopback:  # otherwise this machine, or through a tunnel
@@ -272,7 +275,7 @@ def _unpack(pack: Path, place: Path) -> None:
         beside.rename(place)
     except (tarfile.TarError, ValueError, KeyError, TypeError, FileNotFoundError) as error:
         raise SettingsError(
-            f"{pack} must be a pack that `nyala join-pack` of this version wrote, got {error}; "
+            f"{pack} must be a pack that `nyala join-pack` of this version wrote, got: {error}; "
             f"write another on the run's machine"
         ) from None
     except OSError:

@@ -100,7 +100,7 @@ def add(
     """
     if role not in list(Role):
         raise SettingsError(
-            f"--role must be one of {', '.join(Role)}, got {role}; "
+            f"--role must be one of {', '.join(Role)}, got {role}; choose by what its holder does: "
             "an actor makes episodes, an enrolment key registers keys of actors, an observer "
             "looks, an operator revokes and drains"
         )
@@ -163,5 +163,5 @@ def _keys_in(folder: Path) -> Path:
             return place
     raise SettingsError(
         f"--in must be a folder of keys or of a run, got {folder} without a broker.pub; "
-        f"make keys with `nyala keys {folder}`"
+        f"name another, or make keys with `nyala keys {folder}`"
     )

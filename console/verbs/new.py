@@ -105,8 +105,8 @@ def new(
     """
     if not re.fullmatch(r"[a-z][a-z0-9_-]{0,40}", name):
         raise SettingsError(
-            f"the name of a project must be small letters, digits, - and _, got {name!r}; choose "
-            "another"
+            f"the name of a project must be a small letter and then at most 40 small letters, "
+            f"digits, - and _, got {name!r}; choose another"
         )
     folder = Path(name)
     if folder.exists():
@@ -116,7 +116,8 @@ def new(
     checked = None if model in {None, "init"} else _checked(str(model))
     if data is not None and checked is None:
         raise SettingsError(
-            f"--data must have a model to fit, got {data} alone; add --model FOLDER"
+            f"--data must come with the --model that is trained on it, got {data} with "
+            f"{model or 'none'}; add --model FOLDER"
         )
     values = {} if checked is None else _values(checked, data)
     folder.mkdir()
@@ -252,7 +253,14 @@ def _fitted(model: str, columns: dict[str, Any]) -> dict[str, str]:
 
 
 def first_look(settings: Settings) -> tuple[float, str]:
-    """Choose a temperature from the untrained model's answers; the text is empty if it had none."""
+    """Choose a temperature from the untrained model's answers, within `LOOK_S` (5 minutes).
+
+    Prints what it does to stderr.
+
+    Returns:
+        The temperature, and the scores at each as a text. If the model cannot answer, or not in
+        time: 1.0 and an empty text.
+    """
     say = Console(stderr=True)
     say.print(
         f"asking the model {LOOKED_AT} questions {1 + len(TEMPERATURES)} times, for a temperature; "
@@ -275,7 +283,12 @@ def first_look(settings: Settings) -> tuple[float, str]:
 
 
 async def scores_at(settings: Settings, say: Console) -> dict[float, float]:
-    """Return temperature -> mean score of answers, and print each; 0 = greedy."""
+    """Return temperature -> mean score of answers, and print each; 0 = greedy.
+
+    Raises:
+        NyalaError: The model or the environment cannot be started.
+        TimeoutError: It took longer than `LOOK_S`.
+    """
     run, limit_s = settings.run, settings.actors.environment_timeout_s
     environment = make_environment(run)
     tasks = [training_task(run, number * run.group_size) for number in range(LOOKED_AT)]
@@ -310,7 +323,7 @@ def columns_of(path: Path) -> dict[str, Any]:
         missing, names = ("question", QUESTIONS) if asked is None else ("answer", ANSWERS)
         raise SettingsError(
             f"--data must have a column of each {missing}, one of {', '.join(names)}, got "
-            f"{', '.join(first) or 'no rows'} in {path}; rename one"
+            f"{', '.join(first) or 'no rows'} in {path}; give the rows such a column"
         )
     numbers = all(stated_number(str(column_at(row, told))) is not None for row in rows)
     scorer = "numeric" if numbers else "exact"

@@ -186,11 +186,11 @@ def _errors_of(api: HfApi, name: str) -> Iterator[None]:
         yield
     except HFValidationError as error:
         raise SettingsError(
-            f"the name on the hub must be OWNER/NAME, got {name!r}; {error}"
+            f"the name on the hub must be OWNER/NAME, got {name!r} ({error}); choose another name"
         ) from None
     except OfflineModeIsEnabled:
         raise SettingsError(
-            f"the hub must be asked to upload {name}, got HF_HUB_OFFLINE="
+            f"HF_HUB_OFFLINE must not be set to upload {name}, got "
             f"{os.environ.get('HF_HUB_OFFLINE')}; unset it"
         ) from None
     except HfHubHTTPError as error:
@@ -198,8 +198,8 @@ def _errors_of(api: HfApi, name: str) -> Iterator[None]:
     except (HubError, OSError, RuntimeError, ValueError) as error:
         cause = error.__cause__ or error
         raise SettingsError(
-            f"{api.endpoint} must take the files of {name}, got {_first_line(cause)}; "
-            f"nothing was changed there: try again"
+            f"{api.endpoint} must take the files of {name}, got: {_first_line(cause)}; "
+            f"try again: no file was changed there"
         ) from error
 
 
@@ -211,7 +211,7 @@ def _refusal(name: str, status: int, error: Exception) -> SettingsError:
             f"{name} must be yours to write to, got {status} from the hub; choose an owner whom "
             f"your token may write for (`hf auth whoami`), or another token"
         )
-    return SettingsError(f"the hub must take {name}, got {_first_line(error)}; try again")
+    return SettingsError(f"the hub must take {name}, got: {_first_line(error)}; try again")
 
 
 def _first_line(error: BaseException) -> str:

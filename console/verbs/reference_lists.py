@@ -29,7 +29,7 @@ INDENT = "    "
 
 
 def show_losses(name: str | None, *, as_json: bool, as_markdown: bool) -> None:
-    """Print all names, or what one name stands for.
+    """Print all names, or what one name stands for; as markdown always all.
 
     Raises:
         SettingsError: Nothing has this name.

@@ -63,7 +63,8 @@ def cards_of_actors(
     if unknown or not cards:
         raise SettingsError(
             f"--gpus must be cards that we may use here ({', '.join(visible) or 'none'}), got "
-            f"{gpus}; see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES, or leave it out for the CPU"
+            f"{gpus}; see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES, or leave --gpus out for "
+            f"{'all of these' if visible else 'the CPU'}"
         )
     if len(set(cards)) < len(cards):
         raise SettingsError(f"--gpus must have each card once, got {gpus}; leave out the second")
@@ -72,7 +73,8 @@ def cards_of_actors(
     if not 0 < wanted <= most:
         raise SettingsError(
             f"--count must be at most {len(cards)} card(s) / actors.tensor_parallel_size {size} = "
-            f"{most}, got {max(wanted, 1)}; each actor has cards of its own"
+            f"{most}, got {max(wanted, 1)}; lower it or actors.tensor_parallel_size, as each actor "
+            f"has cards of its own"
         )
     return [tuple(cards[first : first + size]) for first in range(0, wanted * size, size)]
 
@@ -128,7 +130,12 @@ ENDING_S = 20.0
 
 
 def run_group(commands: Sequence[Command], settings: Settings, say: Callable[[str], None]) -> int:
-    """Start the actors, watch them, let them drain; return the exit code."""
+    """Start the actors, watch and restart them, and stay until all have ended.
+
+    Returns:
+        The exit code: 0 if the run has ended, `actors.exit_when_told` after an interrupt, 130 after
+        a second one. If an actor cannot be kept up, 2 for wrong settings, else 1.
+    """
     guard = ProcessGuard(grace_s=_grace_s(settings))
     processes = [Process(command, guard) for command in commands]
     stages = Stages({command.name: command.log for command in commands})

@@ -73,7 +73,15 @@ class Session:
         self._signals = StopSignals()
 
     def run(self) -> int:
-        """Start, watch, stop; return the exit code."""
+        """Start all processes, watch them, and stop them in order.
+
+        Returns:
+            The exit code: 0 if the run has finished, 130 after an interrupt, 2 if a person has to
+            change something, else 1.
+
+        Raises:
+            NyalaError: Redis or the model that `init` stands for could not be started or made.
+        """
         server = prepare(self._settings, self._folder, redis_url=self._redis_url)
         write_versions(self._folder.path)
         try:
@@ -105,7 +113,7 @@ class Session:
             write_report([self._folder.path])
         except Exception as error:  # noqa: BLE001 - a run does not fail for a page about it
             self._say(
-                f"warning: {self._folder.report} must be writable, got {error!r}; "
+                f"warning: {self._folder.report} could not be written: {error!r}; "
                 f"try again with `nyala report {self._folder.path}`"
             )
 
@@ -115,7 +123,10 @@ class Session:
             if model.is_dir():
                 write_card(model, self._settings, self._settings.run.steps)
         except Exception as error:  # noqa: BLE001 - as of the report
-            self._say(f"warning: {model} must be writable for its card, got {error!r}")
+            self._say(
+                f"warning: the model card in {model} could not be written: {error!r}; `nyala push` "
+                f"writes it before an upload"
+            )
 
     def _make_model(self) -> None:
         if self._settings.run.model != "init":

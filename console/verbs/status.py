@@ -60,7 +60,7 @@ def status(run: Run, as_json: AsJson = False) -> None:
 
 
 def status_of(path: Path) -> dict[str, Any]:
-    """Describe a run for programs.
+    """Describe a run for programs; `store` is None where Redis does not answer.
 
     Raises:
         NyalaError: There is no such run.

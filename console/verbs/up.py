@@ -130,6 +130,8 @@ class Launch:
 def start(launch: Launch, console: Console) -> int:
     """Start or resume the run, stay with it to its end, and return the exit code.
 
+    A run that has finished is reported, and one with `dry_run` is only described: exit code 0.
+
     Raises:
         NyalaError: The run cannot be started.
     """
@@ -215,8 +217,10 @@ def say_card_memory(console: Console, settings: Settings, card_gib: float | None
     Args:
         console: Console to print on.
         settings: Settings of the run.
-        card_gib: Size of a card of another machine, which is refused if it is too small; None = the
-            smallest card of this one.
+        card_gib: Size of a card of another machine; None = the smallest card of this one.
+
+    Raises:
+        SettingsError: The card is too small.
     """
     card_bytes = smallest_card() if card_gib is None else int(card_gib * GIB)
     result = learner_memory(settings, card_bytes)

@@ -85,7 +85,11 @@ def pull(
 
 
 def listed(run: Path, n: int) -> ResultTable:
-    """List the newest `n` versions, oldest first, each with its delivery."""
+    """List the newest `n` versions, oldest first, each with its delivery.
+
+    Raises:
+        SettingsError: There is no such run.
+    """
     versions: dict[tuple[int, int], dict[str, Any]] = {}
     for line in read_weight_log(run_folder_of(run).path):
         entry = versions.setdefault((line["version"][0], line["version"][1]), {})
@@ -116,7 +120,9 @@ def verified(run: Path, file: Path | None) -> ResultTable:
     """Check the log of a run, and a file against it.
 
     Raises:
-        WeightsError: A version was overwritten, steps go back, or the file is not of this run.
+        SettingsError: There is no such run.
+        WeightsError: A version was overwritten, steps go back, or the file is damaged or not of
+            this run.
     """
     sealed = [
         line for line in read_weight_log(run_folder_of(run).path) if line["event"] == "sealed"
@@ -133,7 +139,8 @@ def verified(run: Path, file: Path | None) -> ResultTable:
     for before, after in pairwise(digests):
         if after <= before:
             raise WeightsError(
-                f"versions must increase, got {after} after {before}; the log of the run was edited"
+                f"versions must increase, got {after} after {before} in weights.jsonl, which was "
+                f"edited; restore it from a copy"
             )
     said = f"{len(digests)} versions, each with one digest, in order"
     if file is not None:
@@ -148,18 +155,20 @@ def _check_file(file: Path, digests: dict[tuple[int, int], str]) -> str:
     expected = digests.get((weights.version.lineage, weights.version.step))
     if expected != weights.actual:
         raise WeightsError(
-            f"{file} must hold version {tuple(weights.version)} with digest {expected}, got "
-            f"{weights.actual}; it is damaged, or of another run: pull it again"
+            f"{file} must hold version {tuple(weights.version)} with digest "
+            f"{expected or '(none in the log)'}, got {weights.actual}, so that it is damaged or of "
+            f"another run; pull it again"
         )
     return f"{file} is version {weights.version.lineage}.{weights.version.step}"
 
 
 def pulled(run: Path, to: Path, *, timeout_s: float) -> ResultTable:
-    """Pull the current version of a live run into a file.
+    """Pull the current version of a live run into a file, under a key that is made for it.
 
     Raises:
-        WeightsError: Nothing is published.
+        WeightsError: Nothing is published, or the bytes do not match their digest.
         DeadlineError: Nothing came in time.
+        NyalaError: The run is stopped, or Redis does not answer.
     """
     from actors.weights.saved import download  # noqa: PLC0415 - torch
 

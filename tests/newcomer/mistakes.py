@@ -158,7 +158,7 @@ COMMANDS = [
     ),
     Mistake(
         "a project with a name in words",
-        "must be small letters, digits, - and _",
+        "small letters, digits, - and _",
         command="nyala new 'My Project'",
         instead="nyala new my-project",
     ),

@@ -206,8 +206,8 @@ def test_the_launchers_take_what_the_nodes_are_given(recipes: Recipes) -> None:
     [
         ({"buffer": {"url": "redis://localhost:6379/0"}}, "buffer.url must be a Redis that pods"),
         ({"buffer": {"url": "unix:///run/redis.sock"}}, "buffer.url must be a Redis that pods"),
-        ({"buffer": {}}, "learner_nodes must be 1 without both buffer.url and run.trusted_network"),
-        ({"run": {"model": "m"}}, "learner_nodes must be 1 without both buffer.url and run.trust"),
+        ({"buffer": {}}, "learner_nodes must be 1 unless buffer.url and run.trusted_network"),
+        ({"run": {"model": "m"}}, "learner_nodes must be 1 unless buffer.url and run.trust"),
     ],
 )
 def test_what_several_nodes_cannot_have_is_refused(

@@ -186,7 +186,7 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(
     code, text = unreached["no dry run"]
 
     assert code == 2
-    assert re.search(r"http://\S+ must take the files of me/speller, got ", text)
+    assert re.search(r"http://\S+ must take the files of me/speller, got: ", text)
     assert text.count("\n") == 1
 
 

@@ -82,7 +82,7 @@ def test_a_slurm_that_refuses_is_named(run, tmp_path):
     with pytest.raises(SettingsError, match="sbatch must succeed, got: invalid partition; change"):
         SlurmFleet(run, Path("actor.sh"), []).adjust_jobs()
     (tmp_path / "bin" / "sbatch").unlink()
-    with pytest.raises(SettingsError, match=r"sbatch must answer, got: .*No such file"):
+    with pytest.raises(SettingsError, match=r"sbatch must answer within 60 s, got: .*No such file"):
         SlurmFleet(run, Path("actor.sh"), []).adjust_jobs()
 
 

@@ -246,7 +246,7 @@ def test_nothing_is_unpacked_beside_the_folder_of_a_pack(
     with tarfile.open(file, "a") as archive:
         archive.addfile(member, io.BytesIO())
 
-    with pytest.raises(SettingsError, match=f"got {name}, which no such file has"):
+    with pytest.raises(SettingsError, match=f"got: {name}, which no such file has"):
         open_pack(file, [])
     assert not list((tmp_path / "cache" / "nyala").iterdir())
 

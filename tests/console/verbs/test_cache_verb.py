@@ -171,7 +171,9 @@ def test_code_for_another_kind_of_machine_is_refused_with_both_values(
     file = packed(old, tmp_path / "code.tar.gz", KIND | {fact: "theirs"})
     new.enter()
 
-    got = f"{file} for {fact} theirs where this machine has {KIND[fact]}; pack one on such"
+    got = (
+        f"{file} for {fact} theirs where this machine has {KIND[fact]}; pack one on a machine like"
+    )
     with pytest.raises(SettingsError, match=f"^FILE must be compiled on .* got {re.escape(got)}"):
         unpack(file, KIND)
     assert new.files == {}
