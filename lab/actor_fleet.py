@@ -26,7 +26,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def descendants(ancestor: int) -> dict[int, list[str]]:
-    """Return the living descendants of a process with the words of their command lines."""
+    """Return the living descendants of a process: process id -> words of its command line."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -186,14 +186,14 @@ class Fleet:
                 self.add()
 
     def remove(self, actor: Actor) -> None:
-        """End an actor for good."""
+        """Kill an actor, which is not replaced."""
         actor.process.kill()
         if actor in self.actors:
             self.actors.remove(actor)
             self.gone.append(actor)
 
     def all_serve(self) -> bool:
-        """Return whether every actor has, or has had, a lease."""
+        """Replace actors that have ended; return whether every actor has, or has had, a lease."""
         self.refill()
         self._identify()
         return all(actor.serving_at is not None for actor in self.actors)
@@ -214,7 +214,7 @@ class Fleet:
                 actor.serving_at = time.monotonic()
 
     def close(self) -> None:
-        """Ask all actors to drain, then kill the rest."""
+        """Ask all actors to drain, and kill those that are left after `stop_timeout_s`."""
         for actor in self.actors:
             actor.process.ask_to_stop()
         deadline = time.monotonic() + self._stop_timeout_s

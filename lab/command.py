@@ -141,7 +141,8 @@ def chosen(only: Sequence[str], faults: tuple[Fault, ...] = FAULTS) -> tuple[Fau
     for name in only:
         if name not in by_name:
             raise SettingsError(
-                f"--only must be the name of a fault, got {name!r}; `nyala chaos --list` shows them"
+                f"--only must be the name of a fault, got {name!r}; choose one that `nyala chaos "
+                f"--list` shows, or with --pairs one of `nyala chaos --pairs --list`"
             )
     return tuple(by_name[name] for name in only) if only else faults
 
@@ -149,8 +150,11 @@ def chosen(only: Sequence[str], faults: tuple[Fault, ...] = FAULTS) -> tuple[Fau
 def run_chaos(choices: ChaosOptions) -> int:
     """Carry `nyala chaos` out and return the exit code: 0 if all invariants held, else 1.
 
+    Kill runs only measure: 0. From here on SIGTERM ends this process in order, with code 143.
+
     Raises:
-        NyalaError: A run could not be started.
+        SettingsError: The folder for results exists, or there is no such fault.
+        NyalaError: A kill run could not be started, or did not go on.
     """
     console = Console()
     # An exit ends all processes, and removes mounted disks and networks.

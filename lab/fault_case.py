@@ -124,7 +124,10 @@ ROLES = ("redis", "broker", "learner", "publisher")
 
 
 class FaultCase:
-    """The steps of which faults are written, and the measurements of one fault."""
+    """The steps of which faults are written, and the measurements of one fault.
+
+    A step that waits raises `ExpectationFailed` after its limit, as `LiveRun.until` does.
+    """
 
     def __init__(self, run: LiveRun) -> None:
         self.run = run
@@ -166,7 +169,9 @@ class FaultCase:
         """Stop a process, so that its state can be read before it is killed."""
         os.kill(pid, signal.SIGSTOP)
         stat = Path("/proc") / str(pid) / "stat"
-        self.run.until(lambda: stat.read_text().rpartition(")")[2].split()[0] in "TtZ", "a stop")
+        self.run.until(
+            lambda: stat.read_text().rpartition(")")[2].split()[0] in "TtZ", "the stop of a process"
+        )
 
     def follow(self, actors: Iterable[Actor] | None = None, *, is_orderly: bool = False) -> None:
         """Follow the tasks of these actors, or of all; orderly ones store tokens before they go."""
@@ -196,7 +201,7 @@ class FaultCase:
             self.run.sleep(POLL_S)
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait for a condition while following the tasks."""
+        """Wait for a condition while following the tasks; `what` names it, as a noun."""
         self.run.until(condition, what, look=self._look)
 
     def lift(self, act: Callable[[], None]) -> None:
@@ -208,13 +213,13 @@ class FaultCase:
     def recover(self) -> None:
         """Wait until all followed work goes on, all processes run and batches are trained again."""
         run = self.run
-        self.until(lambda: not self.trace.open_ids, "work of the victims goes on")
+        self.until(lambda: not self.trace.open_ids, "a new holder of all work of the victims")
         self.until(lambda: all(run.pids(role) for role in ROLES), "all processes")
-        self.until(lambda: run.step >= self._step + PROGRESS_STEPS, "training goes on")
+        self.until(lambda: run.step >= self._step + PROGRESS_STEPS, "further batches")
         self.recovered_s = time.monotonic() - self._measured_from
 
     def restarted(self, role: str) -> Callable[[], bool]:
-        """Return a function that tells whether a new process of the role has started since."""
+        """Return a function that tells whether a process of the role has started since now."""
         old = set(self.run.pids(role))
         return lambda: bool(set(self.run.pids(role)) - old)
 

@@ -121,7 +121,11 @@ class Watcher:
         """Incarnations that were drained or killed."""
 
     def follow(self) -> None:
-        """Watch, disturb and count until the run has finished."""
+        """Watch, disturb and count until the run has finished.
+
+        Raises:
+            FileNotFoundError: The run has not finished within an hour.
+        """
         run, arm = self._run, self._arm
         self._used.note(run.all_pids)
         used_before_s, began_at = self._used.total_s, time.time()
@@ -279,7 +283,11 @@ class KillPlan:
 
 
 def kill_runs(plan: KillPlan, on_step: Callable[[Harm, int, int], None]) -> dict[str, object]:
-    """Run the arms one after the other; write `kill_run.json` after each."""
+    """Run the arms one after the other; write `kill_run.json` after each, and return what it has.
+
+    Raises:
+        ExpectationFailed: A run could not be started.
+    """
     plan.folder.mkdir(parents=True, exist_ok=True)
     arms: dict[Harm, Arm] = {}
     for harm in plan.harms:

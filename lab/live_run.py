@@ -115,13 +115,15 @@ class LiveRun:
         self.fleet: Fleet
 
     def start(self, num_actors: int) -> None:
-        """Start the run and wait until it trains.
+        """Start the run and wait until it trains, which may take twice four minutes.
 
         Raises:
             ExpectationFailed: The run does not train.
         """
         self._up.start()
-        self.until(lambda: self.pids("broker") and self.folder.redis_url.exists(), "start", START_S)
+        self.until(
+            lambda: self.pids("broker") and self.folder.redis_url.exists(), "a broker", START_S
+        )
         self.settings = load(self.folder.config)
         self.store = Store(self.url, run=self.settings.run.name)
         self.fleet = Fleet(
@@ -136,7 +138,7 @@ class LiveRun:
         self.until(lambda: self.fleet.all_serve() and self.step >= 2, "training", START_S)
 
     def close(self) -> None:
-        """Stop everything in order; kill what does not stop."""
+        """Stop everything in order; kill actors after `console.stop_timeout_s`, `up` after 60 s."""
         if hasattr(self, "fleet"):
             self.fleet.close()
             self.store.close()
@@ -160,15 +162,23 @@ class LiveRun:
             return 0
 
     def stats(self) -> Stats:
-        """Read the state of the run from the store."""
+        """Read the state of the run from the store.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
         return self.store.run(operations.stats())
 
     def pids(self, role: str) -> list[int]:
-        """List the live processes of `redis`, `broker`, `learner` or `publisher`."""
+        """List the live processes of `redis`, `broker`, `learner` or `publisher`.
+
+        Raises:
+            ExpectationFailed: `nyala up` has ended.
+        """
         leader = self._up.pid
         if leader is None or self._up.poll() is not None:
             raise ExpectationFailed(
-                f"`nyala up` must keep running, got its exit; its log is {self.log}"
+                f"`nyala up` must keep running, got its exit; look into {self.log}"
             )
         return sorted(pid for pid, words in descendants(leader).items() if plays(role, words))
 
@@ -200,7 +210,7 @@ class LiveRun:
         """Wait without pauses until the next checkpoint is on disk; its commit follows at once.
 
         Raises:
-            ExpectationFailed: No checkpoint comes.
+            ExpectationFailed: No checkpoint comes within four minutes.
         """
         newest = self.folder.newest_checkpoint()
         self._catch(lambda: self.folder.newest_checkpoint() != newest, "a checkpoint")
@@ -209,7 +219,7 @@ class LiveRun:
         """Wait until the next checkpoint is being written, without pauses.
 
         Raises:
-            ExpectationFailed: No checkpoint is written.
+            ExpectationFailed: No checkpoint is written within four minutes.
         """
         self._catch(lambda: not self.is_saving, "the end of a save")
         self._catch(lambda: self.is_saving, "a checkpoint that is being written")
@@ -225,7 +235,7 @@ class LiveRun:
         while not condition():
             if time.monotonic() > deadline:
                 raise ExpectationFailed(
-                    f"{what} must happen within {STALL_S:g} s, got nothing; the log is {self.log}"
+                    f"{what} must come within {STALL_S:g} s, got none; look into {self.log}"
                 )
 
     def until(
@@ -239,12 +249,12 @@ class LiveRun:
 
         Args:
             condition: Returns whether the wait is over.
-            what: Name of the condition, for the error.
+            what: Name of the condition for the error, as a noun: `a checkpoint`.
             limit_s: Longest wait.
             look: Called before each try.
 
         Raises:
-            ExpectationFailed: The condition did not come.
+            ExpectationFailed: The condition did not come in time, or `nyala up` has ended.
         """
         deadline = time.monotonic() + limit_s
         while True:
@@ -253,11 +263,11 @@ class LiveRun:
                 return
             if self._up.poll() is not None:
                 raise ExpectationFailed(
-                    f"{what} must happen, got the exit of `nyala up`; its log is {self.log}"
+                    f"{what} must come, got the exit of `nyala up` before; look into {self.log}"
                 )
             if time.monotonic() > deadline:
                 raise ExpectationFailed(
-                    f"{what} must happen within {limit_s:g} s, got nothing; "
-                    f"the logs are in {self.log}"
+                    f"{what} must come within {limit_s:g} s, got none; look into {self.log}, and "
+                    f"into the folder logs of {self.folder.path}"
                 )
             self.sleep(POLL_S)

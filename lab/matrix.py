@@ -46,7 +46,7 @@ def trained_batches(run: LiveRun) -> Batches:
 
 
 def violations(run: LiveRun, before: Batches, *, dead_before: float) -> list[str]:
-    """Return the invariants that do not hold.
+    """Return the invariants that do not hold, a sentence each.
 
     Args:
         run: The run, after a fault.
@@ -136,7 +136,13 @@ class Plan:
 
 
 def run_matrix(plan: Plan, on_progress: OnProgress) -> list[FaultResult]:
-    """Carry the plan out and write `faults.md` and `faults.json` after every row."""
+    """Carry the plan out and write `faults.md` and `faults.json` after every row.
+
+    A fault from which the run does not come back has the error in its row.
+
+    Raises:
+        FileExistsError: `plan.folder` exists.
+    """
     plan.folder.mkdir(parents=True)
     rows: list[FaultResult] = []
     run: LiveRun | None = None
@@ -167,6 +173,9 @@ def live_run(plan: Plan, name: str, fault: Fault) -> Iterator[LiveRun]:
         plan: Options of the matrix.
         name: Name of the run.
         fault: The first fault on the run, which may need surroundings of its own.
+
+    Raises:
+        ExpectationFailed: The run does not train.
     """
     config, overrides = plan.settings
     folder = plan.folder / name
@@ -212,6 +221,10 @@ def measure(fault: Fault, case: FaultCase, row: FaultResult, *, may_die: bool = 
         case: A new case of the run to hurt.
         row: Row of the fault in the table.
         may_die: Tasks may become dead letters, because an actor of the run lies.
+
+    Raises:
+        NyalaError: The run does not come back.
+        OSError: A victim had just ended by itself.
     """
     run = case.run
     try:

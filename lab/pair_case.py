@@ -58,7 +58,7 @@ class TurnLock:
         finally:
             self._turn.acquire()
         if self._is_over:
-            raise ExpectationFailed("a pair of faults must run to its end, got it cancelled")
+            raise ExpectationFailed("this fault is given up, because the pair has ended")
 
     def end_turns(self) -> None:
         """Let no thread go on, because its changes of the run would not be undone."""
@@ -80,9 +80,7 @@ class PairProgress:
             ExpectationFailed: The other fault has failed.
         """
         if self.failure is not None:
-            raise ExpectationFailed(
-                f"both faults of a pair must pass, got a failure of the other: {self.failure}"
-            )
+            raise ExpectationFailed(f"the other fault of the pair has failed: {self.failure}")
 
 
 class PairCase(FaultCase):
@@ -104,7 +102,7 @@ class PairCase(FaultCase):
         """Begin the fault when the other is prepared too."""
         self._step = max(self._step, self.run.step)
         self._progress.prepared += 1
-        self._wait_for_other(lambda: self._progress.prepared == 2, "the other fault is prepared")
+        self._wait_for_other(lambda: self._progress.prepared == 2, "the other fault's preparation")
         if self._delay_s:
             self.run.sleep(self._delay_s)
         super().inject(act, sign)
@@ -112,12 +110,12 @@ class PairCase(FaultCase):
     def recover(self) -> None:
         """Wait until the other fault has ended too, then for the recovery from both."""
         self._progress.ended += 1
-        self._wait_for_other(lambda: self._progress.ended == 2, "the other fault has ended")
+        self._wait_for_other(lambda: self._progress.ended == 2, "the other fault's end")
         super().recover()
 
     def wait_for_first(self) -> None:
         """Wait until the other fault is prepared."""
-        self._wait_for_other(lambda: self._progress.prepared == 1, "the first fault is prepared")
+        self._wait_for_other(lambda: self._progress.prepared == 1, "the first fault's preparation")
 
     def _wait_for_other(self, condition: Callable[[], bool], what: str) -> None:
         self.run.until(condition, what, look=self._progress.check_other_fault)
@@ -133,7 +131,7 @@ def inject_both(case: FaultCase, first: Fault, second: Fault, *, delay_s: float)
         delay_s: Time from the first to the second; negative if the second comes first.
 
     Raises:
-        ExpectationFailed: The run did not come back.
+        NyalaError: The run did not come back from one of them.
     """
     run, turns, progress = case.run, TurnLock(), PairProgress()
     cases = (
@@ -163,7 +161,8 @@ def inject_both(case: FaultCase, first: Fault, second: Fault, *, delay_s: float)
             worker.join(LONGEST_S)
             if worker.is_alive:
                 raise ExpectationFailed(
-                    f"a pair must end within {LONGEST_S:g} s; the log is {run.log}"
+                    f"a pair of faults must end within {LONGEST_S:g} s, got one that has not; look "
+                    f"into {run.log}"
                 )
     finally:
         turns.end_turns()

@@ -114,7 +114,13 @@ class HonestCase(FaultCase):
 
 
 def endure(plan: Plan, *, minutes: float, seed: int, on_progress: OnProgress) -> EnduranceResult:
-    """Hurt one run for so long; write `endurance.md` and `endurance.json` at the end."""
+    """Hurt one run for so long; write `endurance.md` and `endurance.json` at the end.
+
+    An error of Nyala that ends the run is one of the result's `problems`.
+
+    Raises:
+        FileExistsError: `plan.folder` exists.
+    """
     plan.folder.mkdir(parents=True)
     entries = {path.name for path in growth.SHARED.iterdir()}
     place = None if clock_jumps.obstacle() else clock_jumps.shiftable
@@ -181,7 +187,10 @@ def _hurt(
 
 
 def resume_if_paused(run: LiveRun) -> list[str]:
-    """Resume leasing, as an operator does; return the reason of a pause, if there was one."""
+    """Resume leasing, as an operator does; return the reason of a pause, if there was one.
+
+    Nothing happens while the store is away.
+    """
     try:
         why = run.store.run(operations.closed()).paused
         if why:
@@ -298,7 +307,7 @@ def _liar(run: LiveRun, seed: int) -> Iterator[Path]:
             yield granted
             if process.poll() is not None:
                 raise ExpectationFailed(
-                    f"the lying actor must run on, got its exit; its log is {folder}/liar.log"
+                    f"the lying actor must run on, got its exit; look into {folder}/liar.log"
                 )
         finally:
             process.kill()

@@ -124,7 +124,10 @@ class ResourceSampler:
 
 
 def slope_per_min(lives: Iterable[Line]) -> float | None:
-    """Fit one slope to all lives, each with a level of its own; None if lives are too short."""
+    """Fit one slope, per minute, to all lives, each with a level of its own.
+
+    None if lives beyond their warm-up are shorter than three minutes together.
+    """
     warm = [kept for kept in map(_after_warm_up, lives) if len(kept) > 1]
     if sum(line[-1][0] - line[0][0] for line in warm) < ENOUGH_S:
         return None
@@ -138,7 +141,7 @@ def slope_per_min(lives: Iterable[Line]) -> float | None:
 
 
 def warm_s(lives: Iterable[Line]) -> float:
-    """Add up the time that lives lasted beyond their warm-up."""
+    """Add up the seconds that lives lasted beyond their warm-up."""
     return sum(line[-1][0] - line[0][0] for line in map(_after_warm_up, lives) if line)
 
 

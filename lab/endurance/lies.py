@@ -67,7 +67,7 @@ class ForgedRequests:
     sent: list[Request] = field(default_factory=list)
 
     def next(self) -> list[Request]:
-        """Return requests that are sent one after the other."""
+        """Return requests to send one after the other; none where a lie needs a lease first."""
         lies = (
             *(self._lease, self._beat, self._beat, self._submit, self._submit, self._release),
             *(self._fail, self._send_again, self._spoil, self._pad),
@@ -231,7 +231,7 @@ def targets_of(request: Request) -> list[tuple[int, int]]:
 
 
 async def ask(client: BrokerClient, request: Request) -> LeaseReply | Verdicts:
-    """Send a request; raises as the client does."""
+    """Send a request and return its answer, within 5 s; raises as the client does."""
     match request:
         case LeaseRequest():
             return await client.lease(request, deadline_s=PATIENCE_S)

@@ -91,7 +91,10 @@ class LyingActor:
 
 
 async def lie_on(config: Path, granted: TextIO, seed: int) -> None:
-    """Lie under one key after another, for ever."""
+    """Lie under one key after another, for ever.
+
+    Each key is added to the run's keys, and revoked after two minutes.
+    """
     rng = random.Random(seed)
     for number in count(1):
         settings = load(config)

@@ -23,7 +23,7 @@ FILE, LIBRARY = "clock", "clock.so"
 
 @contextmanager
 def shiftable(folder: Path) -> Iterator[Mapping[str, str]]:
-    """Return the variables under which a run's clock can be shifted."""
+    """Compile the library into a folder; yield the variables under which a clock can be shifted."""
     folder.mkdir(parents=True, exist_ok=True)
     library, file = folder / LIBRARY, folder / FILE
     compiler = shutil.which("cc")

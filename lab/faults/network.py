@@ -35,7 +35,9 @@ BURST, QUEUE = "2mb", "50ms"
 
 
 class SecondNetwork:
-    """Addresses `here` and `there`, and the name of the network that `there` is in.
+    """A second network with the addresses `here` and `there` at the two ends of its link.
+
+    A `with` statement makes it and removes it. `name` is that of the network that `there` is in.
 
     Args:
         number: Number of the network on this machine; leftovers of this number are removed. None =
@@ -103,7 +105,11 @@ def obstacle(*, limits: bool = False) -> str | None:
 
 
 def enter(name: str) -> None:
-    """Move this thread and its children into a network (`os.setns` needs Python 3.12)."""
+    """Move this thread and its children into a network (`os.setns` needs Python 3.12).
+
+    Raises:
+        OSError: There is no such network, or this user may not enter it.
+    """
     with Path(f"/run/netns/{name}").open() as network:
         if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"network {name} cannot be entered")
@@ -131,7 +137,7 @@ def _behind_a_proxy(case: FaultCase) -> Iterator[tuple[Actor, Proxy]]:
     with Proxy(parts.hostname, parts.port) as proxy:
         actor = run.fleet.add(f"broker.endpoint=tcp://127.0.0.1:{proxy.port}")
         try:
-            run.until(run.fleet.all_serve, "the actor behind the proxy serves", PROXY_SERVE_S)
+            run.until(run.fleet.all_serve, "a lease of the actor behind the proxy", PROXY_SERVE_S)
             case.settle()
             case.choose([actor])
             case.follow([actor])
@@ -153,7 +159,7 @@ def block(case: FaultCase) -> None:
     """Pass no packet for longer than leases last; then the actor comes back too late."""
     with _behind_a_proxy(case) as (_, proxy):
         case.inject(proxy.block)
-        case.until(lambda: not case.trace.open_ids, "another actor goes on with its work")
+        case.until(lambda: not case.trace.open_ids, "another actor for its work")
         case.lift(proxy.flow)
         case.pause(1.0)  # its old leases are refused
         case.recover()
@@ -204,12 +210,14 @@ def cut(case: FaultCase) -> None:
     fleet = case.run.fleet
     victim = fleet.add("console.refresh_s=0.5", prefix=("ip", "netns", "exec", NETWORK.name))
     try:
-        case.run.until(fleet.all_serve, "the actor in the other network serves", PARTITION_SERVE_S)
+        case.run.until(
+            fleet.all_serve, "a lease of the actor in the other network", PARTITION_SERVE_S
+        )
         case.settle()
         case.choose([victim])
         case.follow([victim])
         case.inject(NETWORK.cut)
-        case.until(lambda: not case.trace.open_ids, "another actor goes on with its work")
+        case.until(lambda: not case.trace.open_ids, "another actor for its work")
         case.lift(NETWORK.heal)
         case.pause(2.0)  # its old leases are refused
         case.recover()

@@ -55,7 +55,7 @@ def stop_actor(case: FaultCase) -> None:
     case.freeze(victim.pid)
     case.follow([victim])
     case.inject(lambda: None)
-    case.until(lambda: not case.trace.open_ids, "another actor goes on with its work")
+    case.until(lambda: not case.trace.open_ids, "another actor for its work")
     case.lift(_send(victim.pid, signal.SIGCONT))
     case.pause(1.0)  # its old leases are refused
     case.recover()
@@ -67,18 +67,22 @@ def drain_actor(case: FaultCase) -> None:
     case.follow([victim], is_orderly=True)
     case.inject(_send(victim.pid, signal.SIGTERM))
     case.recover()
-    case.until(lambda: victim.process.poll() is not None, "the actor has left")
+    case.until(lambda: victim.process.poll() is not None, "the end of the drained actor")
     case.run.fleet.refill()
     if victim.process.poll() != 0:
         case.remark = f"it ended with code {victim.process.poll()}"
 
 
 def kill_engine_core(case: FaultCase) -> None:
-    """Kill the process of an actor's vLLM core, as for a full memory."""
+    """Kill the process of an actor's vLLM core, as the kernel does when memory is full.
+
+    Raises:
+        ExpectationFailed: The actor does not end with the exit code of a lost engine.
+    """
     fleet = case.run.fleet
     victim = fleet.add("actors.engine=vllm", "actors.in_process=false")
     try:
-        case.run.until(fleet.all_serve, "the actor with vLLM serves")
+        case.run.until(fleet.all_serve, "a lease of the actor with vLLM")
         case.settle()
         case.choose([victim])
         cores = [pid for pid, words in descendants(victim.pid).items() if CORE in words[0]]
@@ -87,12 +91,13 @@ def kill_engine_core(case: FaultCase) -> None:
         case.inject(_kill(cores))
         _send(victim.pid, signal.SIGCONT)()
         case.recover()
-        case.until(lambda: victim.process.poll() is not None, "the actor has ended")
+        case.until(lambda: victim.process.poll() is not None, "the end of the actor")
     finally:
         fleet.remove(victim)
     if victim.process.poll() != ENGINE_DIED:
         raise ExpectationFailed(
-            f"the actor must end with {ENGINE_DIED}, got {victim.process.poll()}"
+            f"the actor must end with code {ENGINE_DIED}, got {victim.process.poll()}; look into "
+            f"{case.run.folder.log(victim.process.name)}"
         )
 
 
@@ -129,7 +134,10 @@ def kill_learner(case: FaultCase) -> None:
 
 
 def kill_learner_before_commit(case: FaultCase) -> None:
-    """Kill the learner with a checkpoint on disk whose commit the store lacks."""
+    """Kill the learner with a checkpoint on disk whose commit the store lacks.
+
+    After 30 checkpoints without that moment nothing is killed, and a remark says so.
+    """
     case.follow()
     pid = case.run.pids("learner")[-1]
     for _ in range(COMMIT_TRIES):
@@ -145,7 +153,11 @@ def kill_learner_before_commit(case: FaultCase) -> None:
 
 
 def kill_learner_while_saving(case: FaultCase) -> None:
-    """Kill the learner with half a checkpoint on disk."""
+    """Kill the learner with half a checkpoint on disk.
+
+    Raises:
+        ExpectationFailed: It could not be stopped during one of 30 saves.
+    """
     case.follow()
     pid = case.run.pids("learner")[-1]
     for _ in range(COMMIT_TRIES):
@@ -157,7 +169,8 @@ def kill_learner_while_saving(case: FaultCase) -> None:
             return
         os.kill(pid, signal.SIGCONT)
     raise ExpectationFailed(
-        f"the learner must be stopped during a save, got {COMMIT_TRIES} tries without that"
+        f"the learner must be stopped during a save, got {COMMIT_TRIES} saves that had ended by "
+        f"then; try again with a larger run.model, whose saves take longer"
     )
 
 

@@ -28,7 +28,7 @@ MOUNT_S = 10.0
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
-    """Mount a small disk in memory at a folder, if this user may."""
+    """Mount a small disk in memory at a folder for the body; nothing if this user may not."""
     if disk_obstacle() is not None:
         yield
         return
@@ -49,7 +49,7 @@ def disk_obstacle() -> str | None:
 
 @contextmanager
 def fill(folder: Path) -> Iterator[None]:
-    """Leave no room on the disk of a folder."""
+    """Leave no room on the disk of a folder while the body runs."""
     filler = folder / "filler"
     try:
         with filler.open("wb") as file:
@@ -106,7 +106,7 @@ def rewind_redis(case: FaultCase) -> None:
     size = log.stat().st_size
     step = case.run.step
     case.run.sleep(REWIND_S)
-    case.run.until(lambda: case.run.step > step, "batches that will be lost")
+    case.run.until(lambda: case.run.step > step, "a batch that will be lost")
     case.follow()
     lost = log.stat().st_size - size
 
@@ -255,7 +255,7 @@ def fail_over(case: FaultCase) -> None:
         replica.kill()  # what it has received is in its files
         replica.wait()
         case.run.sleep(LAG_S)
-        case.run.until(lambda: case.run.step > step, "batches that the replica lacks")
+        case.run.until(lambda: case.run.step > step, "a batch that the replica lacks")
         case.follow()
 
         def switch() -> None:
