@@ -7,7 +7,8 @@ Users of each (the table of keys is in `keys.py`):
 | anyone  | confirm, begin_run, stats, memory, usage, publication, lineages, actors, brokers, |
 |         | read_run_snapshot, closed, inspect, audit |
 | broker  | lease, beat, submit, release, fail, cut, share, shrink, suspend, reap, actor_seen, |
-|         | broker_seen |
+|         | broker_seen; of conversations want_agents, take_conversations, add_calls, |
+|         | say_replies, read_replies, read_calls, end_conversations, read_news |
 | console | dead_letters, dead_letter, requeue_dead, purge_dead, peek, release_dead_actor, |
 |         | resume |
 | learner | begin_lineage, create, claim, drop, abandon, seal, advance, commit, cancel, publish, |
@@ -22,6 +23,9 @@ they raise LostLineage. Every operation may be sent again when its reply was los
 
 batches    The learner's batches, kept units and publication; every write carries the learner's
            lineage
+conversations
+           Conversations of tasks with live agents: a mailbox of calls and replies beside a task's
+           chunks
 keys       Keys of a run in Redis: names, types, contents and writers
 leases     Leases, partial and finished episodes, and failures: a broker's calls on behalf of actors
 operation  Operations as values: calls of Lua scripts and reads, and the value made of their replies
@@ -50,6 +54,16 @@ from .batches import (
     reuse,
     seal,
     trim_replay,
+)
+from .conversations import (
+    add_calls,
+    end_conversations,
+    read_calls,
+    read_news,
+    read_replies,
+    say_replies,
+    take_conversations,
+    want_agents,
 )
 from .leases import (
     actor_seen,
@@ -106,6 +120,7 @@ __all__ = [
     "abandon",
     "actor_seen",
     "actors",
+    "add_calls",
     "advance",
     "audit",
     "beat",
@@ -128,6 +143,7 @@ __all__ = [
     "dead_letter",
     "dead_letters",
     "drop",
+    "end_conversations",
     "eval_round",
     "fail",
     "forget_reused",
@@ -141,6 +157,9 @@ __all__ = [
     "publication",
     "publish",
     "purge_dead",
+    "read_calls",
+    "read_news",
+    "read_replies",
     "read_run_snapshot",
     "reap",
     "reconcile",
@@ -156,13 +175,16 @@ __all__ = [
     "restore_lineage",
     "resume",
     "reuse",
+    "say_replies",
     "seal",
     "share",
     "shrink",
     "stats",
     "submit",
     "suspend",
+    "take_conversations",
     "trim_replay",
     "usage",
+    "want_agents",
     "write_run_snapshot",
 ]

@@ -1,4 +1,4 @@
-"""Keys of a run in Redis: names, types, contents and writers.
+r"""Keys of a run in Redis: names, types, contents and writers.
 
 The prefix is `nyala:{run}`, so runs can share a server. Scripts get the prefix and build the
 rest (`lua/lib/keys.lua`).
@@ -13,7 +13,13 @@ rest (`lua/lib/keys.lua`).
     g:<unit>        set     its members that are neither done nor dead      lease, submit
     s:<unit>        list    its members' specs while it is new  create, lease, requeue_dead
     t:<task>        hash    of a begun unit: st, spec, fence, inc, key, ... all
-    t:<task>:p      list    chunks of its unfinished completion             beat
+    t:<task>:p      list    chunks of its unfinished completion             beat, say_replies
+    m:<task>        hash    its conversation: ticket, calls, bytes, ...     want_agents, ...
+    m:<task>:c      list    calls of its agent, `<parent> <keep>\n<tail>`   add_calls
+    m:<task>:r      zset    `<number>\n<reply>` -> stamp, Redis us          say_replies
+    wanted          zset    task that waits for a host -> since, Redis ms   want_agents, reap
+    tickets         zset    task -> when its host's ticket expires  take_conversations, read_replies
+    news            zset    task -> number of its conversation's last change    as m:<task>
     e:<task>        string  its record; of a committed task if its unit is kept  submit
     in:<i>          string  a record on its way, gone when the call ends    submit
     ready           zset    task of an open unit -> -1 if resumed, else id  lease, release, reap
@@ -51,7 +57,8 @@ rest (`lua/lib/keys.lua`).
     brokers         hash    address -> its figures, JSON                    broker_seen
 
 A training task is in exactly one of `new` (through its unit), `ready`, `lease`, `done`, `claimed`,
-`dead` or a bitmap of ended tasks; their sum is the number of created tasks. The only counters are
+`dead` or a bitmap of ended tasks; their sum is the number of created tasks. A task has a mailbox
+only while it is ready or leased. The only counters are
 those of arrivals, and of failures for a diagnosis (`data_failures`).
 There is no watermark below which all tasks are committed: a bitmap of ten million tasks is 1.2 MB,
 exact, and needs no upkeep.

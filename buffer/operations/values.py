@@ -5,6 +5,7 @@ Producer: `operations/`. Consumers: the broker, the learner, the console.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -93,6 +94,140 @@ class BeatVerdict(NamedTuple):
 
     verdict: str
     length: int
+
+
+class Ticket(NamedTuple):
+    """A conversation that a host has taken."""
+
+    task_id: int
+    ticket: int
+    """The host's fence for the conversation."""
+    spec: bytes
+    payload: bytes
+    """What the actor tells the agent."""
+
+
+class TakeAnswer(NamedTuple):
+    """`status` as in `LeaseAnswer`."""
+
+    status: str
+    tickets: list[Ticket]
+
+
+class CallLine(NamedTuple):
+    """A call of an agent; its body is the first `keep` bytes of its parent's body, and `tail`."""
+
+    task_id: int
+    ticket: int
+    number: int
+    """Calls of a conversation are numbered from 1."""
+    parent: int
+    """Number of an earlier call; 0 = none, and `keep` is 0."""
+    keep: int
+    tail: bytes
+
+
+class CallVerdict(NamedTuple):
+    """OK, DUP, STALE, GONE, GAP, OTHER, BUSY, FULL or ENDED, and the calls stored."""
+
+    verdict: str
+    num_calls: int
+
+
+class SayLine(NamedTuple):
+    """A reply to a call, with the chunk that holds its last tokens."""
+
+    beat: BeatLine
+    number: int
+    reply: bytes
+
+
+class ListenLine(NamedTuple):
+    """A task whose actor waits for calls."""
+
+    task_id: int
+    fence: int
+    ticket: int = 0
+    """Ticket of the conversation that the actor has read from; 0 = it has read nothing."""
+    num_calls: int = 0
+    """Calls that the actor has."""
+
+
+class Call(NamedTuple):
+    """A call as it is stored."""
+
+    parent: int
+    keep: int
+    tail: bytes
+    is_answered: bool
+
+
+class CallsAnswer(NamedTuple):
+    """Calls of a conversation after those that its actor has."""
+
+    verdict: str
+    """OK, DUP, STALE, GONE, or UNCALLED: the task has no mailbox."""
+    ticket: int = 0
+    """0 = no host has taken the conversation."""
+    num_calls: int = 0
+    """Calls stored; more than the actor's and these where they exceed one answer."""
+    why: str = ""
+    """Why the conversation has ended; empty = it goes on."""
+    rewards: Mapping[int, bytes] = {}
+    """Rewards by number of a call, 0 = the whole; empty before the end."""
+    calls: tuple[Call, ...] = ()
+
+
+class ReplyLine(NamedTuple):
+    """A conversation whose host waits for replies."""
+
+    task_id: int
+    ticket: int
+    heard: int = 0
+    """Stamp of the newest reply that the agent has heard; 0 = none."""
+
+
+class Reply(NamedTuple):
+    """A reply as it is stored."""
+
+    stamp: int
+    """Higher than those of earlier replies of the conversation."""
+    number: int
+    reply: bytes
+
+
+class RepliesAnswer(NamedTuple):
+    """Replies of a conversation after the newest that its agent has heard."""
+
+    verdict: str
+    """OK, STALE or GONE."""
+    num_calls: int
+    """Calls stored; fewer than the host has made where the store lost some: it repeats them."""
+    replies: tuple[Reply, ...]
+
+
+class EndLine(NamedTuple):
+    """A reward of a conversation, or its end, or both."""
+
+    task_id: int
+    ticket: int
+    why: str = ""
+    """Why it ends; empty = it goes on."""
+    number: int = 0
+    """Call that the reward is for; 0 = the whole conversation."""
+    reward: bytes = b""
+    """Empty = none."""
+
+
+class News(NamedTuple):
+    """Changes of conversations."""
+
+    newest: int
+    """Number of the newest change."""
+    wanted: int
+    """Conversations that no host has taken."""
+    tasks: list[int]
+    """Tasks whose conversations have changed since."""
 
 
 class ClaimedUnit(NamedTuple):

@@ -13,7 +13,17 @@ from buffer import operations
 from buffer.admin import forget_run
 from buffer.operations.keys import EVAL_BASE
 from buffer.operations.run import broker_seen, brokers
-from buffer.operations.values import BeatLine, NewTask, SubmitLine
+from buffer.operations.values import (
+    BeatLine,
+    CallLine,
+    EndLine,
+    LeasedTask,
+    ListenLine,
+    NewTask,
+    ReplyLine,
+    SayLine,
+    SubmitLine,
+)
 from buffer.store import Store
 from configs.errors import StoreError
 from tests.buffer.support.servers import server
@@ -93,6 +103,7 @@ def _act(broker: Store) -> None:
     broker.run(operations.actor_seen({"a": {"x": "1"}}))
     broker.run(broker_seen("tcp://x", {"y": 1.0}))
     (task,) = broker.run(operations.lease("b", ttl_ms=60_000, n=1, version=(1, 0), key="k")).tasks
+    _converse(broker, task)
     broker.run(operations.cut([(task.task_id, task.fence)], max_attempts=2))
     broker.run(operations.shrink(1))
     broker.run(operations.share("other", 1, 1, still_ms=0, token_ms=1))
@@ -103,6 +114,21 @@ def _act(broker: Store) -> None:
     assert broker.run(brokers()) is not None and broker.run(operations.actors()) is not None
     assert broker.run(operations.usage())
     assert broker.run(operations.read_run_snapshot()) is None
+
+
+def _converse(broker: Store, task: LeasedTask) -> None:
+    """All that a broker does for a live agent, its host and its actor."""
+    broker.run(operations.want_agents([(task.task_id, task.fence, b"")], "k"))
+    (taken,) = broker.run(operations.take_conversations("h", n=1, ttl_ms=60_000)).tickets
+    broker.run(operations.add_calls([CallLine(task.task_id, taken.ticket, 1, 0, 0, b"body")]))
+    assert broker.run(operations.read_calls([ListenLine(task.task_id, task.fence)], "k"))[0].calls
+    said = SayLine(BeatLine(task.task_id, task.fence, 0, 1, b"x", "k"), 1, b"reply")
+    broker.run(operations.say_replies([said, said], ttl_ms=60_000))
+    line = ReplyLine(task.task_id, taken.ticket)
+    (answer,) = broker.run(operations.read_replies([line], ttl_ms=60_000))
+    assert len(answer.replies) == 1
+    broker.run(operations.end_conversations([EndLine(task.task_id, taken.ticket, "ended")]))
+    assert broker.run(operations.read_news(0)).tasks
 
 
 def _learn(learner: Store) -> None:

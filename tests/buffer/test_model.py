@@ -17,6 +17,7 @@ from tests.buffer.support.model.stores import FullServer, InMemory
 from tests.buffer.support.mutants import broken
 
 FIRST_SEED = int(os.environ.get("NYALA_SEED", "0"))
+TALK = {"want_agents", "add_calls", "say_replies"}
 SEEDS = int(os.environ.get("NYALA_SEEDS", "1" if "NYALA_SEED" in os.environ else "40"))
 
 
@@ -30,7 +31,7 @@ def test_the_store_does_what_the_model_says(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_only_what_brings_content_is_refused_by_a_full_server(redis_url: str, seed: int) -> None:
-    refused = frozenset({"begin_run", "create", "create_eval", "beat", "submit"})
+    refused = frozenset({"begin_run", "create", "create_eval", "beat", "submit", *TALK})
     trims = frozenset({"trim_replay"})  # the more the fuller the server is, which no model has
     store = FullServer(redis_url, load_script, spared=refused | trims)
     try:

@@ -184,7 +184,7 @@ EXPLAINED = (
         "its reply is not read",
     ),
     Explained(
-        "buffer/lua/leases/beat.lua",
+        "buffer/lua/lib/beats.lua",
         "local function exceeds(since, limit) return limit > 0 "
         "and now - math.max(since, grace_until) > limit end",
         "local function exceeds(since, limit) return limit > 0 "

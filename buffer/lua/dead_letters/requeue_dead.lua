@@ -15,7 +15,7 @@ end
 local function revive(id, gid)
   call('ZREM', DEAD, id)
   call('UNLINK', record_key(id))
-  call('HDEL', task_key(id), 'att', 'fails', 'failed_by', 'lost_by', 'lastlen', 'why', 'fence', 'record')
+  call('HDEL', task_key(id), 'att', 'fails', 'failed_by', 'lost_by', 'losses', 'losses_by', 'lastlen', 'why', 'fence', 'record')
   call('HSET', task_key(id), 'st', 'R')
   call('ZREM', BUF, gid)
   call('SADD', OPEN, gid)

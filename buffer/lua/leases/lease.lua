@@ -121,9 +121,7 @@ local now = now_ms()
 local weights = actor_lineage * 2 ^ 32 + actor_step
 local shown = whole(weights)
 if not fence then
-  local time = call('TIME')
-  -- Never below the clock: a store that lost its last seconds still grants no fence twice.
-  fence = whole(math.max(tonumber(meta[8]) + 1, time[1] * 1000000 + time[2]))
+  fence = later_than(meta[8])
   call('HSET', META, 'fence', fence, 'ttl', ARGV[2])
 end
 local since, deadline = whole(now), whole(now + tonumber(ARGV[2]))

@@ -1,5 +1,6 @@
---- @include keys, tasks
+--- @include keys, tasks, conversations
 -- ARGV: max attempts, batch, pause between reaps ms.  -> ids whose lease had expired
+-- Tickets of hosts expire likewise. A conversation without a call is taken by another host; one with calls is lost.
 -- None while the store recovers and for a lease's time after: heartbeats could not arrive before.
 -- The same where no reap has come for long, or the clock jumped: the server was stopped, or cut off.
 local now, reaped = now_ms(), {}
@@ -12,7 +13,7 @@ call('HSET', META, 'reaped_at', whole(now))
 if gap < 0 or gap > math.max(ttl / 2, 3 * tonumber(ARGV[3])) then
   meta[2] = now + ttl
   call('HSET', META, 'grace_until', whole(meta[2]))
-  for _, leases in ipairs({ LEASES, EVAL_LEASES }) do -- of a clock that ran ahead
+  for _, leases in ipairs({ LEASES, EVAL_LEASES, TICKETS }) do -- of a clock that ran ahead
     for _, id in ipairs(call('ZRANGEBYSCORE', leases, '(' .. meta[2], '+inf')) do
       call('ZADD', leases, meta[2], id)
     end
@@ -26,6 +27,17 @@ for _, leases in ipairs({ LEASES, EVAL_LEASES }) do
       charge(id, tonumber(ARGV[1]), 'lease expired')
       reaped[#reaped + 1] = id
     end
+  end
+end
+
+for _, id in ipairs(call('ZRANGEBYSCORE', TICKETS, '-inf', now, 'LIMIT', 0, tonumber(ARGV[2]))) do
+  local box = call('HMGET', mailbox_key(id), 'calls', 'key')
+  if box[1] == '0' then
+    call('ZREM', TICKETS, id)
+    call('HDEL', mailbox_key(id), 'ticket', 'host', 'key')
+    want_agent(id)
+  elseif box[1] then
+    lose_conversation(id, tonumber(ARGV[1]), 'its host died', box[2])
   end
 end
 return reaped

@@ -1,11 +1,12 @@
---- @include keys, tasks
+--- @include keys, tasks, conversations
 -- ARGV: tag of a key that holds nothing, lineage of its actor's weights, most leases, ms, ms of a token.  -> ids that
 -- are ready for it
 -- Work that is all in other hands: the holder with the most leases gives some back, the newest first, down to an even
 -- share; if the key's own holder has as much, the fullest of its other keys does. What grows is worked on, and nobody
 -- would be sooner: only those go that have had no token for so long, or since they are as old fewer than their time has
--- room for; and of a holder that has twice an even share those that it has not begun. Holders are counted by what they
--- hold now; nothing is kept that could drift.
+-- room for; and of a holder that has twice an even share those that it has not begun. One that waits for its agent
+-- stands still through no fault of its holder, and stays. Holders are counted by what they hold now; nothing is kept
+-- that could drift.
 local meta, now, found = call('HMGET', META, 'state', 'paused', 'lineage'), now_ms(), {}
 if meta[1] ~= 'RUNNING' or meta[2] or tonumber(ARGV[2]) > tonumber(meta[3]) then return {} end -- nothing is granted
 for _, id in ipairs(call('ZRANGE', LEASES, 0, -1)) do
@@ -39,8 +40,11 @@ end)
 
 local still, has_far_more = tonumber(ARGV[4]), #largest >= 2 * fair
 local function may_go(lease)
+  local turn = now - turn_began(lease.id, now)
+  if turn <= 0 then return false end
   if has_far_more and lease.made == 0 then return true end
-  return lease.idle >= still or (lease.age >= still and lease.made * tonumber(ARGV[5]) < lease.age)
+  local idle, age = math.min(lease.idle, turn), math.min(lease.age, turn)
+  return idle >= still or (age >= still and lease.made * tonumber(ARGV[5]) < age)
 end
 
 local given, most = {}, math.min(#largest - fair, fair - #mine, tonumber(ARGV[3]))

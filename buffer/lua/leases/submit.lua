@@ -1,4 +1,4 @@
---- @include keys, units, tasks
+--- @include keys, units, tasks, conversations
 -- ARGV: lines of 'id fence oldest-version key', then the records of evaluations among these tasks.
 -- -> verdict, ...   TAKEN: tokens are older than the lease allows; the task goes to others, and costs it nothing.
 -- Records of training tasks came before, in the same transaction, which a full Redis refuses whole.
@@ -45,6 +45,7 @@ for id, fence, oldest, key in string.gmatch(ARGV[1], '(%d+) (%d+) (%d+) ([^\n]*)
   if verdict == 'OK' then
     if is_eval then finish_eval(id, record) else finish(id, record, state) end
     if length > 0 then call('UNLINK', chunks_key(id)) end
+    drop_mailbox(id)
     call('HSET', task_key(id), 'st', 'D')
   elseif not is_eval then
     call('UNLINK', record)

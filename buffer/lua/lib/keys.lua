@@ -32,6 +32,15 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
+-- A whole number as text: what Redis makes of a number by itself (%.17g) costs ten times as much.
+local function whole(number) return string.format('%d', number) end
+
+-- A number higher than one before and never below the clock, µs: a store that lost its last seconds gives none twice.
+local function later_than(number)
+  local time = call('TIME')
+  return whole(math.max(tonumber(number) + 1, time[1] * 1000000 + time[2]))
+end
+
 -- Redis refuses the first write of a script when it is full, if that write could take memory, and lets
 -- a script end what it began. Operations that free memory, or that the way out needs, begin with a
 -- removal; where there is none to begin with, with this one of nothing.
@@ -44,9 +53,6 @@ local function group_size() return tonumber(call('HGET', META, 'group_size')) en
 
 -- Whole units among so many tasks, at least one.
 local function units_of(tasks, size) return math.max(1, math.floor(tasks / size)) end
-
--- A whole number as text: what Redis makes of a number by itself (%.17g) costs ten times as much.
-local function whole(number) return string.format('%d', number) end
 
 -- The ids of a unit's members, as strings: group g of size n holds the tasks g*n .. g*n + n-1.
 local function members(gid, size)

@@ -1,4 +1,4 @@
---- @include keys
+--- @include keys, conversations
 -- Evaluation rounds: removing their unfinished tasks, and closing them.
 
 -- Removes up to `limit` unfinished tasks of an evaluation round. Returns how many.
@@ -8,6 +8,7 @@ local function end_round_tasks(round, limit)
     call('SREM', round_key(round, ':u'), id)
     call('ZREM', round_key(round, ':r'), id)
     call('ZREM', lease_key(id), id)
+    drop_mailbox(id)
     call('UNLINK', task_key(id), chunks_key(id))
   end
   return #ids

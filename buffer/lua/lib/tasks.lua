@@ -1,4 +1,4 @@
---- @include keys, units
+--- @include keys, units, conversations
 -- The life of a task (field st), once its unit is begun:
 --   R(eady) -> L(eased) -> D(one) -> one bit (committed, dropped, cancelled);  L -> R;  L -> X (dead)
 -- Invariant: an operation on a task counts only under the fence and from the key that it was last leased under. A
@@ -73,6 +73,7 @@ local function note_death(id)
 end
 
 local function fail_task(id, why, is_noted)
+  drop_mailbox(id)
   call('ZREM', lease_key(id), id)
   call('ZREM', ready_key(id), id)
   if tonumber(id) >= EVAL_BASE then
@@ -131,8 +132,9 @@ local function take_away(id, state, max_attempts, why)
   if state == 'L' then charge(id, max_attempts, why) end
 end
 
--- An unfinished completion goes; its task begins anew.
+-- An unfinished completion goes, and its agent's mailbox with it; its task begins anew.
 local function cut(id)
+  drop_mailbox(id)
   call('UNLINK', chunks_key(id))
   call('HDEL', task_key(id), 'len', 'lastlen', 'bytes', 'lastfence')
 end
@@ -146,6 +148,17 @@ local function charge_data(id, max_failures, why)
   call('HINCRBY', META, 'data_failures', 1)
   call('HSET', META, 'data_failure', why)
   end_attempt(id, failures, by, key, max_failures, why)
+end
+
+-- A conversation ends through no fault of the task, because its host or the store lost it, and the task begins anew,
+-- under another lease. Such losses have a budget of their own, too.
+local function lose_conversation(id, most, why, key)
+  local task = call('HMGET', task_key(id), 'losses', 'losses_by')
+  local losses, by = tonumber(task[1] or '0') + 1, (task[2] or '') .. key .. '\n'
+  cut(id)
+  call('HDEL', task_key(id), 'fence')
+  call('HSET', task_key(id), 'losses', losses, 'losses_by', by)
+  end_attempt(id, losses, by, key, most, why)
 end
 
 -- Ends some leases by a field of theirs, without their fences, so that no message on its way revives one.
@@ -166,6 +179,6 @@ end
 
 -- A dead letter as it is listed.
 local function dead_letter_row(id, ms)
-  local task = call('HMGET', task_key(id), 'why', 'att', 'fails', 'len')
-  return { id, ms, task[1] or '', (task[2] or 0) + (task[3] or 0), tonumber(task[4] or '0') }
+  local task = call('HMGET', task_key(id), 'why', 'att', 'fails', 'losses', 'len')
+  return { id, ms, task[1] or '', (task[2] or 0) + (task[3] or 0) + (task[4] or 0), tonumber(task[5] or '0') }
 end

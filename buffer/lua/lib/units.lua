@@ -1,4 +1,4 @@
---- @include keys
+--- @include keys, conversations
 -- The life of a unit, which is a group of tasks:
 --   new -> open (first member leased) -> buf (no member unfinished) -> claim k -> committed
 -- Any of the first four may end as dropped or cancelled instead. Invariant: a unit is in exactly one of
@@ -52,6 +52,7 @@ local function end_unit(gid, size, fate)
   local ended = {}
   for _, id in ipairs(members(gid, size)) do
     if not is_dead(id) then
+      drop_mailbox(id)
       call('ZREM', READY, id)
       call('ZREM', lease_key(id), id)
       call('SREM', DONE, id)

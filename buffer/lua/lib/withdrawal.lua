@@ -1,4 +1,4 @@
---- @include keys, units
+--- @include keys, units, conversations
 -- Taking units and tasks out of wherever they are, for a
 -- learner after the store lost writes, and an operator with a dead letter.
 
@@ -44,8 +44,9 @@ local function withdraw_unit(gid)
   end
 end
 
--- Takes a task out of its place, a bitmap of ended tasks included; what it holds stays.
+-- Takes a task out of its place, a bitmap of ended tasks included; what it holds stays, but for its mailbox.
 local function withdraw_task(id)
+  drop_mailbox(id)
   call('ZREM', READY, id)
   call('ZREM', lease_key(id), id)
   call('SREM', DONE, id)

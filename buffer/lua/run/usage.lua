@@ -1,6 +1,6 @@
---- @include keys
+--- @include keys, conversations
 -- ARGV: at most so many tasks of a set are looked at, and the others counted as their mean
--- -> bytes of records and of unfinished completions
+-- -> bytes of records, and of unfinished completions with their mailboxes
 local most = tonumber(ARGV[1])
 
 local function estimate(count, ids, bytes_of)
@@ -11,7 +11,7 @@ end
 
 local function record_bytes(id) return call('STRLEN', record_key(id)) end
 
-local function partial_bytes(id) return tonumber(call('HGET', task_key(id), 'bytes') or '0') end
+local function partial_bytes(id) return tonumber(call('HGET', task_key(id), 'bytes') or '0') + mailbox_bytes(id) end
 
 local total = tonumber(call('HGET', META, 'kept_bytes') or '0')
 for _, set in ipairs({ DONE, CLAIMED }) do

@@ -35,7 +35,7 @@ MUTANTS = {
         "tasks", "if task[2] ~= fence or (task[3] or key) ~= key then return 'STALE' end", "", "I9"
     ),
     "no dedupe": Mutant("tasks", "if task[1] == 'D' then return 'DUP' end", "", "I1"),
-    "no offset check": Mutant("beat", "offset == length or replaces", "true", "I3"),
+    "no offset check": Mutant("beats", "offset == length or replaces", "true", "I3"),
     "claim not sticky": Mutant(
         "claim", "call('ZADD', CLAIMS, k, k)", _UNSEAL + "call('ZADD', CLAIMS, k, k)", "I7"
     ),
@@ -52,9 +52,9 @@ MUTANTS = {
         "reap", "if call('ZSCORE', leases, id) then", "do", "I1|I2"
     ),
     "fence is a plain counter": Mutant(
-        "lease",
-        "math.max(tonumber(meta[8]) + 1, time[1] * 1000000 + time[2])",
-        "tonumber(meta[8]) + 1",
+        "keys",
+        "math.max(tonumber(number) + 1, time[1] * 1000000 + time[2])",
+        "tonumber(number) + 1",
         "I8",
     ),
     "no reconcile": Mutant("reconcile", "for i = 6, #ARGV do", "for i = 6, 5 do", "I5|I7"),
@@ -120,7 +120,7 @@ MUTANTS = {
     "create is not idempotent": Mutant(
         "create", "if call('GETBIT', KNOWN, ids[1]) == 0 then", "do", "I1|I3"
     ),
-    "a revived lease stays ready": Mutant("beat", "call('ZREM', ready_key(id), id)", "", "I1|I3"),
+    "a revived lease stays ready": Mutant("beats", "call('ZREM', ready_key(id), id)", "", "I1|I3"),
     "a use is not counted": Mutant("replay", "'uses', uses)", "'uses', 0)", "R1"),
     "a drawn unit can be drawn again": Mutant("reuse", "call('ZREM', REPLAY, gid)", "", "R1"),
     "a reused unit counts as a new one": Mutant(

@@ -62,7 +62,7 @@ def beat(h: Modelled) -> None:
     limits = {"ttl_ms": TTL_MS, "progress_timeout_ms": timeout_ms, "max_attempts": attempts}
     limits |= {"max_bytes": h.rng.choice([10**6, 10**6, 90, 40])}
     limits |= {"longest_ms": h.rng.choice([0, 0, LONGEST_MS])}
-    _beat(h, lines, limits)
+    send_beats(h, lines, limits)
 
 
 def pad(h: Modelled) -> None:
@@ -74,7 +74,7 @@ def pad(h: Modelled) -> None:
     task, limits = held[i], {"ttl_ms": TTL_MS, "progress_timeout_ms": 0, "max_attempts": 3}
     limits |= {"longest_ms": 0, "max_bytes": 10**6}
     fence, key, length = task.fence or 0, task.key or "", task.length or 0
-    _beat(h, [BeatLine(i, fence, length, 1, b"x" * h.rng.choice([40, 80]), key)], limits)
+    send_beats(h, [BeatLine(i, fence, length, 1, b"x" * h.rng.choice([40, 80]), key)], limits)
     h.same(
         operations.release([(i, fence)], key), lambda: leases.release(h.model, [(i, fence)], key)
     )
@@ -83,10 +83,11 @@ def pad(h: Modelled) -> None:
     tokens, size = h.rng.choice([1, 1, 5]), h.rng.choice([58, 91, 120, 130])
     whole = BeatLine(i, fence, 0, length + tokens, b"x" * size, key)
     tail = BeatLine(i, fence, length, tokens, b"x" * size, key)
-    _beat(h, [h.rng.choice([whole, tail])], limits | {"max_bytes": h.rng.choice([90, 60])})
+    send_beats(h, [h.rng.choice([whole, tail])], limits | {"max_bytes": h.rng.choice([90, 60])})
 
 
-def _beat(h: Modelled, lines: list[BeatLine], limits: dict[str, int]) -> None:
+def send_beats(h: Modelled, lines: list[BeatLine], limits: dict[str, int]) -> None:
+    """Send a heartbeat."""
     h.same(
         operations.beat(lines=lines, **limits),
         lambda: leases.beat(h.model, lines=lines, **limits),

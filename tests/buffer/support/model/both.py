@@ -40,6 +40,15 @@ class Grant:
     key: str
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A ticket that a host has, had, or pretends to have."""
+
+    task: int
+    ticket: int
+    key: str
+
+
 @dataclass
 class Saved:
     """A moment to which the store may be set back."""
@@ -55,6 +64,7 @@ class Modelled:
         self.store, self.rng = store, random.Random(seed)
         self.model = Model(LIMITS, EPOCH_US, store.run_id, confirmed_server=store.run_id)
         self.grants: list[Grant] = []
+        self.taken: list[Taken] = []
         self.told: list[str] = []
         """What was asked, for the one who reads of a mismatch."""
         self.created = 0

@@ -32,6 +32,11 @@ def small_bounds() -> Iterator[None]:
     """Chunks are joined and calls are sliced after a few."""
     with (
         mock.patch.multiple("buffer.operations.leases", MAX_CHUNKS=LIMITS.max_chunks),
+        mock.patch.multiple(
+            "buffer.operations.conversations",
+            MAX_CALLS=LIMITS.max_calls,
+            MAX_OPEN_CALLS=LIMITS.max_open_calls,
+        ),
         mock.patch.multiple("buffer.operations.batches", SLICE=4, UNITS_PER_DROP=1),
         mock.patch.multiple("buffer.operations.tasks", SLICE=7),
     ):

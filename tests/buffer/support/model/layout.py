@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from buffer.operations.keys import EVAL_BASE
 from tests.buffer.support.model.batches import kept_in_order
-from tests.buffer.support.model.state import Model, Task
+from tests.buffer.support.model.state import Conversation, Model, Task
 
 Value: TypeAlias = "dict[bytes, bytes] | list[Any] | set[int] | bytes"
 
@@ -15,7 +15,7 @@ Value: TypeAlias = "dict[bytes, bytes] | list[Any] | set[int] | bytes"
 def expected(model: Model) -> dict[str, Value]:
     """Every key of the run without its prefix; empty ones are not there."""
     found: dict[str, Any] = _run(model) | _units(model) | _tasks(model) | _rounds(model)
-    found |= _replay(model)
+    found |= _replay(model) | _conversations(model)
     return {key: value for key, value in found.items() if value}
 
 
@@ -71,6 +71,7 @@ def _run(model: Model) -> dict[str, Any]:
         "grace_until": model.grace_until_ms,
         "reaped_at": model.reaped_ms,
         "arrivals": model.arrivals or None,
+        "news": model.news or None,
         "paused": model.paused,
         "data_failures": model.data_failures or None,
         "data_failure": model.data_failure,
@@ -156,6 +157,8 @@ def _fields(task: Task) -> dict[str, object]:
         "att": task.attempts,
         "lastlen": task.length_charged,
         "fails": task.failures,
+        "losses": task.losses,
+        "losses_by": "".join(f"{tag}\n" for tag in task.losses_by) or None,
         "why": task.why,
         "record": None if task.kept_record is None else int(task.kept_record),
         "reconciled": 1 if task.is_reconciled else None,
@@ -189,6 +192,42 @@ def _replay(model: Model) -> dict[str, Any]:
         found[f"x:{unit}"] = _hash(fields)
         found |= {f"e:{i}": record for i, record in kept.tasks.items()}
     return found
+
+
+def _conversations(model: Model) -> dict[str, Any]:
+    talks = model.conversations
+    taken = {i: talk for i, talk in talks.items() if talk.ticket is not None}
+    found: dict[str, Any] = {
+        "wanted": _scored({i: talks[i].wanted_ms for i in talks.keys() - taken.keys()}),
+        "tickets": _scored({i: t.deadline_ms for i, t in taken.items() if t.why is None}),
+        "news": _scored({i: talk.news for i, talk in talks.items()}),
+    }
+    for i, talk in talks.items():
+        found[f"m:{i}"] = _mailbox(talk)
+        found[f"m:{i}:c"] = [b"%d %d\n%s" % call for call in talk.calls]
+        replies = talk.replies.items()
+        found[f"m:{i}:r"] = [
+            (stamp, b"%d\n%s" % (number, text)) for number, (stamp, text) in replies
+        ]
+    return found
+
+
+def _mailbox(talk: Conversation) -> dict[bytes, bytes]:
+    fields: dict[str, object] = {
+        "calls": len(talk.calls),
+        "replies": len(talk.replies),
+        "bytes": talk.num_bytes,
+        "opened": talk.opened_ms,
+        "why": talk.why,
+        "newest": talk.newest or None,
+        "ticket": talk.ticket,
+    }
+    if talk.ticket is not None:
+        fields |= {"host": talk.host, "key": talk.key}
+    fields |= {f"size:{n}": len(talk.body(n)) for n in range(1, len(talk.calls) + 1)}
+    fields |= {f"said:{number}": stamp for number, (stamp, _) in talk.replies.items()}
+    rewards = {b"reward:%d" % number: reward for number, reward in talk.rewards.items()}
+    return _hash(fields) | {b"want": talk.payload} | rewards
 
 
 def _ready(model: Model, round_key: tuple[int, int] | None) -> list[tuple[float, bytes]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from buffer.operations.keys import EVAL_BASE
 from buffer.operations.values import BeatLine, BeatVerdict, LeaseAnswer, LeasedTask, SubmitLine
@@ -71,7 +72,7 @@ def _granted_before(
     if number == seq:
         return grant[0], sorted(lost, key=lambda i: (i < EVAL_BASE, str(i)))
     for i in lost if number in abandoned else []:
-        _return_uncharged(model, i)
+        return_uncharged(model, i)
     return 0, []
 
 
@@ -146,40 +147,59 @@ def beat(
     longest_ms: int,
 ) -> list[BeatVerdict]:
     """Renew leases, append what fits; one that stands still, lasts or grows too much is TAKEN."""
-    answers = []
-    for line in lines:
-        verdict, task = model.judge(*line[:2], line.key), model.tasks.get(line.task_id)
-        if verdict != "OK" or task is None:
-            answers.append(BeatVerdict(verdict, 0))
-            continue
-        length = task.length or 0
-        replaces = _replaces(task, line)
-        grows = line.num_tokens > 0 and (line.offset == length or replaces)
-        num_bytes = len(line.chunk) + (0 if replaces else task.num_bytes or 0)
-        stood_still = not grows and _is_over(model, task.progress_ms or 0, progress_timeout_ms)
-        lasted = _is_over(model, line.fence / 1000, longest_ms)
-        why = "no progress" if stood_still else "too slow" if lasted else None
-        is_late = line.first_fence < (task.last_fence or 0)
-        why = "tokens out of order" if grows and length and not replaces and is_late else why
-        most = _most_bytes(task, line, max_bytes)
-        is_impossible = _is_impossible(task, line, max_bytes)
-        why = "too many bytes" if grows and num_bytes > most and is_impossible else why
-        if grows and _is_too_old(task, line.oldest):
-            verdict = "TAKEN"
-            _return_uncharged(model, line.task_id)
-        elif why is not None:
-            verdict = "TAKEN" if task.state == "L" else "STALE"
-            model.take_away(line.task_id, max_attempts, why)
-        else:
-            task.state, task.deadline_ms = "L", model.now_ms + ttl_ms
-            if grows and num_bytes <= most:
-                length = _append(model, task, line, num_bytes, replaces=replaces)
-            elif grows:
-                verdict, length = "GAP", 0  # all tokens in one chunk are smaller than in many
-            elif line.num_tokens > 0 and line.offset + line.num_tokens > length:
-                verdict = "GAP"
-        answers.append(BeatVerdict(verdict, length))
-    return answers
+    limits = BeatLimits(ttl_ms, progress_timeout_ms, max_attempts, max_bytes, longest_ms)
+    return [BeatVerdict(*renew(model, line, limits)) for line in lines]
+
+
+class BeatLimits(NamedTuple):
+    """What the heartbeats of a call are judged by."""
+
+    ttl_ms: int
+    progress_timeout_ms: int
+    max_attempts: int
+    max_bytes: int
+    longest_ms: int
+
+
+def renew(model: Model, line: BeatLine, limits: BeatLimits) -> tuple[str, int]:
+    """One line of a heartbeat: verdict and length."""
+    ttl_ms, progress_timeout_ms, max_attempts, max_bytes, longest_ms = limits
+    verdict, task = model.judge(*line[:2], line.key), model.tasks.get(line.task_id)
+    if verdict != "OK" or task is None:
+        return verdict, 0
+    length = task.length or 0
+    replaces = _replaces(task, line)
+    grows = line.num_tokens > 0 and (line.offset == length or replaces)
+    num_bytes = len(line.chunk) + (0 if replaces else task.num_bytes or 0)
+    turn_ms = model.turn_began_ms(line.task_id)
+    idle_since_ms = max(task.progress_ms or 0, turn_ms)
+    stood_still = not grows and _is_over(model, idle_since_ms, progress_timeout_ms)
+    lasted = _is_over(model, max(line.fence / 1000, turn_ms), longest_ms)
+    why = "no progress" if stood_still else "too slow" if lasted else None
+    is_late = line.first_fence < (task.last_fence or 0)
+    why = "tokens out of order" if grows and length and not replaces and is_late else why
+    most = _most_bytes(task, line, max_bytes)
+    is_impossible = _is_impossible(task, line, max_bytes)
+    why = "too many bytes" if grows and num_bytes > most and is_impossible else why
+    talk = model.conversations.get(line.task_id)
+    if grows and _is_too_old(task, line.oldest):
+        return_uncharged(model, line.task_id)
+        return "TAKEN", length
+    if why is not None:
+        verdict = "TAKEN" if task.state == "L" else "STALE"
+        model.take_away(line.task_id, max_attempts, why)
+        return verdict, length
+    if talk is not None and talk.replies and _begins_anew(task, line):
+        why = "begun again after its agent was answered"
+        model.lose_conversation(line.task_id, max_attempts, why, line.key)
+        return "TAKEN", length
+    task.state, task.deadline_ms = "L", model.now_ms + ttl_ms
+    if grows and num_bytes <= most:
+        return "OK", _append(model, task, line, num_bytes, replaces=replaces)
+    if grows:
+        return "GAP", 0  # all tokens in one chunk are smaller than in many
+    is_gap = line.num_tokens > 0 and line.offset + line.num_tokens > length
+    return "GAP" if is_gap else "OK", length
 
 
 def _begins_anew(task: Task, line: BeatLine) -> bool:
@@ -241,7 +261,7 @@ def cut(model: Model, rows: Sequence[tuple[int, int]], key: str, *, max_attempts
         verdicts.append(model.judge(i, fence, key))
         if verdicts[-1] == "OK" and model.tasks[i].length:
             model.cut(i)
-            _return_uncharged(model, i)
+            return_uncharged(model, i)
         elif verdicts[-1] == "OK":
             model.take_away(i, max_attempts, "too large to deliver")
     return verdicts
@@ -249,7 +269,10 @@ def cut(model: Model, rows: Sequence[tuple[int, int]], key: str, *, max_attempts
 
 def shrink(model: Model, num_bytes: int) -> tuple[int, int]:
     """The largest chunks of ready tasks go until so much is free."""
-    sizes = {i: model.tasks[i].num_bytes or 0 for i in model.among_ready(None)}
+    talks = model.conversations
+    mailboxes = {i: talk.num_bytes for i, talk in talks.items()}
+    ready = model.among_ready(None)
+    sizes = {i: (model.tasks[i].num_bytes or 0) + mailboxes.get(i, 0) for i in ready}
     freed = count = 0
     for i in sorted(sizes, key=lambda i: (-sizes[i], str(i))):
         if freed >= num_bytes or not sizes[i]:
@@ -266,10 +289,11 @@ def submit(model: Model, lines: Sequence[SubmitLine]) -> list[str]:
         verdict = model.judge(i, fence, key)
         if verdict == "OK" and _is_too_old(model.tasks[i], oldest):
             verdict = "TAKEN"
-            _return_uncharged(model, i)
+            return_uncharged(model, i)
         elif verdict == "OK":
             task = model.tasks[i]
             task.state, task.chunks = "D", []
+            model.conversations.pop(i, None)
             if task.round is not None:
                 model.rounds[task.round].results[i] = record
                 model.rounds[task.round].unfinished.discard(i)
@@ -288,7 +312,7 @@ def release(model: Model, rows: Sequence[tuple[int, int]], key: str) -> list[str
     for i, fence in rows:
         verdicts.append(model.judge(i, fence, key))
         if verdicts[-1] == "OK":
-            _return_uncharged(model, i)
+            return_uncharged(model, i)
     return verdicts
 
 
@@ -325,6 +349,8 @@ def reap(model: Model, *, max_attempts: int, batch: int, every_ms: int) -> list[
         model.grace_until_ms = now + ttl_ms
         for i in model.leased():
             model.tasks[i].deadline_ms = min(model.tasks[i].deadline_ms, model.grace_until_ms)
+        for talk in model.conversations.values():
+            talk.deadline_ms = min(talk.deadline_ms, model.grace_until_ms)
     if model.state == "RECOVERING" or now < (model.grace_until_ms or 0):
         return []
     reaped: list[int] = []
@@ -332,7 +358,22 @@ def reap(model: Model, *, max_attempts: int, batch: int, every_ms: int) -> list[
         leases = [i for i in model.leased() if (i >= EVAL_BASE) == is_eval]
         expired = [i for i in leases if model.tasks[i].deadline_ms <= now][:batch]
         reaped += _take_back(model, expired, max_attempts, "lease expired")
+    _expire_tickets(model, max_attempts, batch)
     return reaped
+
+
+def _expire_tickets(model: Model, max_attempts: int, batch: int) -> None:
+    talks = model.conversations
+    held = [i for i, talk in talks.items() if talk.ticket is not None and talk.why is None]
+    expired = [i for i in held if talks[i].deadline_ms <= model.now_ms]
+    expired.sort(key=lambda i: (talks[i].deadline_ms, str(i)))
+    for i in expired[:batch]:
+        talk = talks.get(i)
+        if talk is not None and talk.calls:
+            model.lose_conversation(i, max_attempts, "its host died", talk.key)
+        elif talk is not None:
+            talk.ticket, talk.wanted_ms = None, model.now_ms
+            model.note_news(i)
 
 
 def release_dead_actor(model: Model, incarnation: str, key: str, *, max_attempts: int) -> list[int]:
@@ -372,7 +413,7 @@ def suspend(model: Model, key: str, reason: str, *, is_brief: bool) -> list[int]
     tags = {i: model.tasks[i].key or "" for i in model.leased()}
     held = [i for i, tag in tags.items() if key in (tag, holder_of(tag))]
     for i in held:
-        _return_uncharged(model, i)
+        return_uncharged(model, i)
     return held
 
 
@@ -397,12 +438,15 @@ def share(
     may_go = [
         i
         for i in largest
-        if _is_still(model, model.tasks[i], still_ms, token_ms)
-        or (len(largest) >= 2 * fair and _num_made(model.tasks[i]) == 0)
+        if model.turn_began_ms(i) < model.now_ms
+        and (
+            _is_still(model, i, still_ms, token_ms)
+            or (len(largest) >= 2 * fair and _num_made(model.tasks[i]) == 0)
+        )
     ]
     given = may_go[: max(0, min(len(largest) - fair, fair - held[owner], n))]
     for i in given:
-        _return_uncharged(model, i)
+        return_uncharged(model, i)
     return given
 
 
@@ -411,11 +455,12 @@ def _num_made(task: Task) -> int:
     return (task.length or 0) - (task.length_given or 0)
 
 
-def _is_still(model: Model, task: Task, still_ms: int, token_ms: float) -> bool:
+def _is_still(model: Model, i: int, still_ms: int, token_ms: float) -> bool:
     """Without a token for so long, or for as long with fewer than one in each of its times."""
-    age_ms = model.now_ms - (task.fence or 0) / 1000
+    task, turn_ms = model.tasks[i], model.turn_began_ms(i)
+    age_ms = model.now_ms - max((task.fence or 0) / 1000, turn_ms)
     is_slow = age_ms >= still_ms and _num_made(task) * token_ms < age_ms
-    return is_slow or model.now_ms - (task.progress_ms or model.now_ms) >= still_ms
+    return is_slow or model.now_ms - max(task.progress_ms or model.now_ms, turn_ms) >= still_ms
 
 
 def _even_share(owners: dict[int, str], asker: str) -> int:
@@ -423,7 +468,7 @@ def _even_share(owners: dict[int, str], asker: str) -> int:
     return -(-len(owners) // len({*owners.values(), asker}))
 
 
-def _return_uncharged(model: Model, i: int) -> None:
+def return_uncharged(model: Model, i: int) -> None:
     """A lease ends for good; one that was reaped has been charged."""
     model.tasks[i].fence = None
     if model.tasks[i].state == "L":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.buffer.support.model import actor_moves, learner_moves, store_moves
+from tests.buffer.support.model import actor_moves, learner_moves, store_moves, talk_moves
 from tests.buffer.support.model.both import Modelled
 
 MOVES: dict[Callable[[Modelled], object], float] = {
@@ -52,5 +52,14 @@ MOVES: dict[Callable[[Modelled], object], float] = {
     store_moves.lose_writes: 2,
     store_moves.recover: 1,
     actor_moves.actors_seen: 1,
+    talk_moves.want: 3,
+    talk_moves.take: 3,
+    talk_moves.call: 6,
+    talk_moves.say: 6,
+    talk_moves.hear: 3,
+    talk_moves.listen: 3,
+    talk_moves.end: 1,
+    talk_moves.news: 1,
+    talk_moves.talk_a_while: 4,
     store_moves.look: 4,
 }

@@ -22,14 +22,14 @@ class Bug(NamedTuple):
 
 
 FIRST = (
-    Bug("beat", "offset + tokens > length then", "offset + tokens >= length then"),
-    Bug("beat", "now - math.max(since, grace", "now - math.min(since, grace"),
+    Bug("beats", "offset + tokens > length and 'GAP'", "offset + tokens >= length and 'GAP'"),
+    Bug("beats", "now - math.max(since, grace", "now - math.min(since, grace"),
     Bug("fail", "charge(id, tonumber(ARGV[2]), reason)", "charge(id, tonumber(ARGV[3]), reason)"),
     Bug("lease", "call('ZRANGE', key, 0, room - 1)", "call('ZRANGE', key, 0, room)"),
     Bug("lease", "(room < size and #picked > 0)", "(room <= size and #picked > 0)"),
     Bug("lease", "call('ZADD', READY, id, id)", "call('ZADD', READY, -1, id)"),
     Bug("reap", "gap > math.max(ttl / 2", "gap > math.min(ttl / 2"),
-    Bug("reap", "'-inf', now, 'LIMIT'", "'-inf', '(' .. now, 'LIMIT'"),
+    Bug("reap", "leases, '-inf', now, 'LIMIT'", "leases, '-inf', '(' .. now, 'LIMIT'"),
     Bug("tasks", "        call('HDEL', task_key(id), 'fence')", ""),
     Bug("tasks", "if state == 'L' then give_back", "if state == 'R' then give_back"),
     Bug("submit", "if length > 0 then call('UNLINK', chunks_key(id)) end", ""),
@@ -65,7 +65,7 @@ FIRST = (
 )
 
 SECOND = (
-    Bug("beat", "    call('DEL', chunks)\n", ""),
+    Bug("beats", "    call('DEL', chunks)\n", ""),
     Bug("tasks", "if state == 'L' then charge(", "if state == 'R' then charge("),
     Bug("fail", "if ARGV[i + 2] == 'data'", "if ARGV[i + 2] ~= 'data'"),
     Bug("lease", "fork = math.min(fork", "fork = math.max(fork"),
@@ -102,4 +102,59 @@ SECOND = (
 )
 """Written when the histories found those above, before they met any of these."""
 
-LISTS = {"first": FIRST, "second": SECOND}
+CONVERSATIONS = (
+    Bug("say_replies", "verdict == 'OK' and offset + tokens > length", "false"),
+    Bug("say_replies", "elseif verdict == 'OK' then\n      say(", "else\n      say("),
+    Bug("say_replies", "verdict = why or 'OK'", "verdict = 'OK'"),
+    Bug("say_replies", "if said ~= number .. '\\n' .. reply then return 'OTHER' end", ""),
+    Bug("say_replies", "call('HGET', mailbox, 'newest') or '0'", "'0'"),
+    Bug("say_replies", "call('HINCRBY', mailbox, 'bytes', #reply)", ""),
+    Bug("add_calls", "number > calls + 1", "number > calls + 2"),
+    Bug("add_calls", "calls - replies >= most_open", "calls - replies > most_open"),
+    Bug("add_calls", "or bytes + #tail > most_bytes", ""),
+    Bug("add_calls", "if keep > size then", "if keep >= size then"),
+    Bug(
+        "add_calls",
+        "if calls == replies then call('HSET', mailbox, 'opened'",
+        "if calls then call('HSET', mailbox, 'opened'",
+    ),
+    Bug("conversations", "if box[1] == box[2] and not box[4] then", "if box[1] == box[2] then"),
+    Bug("conversations", "box[1] ~= ticket or box[2] ~= key", "box[1] ~= ticket"),
+    Bug("conversations", "    call('ZREM', WANTED, id)\n", ""),
+    Bug("conversations", "    call('ZREM', TICKETS, id)\n", ""),
+    Bug("read_replies", "found[2] ~= heard", "false"),
+    Bug("read_replies", "if not why then call('ZADD', TICKETS", "if why then call('ZADD', TICKETS"),
+    Bug("read_replies", "heard == '0' and 1 or 3", "1"),
+    Bug(
+        "read_calls",
+        "known ~= '0' and box[1] ~= known",
+        "known ~= '0' and box[1] and box[1] ~= known",
+    ),
+    Bug("read_calls", "box[3] and rewards_of(id) or {}", "rewards_of(id)"),
+    Bug("end_conversations", "verdict == 'OK' and ended", "verdict == 'OK' and ended == why"),
+    Bug("end_conversations", "call('ZREM', TICKETS, id)", ""),
+    Bug("end_conversations", ", 'opened', whole(now_ms())", ""),
+    Bug("take_conversations", "call('ZREM', WANTED, unpack(ids))", ""),
+    Bug("want_agents", "verdict == 'OK' and length > 0", "verdict == 'OK' and length > 1"),
+    Bug("reap", "if box[1] == '0' then", "if box[1] == '1' then"),
+    Bug("reap", "EVAL_LEASES, TICKETS }", "EVAL_LEASES }"),
+    Bug("beats", "return why_since(turn_began(id, now))", "return why_since(0)"),
+    Bug("beats", "and has_replies(id) then", "and mailbox_bytes(id) > 4 then"),
+    Bug("share", "if turn <= 0 then return false end", ""),
+    Bug("share", "math.min(lease.idle, turn)", "lease.idle"),
+    Bug("shrink", " + mailbox_bytes(id)", ""),
+    Bug("submit", "    drop_mailbox(id)\n", ""),
+    Bug("units", "      drop_mailbox(id)\n", ""),
+    Bug("rounds", "    drop_mailbox(id)\n", ""),
+    Bug("withdrawal", "  drop_mailbox(id)\n", ""),
+    Bug("tasks", "local function cut(id)\n  drop_mailbox(id)\n", "local function cut(id)\n"),
+    Bug(
+        "tasks",
+        "call('HDEL', task_key(id), 'fence')\n  call('HSET', task_key(id), 'losses'",
+        "call('HSET', task_key(id), 'losses'",
+    ),
+    Bug("read_news", "if known > newest then known = 0 end", ""),
+)
+"""Of mailboxes: what a reply, a ticket or a wait could be judged by wrongly."""
+
+LISTS = {"first": FIRST, "second": SECOND, "conversations": CONVERSATIONS}

@@ -156,6 +156,7 @@ def _withdraw_unit(model: Model, unit: int) -> None:
 
 
 def _withdraw_task(model: Model, i: int) -> None:
+    model.conversations.pop(i, None)
     model.fates.pop(i, None)
     model.known.add(i)
 

@@ -37,6 +37,8 @@ class Limits:
     max_policy_lag: int = 1
     margin: float = 1.5
     max_chunks: int = 3
+    max_calls: int = 4
+    max_open_calls: int = 2
     units_per_call: int = 1
     """That CLAIM moves at once."""
 
@@ -74,6 +76,10 @@ class Task:
     attempts: int | None = None
     length_charged: int | None = None
     failures: int | None = None
+    losses: int | None = None
+    """Conversations that were lost."""
+    losses_by: list[str] = field(default_factory=list)
+    """Tag of the key that each is laid to."""
     why: str | None = None
     died_ms: int = 0
     record: bytes | None = None
@@ -81,6 +87,51 @@ class Task:
     """Whether it became a dead letter together with its record."""
     is_reconciled: bool = False
     round: tuple[int, int] | None = None
+
+
+@dataclass
+class Conversation:
+    """A task's conversation with a live agent."""
+
+    payload: bytes
+    wanted_ms: int
+    ticket: int | None = None
+    host: str = ""
+    key: str = ""
+    deadline_ms: int = 0
+    """Of the ticket."""
+    calls: list[tuple[int, int, bytes]] = field(default_factory=list)
+    """Parent, bytes kept of its body, and tail."""
+    replies: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    """Number of a call -> stamp and reply, the oldest first."""
+    opened_ms: int | None = None
+    why: str | None = None
+    rewards: dict[int, bytes] = field(default_factory=dict)
+    news: int = 0
+    """Number of its last change."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all that it holds."""
+        replies = sum(len(reply) for _, reply in self.replies.values())
+        return len(self.payload) + sum(len(tail) for *_, tail in self.calls) + replies
+
+    @property
+    def num_open(self) -> int:
+        """Calls without a reply."""
+        return len(self.calls) - len(self.replies)
+
+    @property
+    def newest(self) -> int:
+        """Stamp of the newest reply."""
+        return max((stamp for stamp, _ in self.replies.values()), default=0)
+
+    def body(self, number: int) -> bytes:
+        """The whole body of a call."""
+        if number == 0:
+            return b""
+        parent, keep, tail = self.calls[number - 1]
+        return self.body(parent)[:keep] + tail
 
 
 @dataclass
@@ -162,6 +213,9 @@ class Model:
     claims: dict[int, Claim] = field(default_factory=dict)
     kept: dict[int, Kept] = field(default_factory=dict)
     rounds: dict[tuple[int, int], Round] = field(default_factory=dict)
+    conversations: dict[int, Conversation] = field(default_factory=dict)
+    news: int = 0
+    """Changes of conversations."""
     recreated: dict[int, int | None] = field(default_factory=dict)
     publication: dict[str, str] = field(default_factory=dict)
     run_snapshot: bytes | None = None
@@ -277,6 +331,7 @@ class Model:
 
     def cut(self, i: int) -> None:
         """An unfinished completion goes; its task begins anew."""
+        self.conversations.pop(i, None)
         task = self.tasks[i]
         task.chunks, task.num_bytes, task.length, task.length_charged = [], None, None, None
         task.last_fence = None
@@ -290,8 +345,33 @@ class Model:
         task.failed_by = [*task.failed_by, task.key or ""]
         self._end_attempt(i, task.failures, task.failed_by, max_failures, why)
 
+    def lose_conversation(self, i: int, most: int, why: str, key: str) -> None:
+        """Nobody's agent can go on: the task begins anew, under another lease."""
+        self.cut(i)
+        task = self.tasks[i]
+        task.fence = None
+        task.losses = (task.losses or 0) + 1
+        task.losses_by = [*task.losses_by, key]
+        self._end_attempt(i, task.losses, task.losses_by, most, why)
+
+    def note_news(self, i: int) -> None:
+        """A conversation has changed."""
+        self.news += 1
+        self.conversations[i].news = self.news
+
+    def turn_began_ms(self, i: int) -> int:
+        """When the actor's turn began; now while it waits for its agent, 0 without one."""
+        talk = self.conversations.get(i)
+        if talk is None:
+            return 0
+        if not talk.num_open and talk.why is None:
+            return self.now_ms
+        assert talk.opened_ms is not None
+        return talk.opened_ms
+
     def bury(self, i: int, why: str, *, is_noted: bool) -> None:
         """A task is not tried any more: a dead letter, or a failed evaluation."""
+        self.conversations.pop(i, None)
         task = self.tasks[i]
         if task.round is not None:
             self.rounds[task.round].unfinished.discard(i)
@@ -349,6 +429,7 @@ class Model:
         ended = [i for i in self.members(unit) if not self.is_dead(i)]
         for i in ended:
             self.tasks.pop(i, None)
+            self.conversations.pop(i, None)
             self.fates[i] = fate
         return len(ended)
 
@@ -364,6 +445,7 @@ class Model:
         count = len(closed.unfinished)
         for i in (*closed.unfinished, *closed.results):
             self.tasks.pop(i, None)
+            self.conversations.pop(i, None)
         closed.unfinished, closed.is_open = set(), False
         return count
 

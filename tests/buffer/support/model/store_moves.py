@@ -19,6 +19,10 @@ def pass_time(h: Modelled) -> None:
     instants = [task.deadline_ms for task in model.tasks.values() if task.state == "L"]
     instants += [(task.progress_ms or 0) + TIMEOUT_MS for task in model.tasks.values()]
     instants += [(task.fence or 0) // 1000 + LONGEST_MS for task in model.tasks.values()]
+    talks = model.conversations.values()
+    instants += [talk.deadline_ms for talk in talks if talk.ticket is not None]
+    turns = [talk.opened_ms for talk in talks if talk.opened_ms is not None]
+    instants += [turn + limit for turn in turns for limit in (TIMEOUT_MS, LONGEST_MS)]
     instants += [model.grace_until_ms or 0, (model.grace_until_ms or 0) + TIMEOUT_MS]
     instants += [(model.reaped_ms or 0) + gap for gap in (TTL_MS // 2, 3 * EVERY_MS)]
     ahead = sorted(at for at in instants if at >= model.now_ms)

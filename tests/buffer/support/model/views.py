@@ -86,7 +86,7 @@ def dead_letters(model: Model) -> list[DeadLetter]:
 
 def _letter(model: Model, i: int) -> DeadLetter:
     task = model.tasks[i]
-    tried = (task.attempts or 0) + (task.failures or 0)
+    tried = (task.attempts or 0) + (task.failures or 0) + (task.losses or 0)
     return DeadLetter(i, task.died_ms, task.why or "", tried, task.length or 0)
 
 
@@ -117,6 +117,7 @@ def usage(model: Model) -> int:
     tasks = [task for i, task in model.tasks.items() if i < EVAL_BASE]
     records = sum(len(task.record or b"") for task in tasks if task.state == "D")
     partials = sum(task.num_bytes or 0 for task in tasks if task.state in "RL")
+    partials += sum(talk.num_bytes for i, talk in model.conversations.items() if i < EVAL_BASE)
     return records + partials + sum(unit.num_bytes for unit in model.kept.values())
 
 

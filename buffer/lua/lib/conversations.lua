@@ -1,0 +1,50 @@
+--- @include keys
+-- A task's conversation with a live agent, and its mailbox:
+--   wanted -> taken by a host, under a ticket -> ended;   wanted, taken -> lost, and the task begins anew (tasks.lua)
+-- Invariant: only a ready or leased task has a mailbox. Invariant: every reply in it is of tokens that the task's
+-- chunks have, so chunks are never cut without it.
+-- m:<task> has: want, calls, replies, bytes; ticket, host, key of the host; opened (the ms at which the actor's turn
+-- began), newest (stamp of the newest reply), why (it ended); size:<number> of a call's body, said:<number> = stamp of
+-- its reply, reward:<number>.
+local WANTED, TICKETS, NEWS = run .. ':wanted', run .. ':tickets', run .. ':news'
+
+local function mailbox_key(id) return run .. ':m:' .. id end
+local function calls_key(id) return run .. ':m:' .. id .. ':c' end
+local function replies_key(id) return run .. ':m:' .. id .. ':r' end
+
+-- Brokers whose memory the change did not pass through find it by its number.
+local function note_news(id) call('ZADD', NEWS, call('HINCRBY', META, 'news', 1), id) end
+
+local function want_agent(id)
+  call('ZADD', WANTED, whole(now_ms()), id)
+  note_news(id)
+end
+
+local function drop_mailbox(id)
+  if call('UNLINK', mailbox_key(id), calls_key(id), replies_key(id)) > 0 then
+    call('ZREM', WANTED, id)
+    call('ZREM', TICKETS, id)
+    call('ZREM', NEWS, id)
+  end
+end
+
+local function mailbox_bytes(id) return tonumber(call('HGET', mailbox_key(id), 'bytes') or '0') end
+
+local function has_replies(id) return (call('HGET', mailbox_key(id), 'replies') or '0') ~= '0' end
+
+-- When the actor's turn began, ms: never (0) without a conversation, and now while it waits for its agent.
+local function turn_began(id, now)
+  local box = call('HMGET', mailbox_key(id), 'calls', 'replies', 'opened', 'why')
+  if not box[1] then return 0 end
+  if box[1] == box[2] and not box[4] then return now end
+  return tonumber(box[3])
+end
+
+-- Returns the verdict for the holder of a ticket and, where it is OK, the calls, replies and bytes so far, and why the
+-- conversation has ended.
+local function judge_ticket(id, ticket, key)
+  local box = call('HMGET', mailbox_key(id), 'ticket', 'key', 'calls', 'replies', 'bytes', 'why')
+  if not box[3] then return 'GONE' end
+  if box[1] ~= ticket or box[2] ~= key then return 'STALE' end
+  return 'OK', tonumber(box[3]), tonumber(box[4]), tonumber(box[5]), box[6]
+end

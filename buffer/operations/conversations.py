@@ -1,0 +1,219 @@
+"""Conversations of tasks with live agents: a mailbox of calls and replies beside a task's chunks.
+
+    actor                          store                          host of agents
+    want_agents      ────────────▶ wanted ◀────────────────────── take_conversations: a ticket
+    read_calls       ◀──────────── calls ◀─────────────────────── add_calls
+    say_replies      ────────────▶ chunk and reply ─────────────▶ read_replies: renews the ticket
+    read_calls       ◀──────────── why, rewards ◀──────────────── end_conversations
+
+An actor acts under the fence of its lease, a host under its ticket, each with the tag of its key.
+Output commit: a reply is written by the call that stores its last tokens, or not at all. So the
+next holder of a lease goes on with everything that an agent has heard.
+
+A conversation that is lost, because its host or the store lost it, ends, and its task begins anew,
+at most `max_attempts` times. Every call may be sent again when its reply was lost; of
+`take_conversations` another copy takes others, and what nobody uses goes back when it expires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from buffer.record.codec import MAX_RECORD_BYTES
+
+from . import leases
+from .operation import (
+    SLICE,
+    Argument,
+    Operation,
+    Reply,
+    ScriptCall,
+    Steps,
+    parse_beats,
+    parse_verdicts,
+    single,
+    sliced,
+)
+from .values import (
+    BeatVerdict,
+    Call,
+    CallLine,
+    CallsAnswer,
+    CallVerdict,
+    EndLine,
+    ListenLine,
+    News,
+    RepliesAnswer,
+    ReplyLine,
+    SayLine,
+    TakeAnswer,
+    Ticket,
+)
+from .values import Reply as StoredReply
+
+MAX_CALLS = 4096
+"""Most calls of a conversation: the longest agents make hundreds."""
+
+MAX_OPEN_CALLS = 32
+"""Most calls of a conversation that wait for replies at a time: sub-agents make a few."""
+
+MAX_ANSWER_BYTES = 2**20
+"""Bytes of calls or replies in one answer, after which the rest waits for the next one."""
+
+
+def want_agents(rows: Sequence[tuple[int, int, bytes]], key: str = "") -> Operation[list[str]]:
+    """Have (task_id, fence, payload) tasks wait for agents; repeated, it changes nothing.
+
+    Comes before a task's first token. A task that has tokens, and no mailbox any more, is STALE and
+    begins anew.
+
+    Args:
+        rows: Tasks, and what their agents are told.
+        key: Tag of the actor's key.
+    """
+    return sliced("want_agents", (key,), rows, parse_verdicts)
+
+
+def take_conversations(
+    incarnation: str, *, n: int, ttl_ms: int, key: str = ""
+) -> Operation[TakeAnswer]:
+    """Give a host tickets for at most `n` conversations, those that wait for longest first.
+
+    Args:
+        incarnation: Incarnation of the host.
+        n: Most conversations.
+        ttl_ms: Time after which a ticket expires unless `read_replies` renews it.
+        key: Tag of the host's key.
+    """
+
+    def parse(reply: Reply) -> TakeAnswer:
+        status, *taken = reply
+        ticket = int(taken.pop(0)) if taken else 0
+        tickets = [Ticket(int(task), ticket, spec, payload) for task, spec, payload in taken]
+        return TakeAnswer(status.decode(), tickets)
+
+    return single("take_conversations", (incarnation, key, min(n, SLICE), ttl_ms), parse)
+
+
+def add_calls(
+    lines: Sequence[CallLine], key: str = "", *, max_bytes: int = MAX_RECORD_BYTES
+) -> Operation[list[CallVerdict]]:
+    """Append calls, each once; one verdict per line, in order.
+
+    Args:
+        lines: Calls.
+        key: Tag of the host's key.
+        max_bytes: Most bytes of a conversation's calls and replies, and of one body.
+    """
+    head = (key, MAX_CALLS, MAX_OPEN_CALLS, max_bytes)
+    return sliced(
+        "add_calls",
+        head,
+        lines,
+        lambda replies: [CallVerdict(*pair) for pair in parse_beats(replies)],
+    )
+
+
+def say_replies(
+    lines: Sequence[SayLine],
+    *,
+    ttl_ms: int,
+    progress_timeout_ms: int = 120_000,
+    max_attempts: int = 3,
+    max_bytes: int = MAX_RECORD_BYTES,
+    longest_ms: int = 0,
+) -> Operation[list[BeatVerdict]]:
+    """Store replies, each together with the chunk that ends with its last token, or neither.
+
+    The arguments and verdicts are those of `leases.beat`; and DUP: it was said before, OTHER:
+    another reply was, UNCALLED: the store has no such call.
+    """
+    head = (ttl_ms, leases.MAX_CHUNKS, progress_timeout_ms, max_attempts, max_bytes, longest_ms)
+
+    def steps() -> Steps[list[BeatVerdict]]:
+        replies: list[Reply] = []
+        for start in range(0, len(lines), SLICE):
+            numbers: list[str] = []
+            parts: list[bytes] = []
+            for (task, fence, at, n, chunk, key, oldest, first, last), number, reply in lines[
+                start : start + SLICE
+            ]:
+                numbers.append(f"{task} {fence} {at} {n} {oldest} {first} {last} {number} {key}")
+                parts += [chunk, reply] if n else [reply]
+            replies.append((yield ScriptCall("say_replies", (*head, "\n".join(numbers), *parts))))
+        return parse_beats(replies)
+
+    return Operation("say_replies", steps)
+
+
+def read_replies(
+    lines: Sequence[ReplyLine], key: str = "", *, ttl_ms: int, max_attempts: int = 3
+) -> Operation[list[RepliesAnswer]]:
+    """Renew a host's tickets, and read the replies after those that its agents have heard.
+
+    A reply that an agent has heard and that the store has lost ends the conversation: GONE.
+    """
+    head = (key, ttl_ms, max_attempts, MAX_ANSWER_BYTES)
+
+    def parse(replies: list[Reply]) -> list[RepliesAnswer]:
+        return [
+            RepliesAnswer(
+                verdict.decode(), calls, tuple(map(_stored_reply, stored[::2], stored[1::2]))
+            )
+            for verdict, calls, *stored in (line for reply in replies for line in reply)
+        ]
+
+    return sliced("read_replies", head, lines, parse)
+
+
+def read_calls(
+    lines: Sequence[ListenLine], key: str = "", *, max_attempts: int = 3
+) -> Operation[list[CallsAnswer]]:
+    """Read the calls after those that an actor has, and how conversations ended.
+
+    A conversation under another ticket than the actor's is another agent's: STALE, and the task
+    begins anew.
+    """
+    head: tuple[Argument, ...] = (key, max_attempts, MAX_ANSWER_BYTES)
+    return sliced(
+        "read_calls", head, lines, lambda replies: [_calls(x) for reply in replies for x in reply]
+    )
+
+
+def end_conversations(lines: Sequence[EndLine], key: str = "") -> Operation[list[str]]:
+    """Store rewards and ends; after the end nothing changes any more, and the verdict is DUP."""
+    return sliced("end_conversations", (key,), lines, parse_verdicts)
+
+
+def read_news(newest: int) -> Operation[News]:
+    """Read which conversations have changed since the change of this number."""
+
+    def parse(reply: Reply) -> News:
+        return News(reply[0], reply[1], [int(task) for task in reply[2]])
+
+    return single("read_news", (newest,), parse)
+
+
+def _stored_reply(stamp: bytes, member: bytes) -> StoredReply:
+    number, _, reply = member.partition(b"\n")
+    return StoredReply(int(stamp), int(number), reply)
+
+
+def _calls(line: Reply) -> CallsAnswer:
+    if len(line) == 1:
+        return CallsAnswer(line[0].decode())
+    verdict, ticket, num_calls, why, rewards, *calls = line
+    return CallsAnswer(
+        verdict.decode(),
+        int(ticket),
+        num_calls,
+        why.decode(),
+        {int(rewards[i]): rewards[i + 1] for i in range(0, len(rewards), 2)},
+        tuple(_stored_call(text, bool(is_answered)) for text, is_answered in calls),
+    )
+
+
+def _stored_call(text: bytes, is_answered: bool) -> Call:
+    head, _, tail = text.partition(b"\n")
+    parent, keep = head.split()
+    return Call(int(parent), int(keep), tail, is_answered)
