@@ -38,6 +38,14 @@ def test_no_history_loses_repeats_or_mixes_episodes(redis_url: str, seed: int) -
         assert history.world.learner.step > 3
 
 
+def test_an_actor_that_answers_before_it_stores_is_caught(redis_url: str) -> None:
+    with _history(redis_url, 0) as history:
+        history.world.answers_early = True
+
+        with pytest.raises(AssertionError, match=r"^C1: "):
+            history.play()
+
+
 @pytest.mark.slow
 def test_a_seed_repeats_its_history(redis_url: str) -> None:
     traces = []

@@ -23,6 +23,7 @@ from tests.buffer.support import history_actors as actors
 from tests.buffer.support import history_faults as faults
 from tests.buffer.support import history_learner as learners
 from tests.buffer.support import history_replay as replay
+from tests.buffer.support import history_talks as talks
 from tests.buffer.support import invariants
 from tests.buffer.support.history_world import GROUP_SIZE, World
 from tests.conftest import running_redis
@@ -70,6 +71,8 @@ class History:
             actors.lease: 3,
             actors.generate: 6,
             actors.submit: 4,
+            talks.serve: 5,
+            talks.answer: 6,
             learners.learn: 2,
             self._mishap: 2 * world.faults,
         }
@@ -111,6 +114,7 @@ class History:
         world, learner = self.world, self.world.learner
         snapshot = invariants.check(world.client, world.prefix, GROUP_SIZE)
         replay.check(world, snapshot)
+        talks.check(world)
         for place in ("new", "ready", "lease", "dead"):
             again = world.promises.acked & snapshot.tasks[place]
             assert not again, f"I10: acknowledged tasks {again} in {place}"
@@ -130,6 +134,7 @@ class History:
         mishaps: dict[Happening, float] = {
             faults.expire: 6,
             faults.crash: 3,
+            talks.crash_host: 2,
             faults.arrive_late: 3,
             learners.be_careless: 3,
             faults.requeue: 1,

@@ -7,6 +7,7 @@ from typing import Any
 from buffer import operations
 from buffer.operations.operation import Operation
 from buffer.operations.values import BeatLine, LeaseAnswer, LeasedTask, SubmitLine
+from tests.buffer.support import history_talks as talks
 from tests.buffer.support import invariants
 from tests.buffer.support.history_world import (
     CAP,
@@ -50,7 +51,8 @@ def generate(world: World) -> None:
     lineage, step = actor.version
     lines = []
     for held in actor.held.values():
-        for _ in range(min(world.rng.randint(0, 3), held.target - len(held.tokens))):
+        most = 0 if held.talks else held.target - len(held.tokens)
+        for _ in range(min(world.rng.randint(0, 3), most)):
             held.tokens.append(f"{held.task}.{held.fence}.{len(held.tokens)}.{lineage}.{step}")
         chunk = "".join(token + " " for token in held.tokens[held.sent :]).encode()
         tokens = len(held.tokens) - held.sent
@@ -69,12 +71,13 @@ def generate(world: World) -> None:
 def submit(world: World) -> None:
     """An actor submits what is finished; now and then it gives back or fails some of the rest."""
     actor = _someone(world)
-    done = [held for held in actor.held.values() if len(held.tokens) == held.target]
+    done = [held for held in actor.held.values() if held.is_finished]
     rows = [SubmitLine(held.task, held.fence, held.record()) for held in done]
     fences = {held.task: held.fence for held in done}
     for task, verdict in _exchange(world, operations.submit(rows), fences):
         if verdict in ("OK", "DUP"):
             world.promises.acked.add(task)
+            talks.check_submitted(world, actor.held[task])
         del actor.held[task]
     some = list(actor.held.values())[:2]
     fences = {held.task: held.fence for held in some}

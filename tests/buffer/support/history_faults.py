@@ -43,6 +43,9 @@ def expire(world: World, share: float = 0.2) -> None:
     for task in sorted(invariants.zset(world.client, f"{world.prefix}:lease")):
         if world.rng.random() < share:
             world.client.zadd(f"{world.prefix}:lease", {str(task): 1})
+    for task in sorted(invariants.zset(world.client, f"{world.prefix}:tickets")):
+        if world.rng.random() < share / 4:
+            world.client.zadd(f"{world.prefix}:tickets", {str(task): 1})
     reaped = world.store.run(operations.reap(max_attempts=MAX_ATTEMPTS))
     if world.recovering or world.in_grace:
         assert not reaped, f"8.6: {reaped} were reaped before their actors could beat again"

@@ -28,6 +28,7 @@ UNITS_PER_BATCH = 3
 MAX_POLICY_LAG = 1
 MARGIN = 1.5
 MAX_ATTEMPTS = 2
+TURN_TOKENS = 2
 TTL_MS = 10**8  # nothing expires by itself
 CAP = (MAX_POLICY_LAG + 1) * UNITS_PER_BATCH * MARGIN
 
@@ -42,10 +43,28 @@ class Held:
     sent: int
     """Tokens that the actor believes the store has."""
 
+    calls: list[bytes] = field(default_factory=list)
+    """Bodies of its agent's calls."""
+    said: int = 0
+    """Turns that were said; each is `TURN_TOKENS` long."""
+    ticket: int = 0
+    is_over: bool = False
+    """Its agent has ended."""
+
+    @property
+    def talks(self) -> bool:
+        """Whether a live agent makes its turns."""
+        return talks(self.task)
+
     @property
     def target(self) -> int:
         """Length of the finished episode."""
         return length_of(self.task)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it can be submitted."""
+        return self.is_over if self.talks else len(self.tokens) == self.target
 
     def record(self) -> bytes:
         """What it submits."""
@@ -59,6 +78,36 @@ class Actor:
     name: str
     version: tuple[int, int]
     held: dict[int, Held] = field(default_factory=dict)
+
+
+@dataclass
+class Agent:
+    """An agent of one conversation: what it called and heard."""
+
+    task: int
+    ticket: int
+    bodies: list[bytes] = field(default_factory=list)
+    heard: dict[int, bytes] = field(default_factory=dict)
+    newest: int = 0
+    """Stamp of the newest reply that it has heard."""
+
+    @property
+    def turns(self) -> int:
+        """Calls until it ends."""
+        return turns_of(self.task)
+
+    @property
+    def history(self) -> bytes:
+        """Body of its next call, up to the question."""
+        return b"".join(self.heard.values())
+
+
+@dataclass
+class Host:
+    """One life of a host of agents."""
+
+    name: str
+    agents: dict[int, Agent] = field(default_factory=dict)
 
 
 @dataclass
@@ -121,6 +170,13 @@ class World:
         self.forks = {lineage: 0}
         self.actors = [Actor(f"actor-{i}", (lineage, 0)) for i in range(3)]
         self.zombies: list[Actor] = []
+        self.hosts = [Host("host-0"), Host("host-1")]
+        self.tickets: dict[int, int] = {}
+        """Task -> the newest ticket that was used."""
+        self.said: dict[tuple[int, int], list[str]] = {}
+        """Task and ticket -> all that its agent has heard."""
+        self.answers_early = False
+        """An actor's bug: it says replies before it stores their tokens."""
         self.old_lineages: list[int] = []
         self.late: list[Operation[object]] = []
         self.promises = Promises()
@@ -160,7 +216,17 @@ class World:
 
 def length_of(task: int) -> int:
     """Length of a task's finished episode."""
-    return 2 + task % 7
+    return TURN_TOKENS * turns_of(task) if talks(task) else 2 + task % 7
+
+
+def turns_of(task: int) -> int:
+    """Calls that a task's agent makes before it ends."""
+    return 1 + task % 3
+
+
+def talks(task: int) -> bool:
+    """Whether a live agent makes the turns of a task."""
+    return task % 4 == 1
 
 
 def units_of(tasks: list[int]) -> list[int]:

@@ -139,6 +139,18 @@ MUTANTS = {
     "a unit that is forgotten leaves its records": Mutant(
         "replay", "call('UNLINK', record_key(id)) end", "end", "I10"
     ),
+    "a reply leaves before its tokens are stored": Mutant(
+        "say_replies", "elseif verdict == 'OK' then", "elseif verdict then", "C1"
+    ),
+    "a reply is said again": Mutant("say_replies", "return nil, true", "return nil, false", "C2"),
+    "a reply of a conversation that was cut": Mutant(
+        "tasks", "local function cut(id)\n  drop_mailbox(id)", "local function cut(id)", "C1"
+    ),
+    "an agent goes on behind a reply that the store lost": Mutant(
+        "read_replies", "heard ~= '0' and found[2] ~= heard", "false", "C1|C2"
+    ),
+    "an old ticket counts": Mutant("conversations", "box[1] ~= ticket or", "", "C4"),
+    "a mailbox outlives its task": Mutant("submit", "    drop_mailbox(id)\n", "", "C5"),
     "a submitted record is not stored": Mutant(
         "submit", "call('RENAME', record, record_key(id))", "call('UNLINK', record)", "I10"
     ),
