@@ -1,9 +1,9 @@
 """Client of the broker: calls sent again until answered, and release of leases granted too late.
 
-Used by actors, and by `nyala top` for a run elsewhere. Each request waits for the reply with its
-own `seq`, is resent with growing pauses, and ends at its deadline. Every request is idempotent
-(fences, and a grant is remembered by its `seq`), so a resent one does no harm. A broker that
-restarted asks for HELLO, and the client repeats it by itself.
+Used by actors and hosts of agents, and by `nyala top` for a run elsewhere. Each request waits for
+the reply with its own `seq`, is resent with growing pauses, and ends at its deadline. Every request
+is idempotent (fences, and a grant is remembered by its `seq`), so a resent one does no harm. A
+broker that restarted asks for HELLO, and the client repeats it by itself.
 
 Example:
     client = BrokerClient(endpoint, server_key=..., keys=..., run="demo", incarnation="actor-1")
@@ -30,6 +30,18 @@ import zmq
 from msgspec.structs import replace
 
 from broker.protocol.codec import decode, encode, header_of
+from broker.protocol.conversation_messages import (
+    CallRequest,
+    CallsReply,
+    EndRequest,
+    ListenRequest,
+    RepliesReply,
+    RepliesRequest,
+    SayRequest,
+    TakeReply,
+    TakeRequest,
+    WantRequest,
+)
 from broker.protocol.messages import (
     MAX_ABANDONED,
     BeatRequest,
@@ -143,7 +155,7 @@ FIRST_WAIT_S = 0.2  # a reply takes milliseconds; after this it was lost or the 
 LAST_WAIT_S = 5.0
 UNSENT_WAIT_S = 0.05  # without a connection a send fails at once and costs nothing to repeat
 DEFAULT_DEADLINE_S = 60.0
-PROMPT = (Hello, BeatRequest, Bye)
+PROMPT = (Hello, BeatRequest, Bye, ListenRequest, TakeRequest, RepliesRequest)
 """Calls that wait for no other call, because there is one of each at a time."""
 
 Reply = TypeVar("Reply")
@@ -248,6 +260,44 @@ class BrokerClient:
         self, request: FailRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
     ) -> Verdicts:
         """Report episodes that could not be made."""
+        return await self._call(request, Verdicts, deadline_s)
+
+    async def want(
+        self, request: WantRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
+    ) -> Verdicts:
+        """Have leased tasks wait for agents, before their first token."""
+        return await self._call(request, Verdicts, deadline_s)
+
+    async def listen(
+        self, request: ListenRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
+    ) -> CallsReply:
+        """Wait for calls of agents, at most `wait_s`."""
+        return await self._call(request, CallsReply, deadline_s, request.wait_s)
+
+    async def say(self, request: SayRequest, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Verdicts:
+        """Answer agents; returns once the store has replies and tokens, or neither."""
+        return await self._call(request, Verdicts, deadline_s)
+
+    async def take(
+        self, request: TakeRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
+    ) -> TakeReply:
+        """Ask for conversations, as a host of agents; needs no HELLO, as all that a host asks."""
+        return await self._call(request, TakeReply, deadline_s, request.wait_s)
+
+    async def call(
+        self, request: CallRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
+    ) -> Verdicts:
+        """Pass calls of agents on; returns once the store has them."""
+        return await self._call(request, Verdicts, deadline_s)
+
+    async def hear(
+        self, request: RepliesRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
+    ) -> RepliesReply:
+        """Keep tickets, and wait for replies, at most `wait_s`."""
+        return await self._call(request, RepliesReply, deadline_s, request.wait_s)
+
+    async def end(self, request: EndRequest, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Verdicts:
+        """Report rewards and ends of conversations."""
         return await self._call(request, Verdicts, deadline_s)
 
     async def status(self, *, deadline_s: float = DEFAULT_DEADLINE_S) -> StatusReply:

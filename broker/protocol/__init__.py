@@ -6,6 +6,9 @@ fields           Building blocks of messages: structs that msgspec turns into ms
                  within limits
 manifest         The weight manifest: layout, digests and probe of a policy version, and updates
                  that lead to it
+conversation_messages
+                 Messages of conversations with live agents: their actors and hosts on both sides
+                 of the broker
 messages         Messages between the broker and its actors, observers and operators
 weight_messages  Messages of the weight plane, between an actor's receiver and the weight publisher
 """

@@ -25,6 +25,7 @@ from msgspec.structs import fields, replace
 
 from configs.errors import RecordError, quoted
 
+from .conversation_messages import ConversationMessage, Reward
 from .fields import Text, WireMessage
 from .manifest import WeightManifest
 from .messages import BrokerMessage, TaskSpec
@@ -87,7 +88,7 @@ class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
     """Incarnation of the sender."""
     seq: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     """Number of the request within its incarnation; the reply carries the same."""
-    message: BrokerMessage | WeightMessage | WeightManifest
+    message: BrokerMessage | ConversationMessage | WeightMessage | WeightManifest
 
 
 class Header(NamedTuple):
@@ -107,7 +108,7 @@ class _Version(Struct):
 
 
 _ENCODER = Encoder()
-_ENVELOPES, _SPECS = Decoder(Envelope), Decoder(TaskSpec)
+_ENVELOPES, _SPECS, _REWARDS = Decoder(Envelope), Decoder(TaskSpec), Decoder(Reward)
 _VERSIONS, _NUMBERS = Decoder(_Version), Decoder(int)
 _MALFORMED = (MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 
@@ -215,6 +216,26 @@ def decode_spec(stored: bytes) -> TaskSpec:
             "release of Nyala on all machines"
         )
     return spec
+
+
+def encode_reward(reward: Reward) -> bytes:
+    """Turn a reward of an agent into the bytes that the store keeps in its mailbox."""
+    return _encode(reward)
+
+
+def decode_reward(stored: bytes) -> Reward:
+    """Turn stored bytes back into a reward.
+
+    Raises:
+        RecordError: The bytes are no reward.
+    """
+    try:
+        return _REWARDS.decode(stored)
+    except _MALFORMED as error:
+        raise RecordError(
+            f"a reward must have the fields of its type, got: {error!s:.300}; use the same release "
+            "of Nyala on all machines"
+        ) from None
 
 
 def _encode(value: Struct) -> bytes:

@@ -41,7 +41,17 @@ class Verdict(StrEnum):
     GONE = "GONE"
     """The store has no such task, or the task has ended."""
     GAP = "GAP"
-    """A chunk is missing; the actor sends again from `length`."""
+    """A chunk or call is missing; the sender sends again from `length`, or the calls after it."""
+    OTHER = "OTHER"
+    """Another call or reply is stored under this number, or a call's parent is shorter."""
+    UNCALLED = "UNCALLED"
+    """The store has no such call, or no mailbox; the actor wants an agent again, and listens."""
+    BUSY = "BUSY"
+    """Too many calls of the conversation wait for replies; the host sends it again later."""
+    FULL = "FULL"
+    """The conversation has as many calls or bytes as it may."""
+    ENDED = "ENDED"
+    """The conversation has ended; the host makes no more calls."""
 
 
 class TaskSpec(MessagePart, frozen=True):

@@ -3,6 +3,9 @@
 admin         Requests of observers, operators and enrolling actors: run status, revocation, drains,
               enrolment
 audit         Audit of joins, refusals and revocations: counted, logged, and kept in a bounded file
+conversations
+              Conversations of live agents: their mailboxes in the store, and long polls for what is
+              new there
 dispatch      Dispatch of requests: read from a socket, each answered in a task of its own; a
               broker's parts
 flow_control  Flow control: bounds on requests, on replies that wait for a peer, on HELLOs and

@@ -29,6 +29,7 @@ from configs.settings import BrokerSettings, Settings
 
 from .admin import AdminService
 from .audit import Audit
+from .conversations import LongPoll
 from .flow_control import (
     MAX_REQUESTS_PER_PEER,
     ReplyLimiter,
@@ -193,6 +194,7 @@ class Dispatcher:
         """
         log.info("stopping", requests=len(self._requests))
         self._leasing.close()
+        self._service.conversations.close()
         if self._requests:
             _, late = await asyncio.wait(self._requests, timeout=DRAIN_S)
             for request in late:
@@ -243,7 +245,9 @@ class Dispatcher:
             request.frame = None
             request.header = request.header._replace(seq=envelope.seq, version=envelope.v)
             reply = await self._answer(envelope, request)
-            request.release()  # a LEASE may now wait for work
+            request.release()  # a LEASE may now wait for work, and a long poll for news
+            if isinstance(reply, LongPoll):
+                reply = await self._wait_for_news(reply)
             peer = self._peers.observe(envelope.inc, request.key, request.route)
             if isinstance(reply, LeaseReply) and peer is not None:
                 await self._answer_lease(request, envelope, peer, reply)
@@ -281,6 +285,13 @@ class Dispatcher:
         was_sent = self._send(pending.route, pending.header, reply, peer.tag)
         if not was_sent and isinstance(reply, LeaseReply) and reply.leases:
             await self._leasing.release_unsent(peer, reply)
+
+    async def _wait_for_news(self, poll: LongPoll) -> object:
+        try:
+            return await poll.answer()
+        except StoreError as error:
+            self._leasing.pause_reaping()
+            return Refusal("store", f"the store does not answer; send again later: {error}")
 
     def _has_route(self, route: bytes) -> bool:
         """Return whether a connection is open, which ZeroMQ tells only when a message is sent."""

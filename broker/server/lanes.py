@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from broker.protocol.codec import Header
+from broker.protocol.conversation_messages import ListenRequest, RepliesRequest
 from broker.protocol.messages import BeatRequest, Bye, Hello
 from broker.transport.allow_list import AllowListEntry
 from buffer.operations.values import holder_of
@@ -30,7 +31,8 @@ from .validation import ADMIN_REQUESTS
 MAX_RUNNING = 256  # hides a store round trip of 10 ms at 25 000 requests a second
 MAX_WAITING = 4096  # some seconds of work; frames are bounded in bytes, too
 PROMPT = frozenset(
-    kind.__struct_config__.tag for kind in (Hello, BeatRequest, Bye, *ADMIN_REQUESTS)
+    kind.__struct_config__.tag
+    for kind in (Hello, BeatRequest, Bye, ListenRequest, RepliesRequest, *ADMIN_REQUESTS)
 )
 """Requests that work must not hold up."""
 SHARE_OF_TIMEOUT = 0.25

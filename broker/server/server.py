@@ -136,6 +136,7 @@ class Broker:
                 for work in (
                     dispatcher.receive(),
                     _every(TICK_S, tick, stop),
+                    _every(TICK_S, self.parts.service.conversations.look_for_news, stop),
                     _every(PUBLICATION_S, self.parts.cache.refresh_publication, stop),
                     _every(BROKERS_S, self.parts.cache.refresh_brokers, stop),
                     _every(MEMORY_S, self.parts.cache.refresh_memory, stop),

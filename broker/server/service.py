@@ -25,7 +25,9 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from broker.protocol.codec import Envelope
+from broker.protocol.conversation_messages import ListenRequest, SayRequest, WantRequest
 from broker.protocol.messages import (
+    Beat,
     BeatRequest,
     Bye,
     FailRequest,
@@ -46,6 +48,7 @@ from buffer.operations.values import (
     LEFT,
     BeatLine,
     BeatVerdict,
+    SayLine,
     SubmitLine,
     actor_name,
     holder_of,
@@ -59,14 +62,19 @@ from configs.traces import tracing_stores
 from configs.validation.store import max_partial_bytes
 
 from .audit import Audit
+from .conversations import Conversations
 from .flow_control import FailureBudgets, hello_buckets
 from .leasing import Leasing, longest_lease_ms, still_ms
 from .liveness import Liveness, PeerSession
 from .store_cache import StoreCache
 from .validation import (
+    HOST_REQUESTS,
+    Versions,
     check_beats,
     check_hello,
+    check_host,
     check_lease,
+    check_says,
     check_submissions,
     refuse_run,
     refuse_without_store,
@@ -173,22 +181,22 @@ class Service:
         self._limits = EpisodeLimits.for_run(run, vocabulary=None)
         self._settings = broker
         self._max_episode_bytes = buffer.max_episode_bytes
-        ttl_ms = int(broker.lease_timeout_s * 1000)
-        progress_timeout_ms = still_ms(broker, run)
-        max_bytes = max_partial_bytes(run, buffer)
-        longest_ms = longest_lease_ms(broker, run.max_completion_tokens)
+        limits = {
+            "ttl_ms": int(broker.lease_timeout_s * 1000),
+            "progress_timeout_ms": still_ms(broker, run),
+            "max_attempts": broker.max_attempts,
+            "max_bytes": max_partial_bytes(run, buffer),
+            "longest_ms": longest_lease_ms(broker, run.max_completion_tokens),
+        }
         self._beats: Batch[BeatLine, BeatVerdict] = Batch(
-            store,
-            lambda lines: operations.beat(
-                ttl_ms=ttl_ms,
-                lines=lines,
-                progress_timeout_ms=progress_timeout_ms,
-                max_attempts=broker.max_attempts,
-                max_bytes=max_bytes,
-                longest_ms=longest_ms,
-            ),
+            store, lambda lines: operations.beat(lines=lines, **limits)
+        )
+        self._says: Batch[SayLine, BeatVerdict] = Batch(
+            store, lambda lines: operations.say_replies(lines, **limits)
         )
         self._submits: Batch[SubmitLine, str] = Batch(store, operations.submit)
+        self.conversations = Conversations(store, broker, cache, max_bytes=buffer.max_episode_bytes)
+        """Mailboxes, whose long polls the server wakes at every tick."""
         self._objects = ObjectStore.from_settings(buffer, run.name)
         self._inline_bytes = buffer.inline_bytes
         self._peers = peers
@@ -247,6 +255,9 @@ class Service:
                 return Refusal("busy", "this key has said HELLO too often; send it again later")
             check_hello(message, incarnation=envelope.inc)
             return await self._hello(message, key, tag, route)
+        if isinstance(message, HOST_REQUESTS):
+            check_host(envelope.inc)
+            return await self.conversations.answer_host(message, envelope.inc, tag)
         peer = self._peers.observe(envelope.inc, key, route)
         if isinstance(message, Bye) and (peer or self._peers.get(envelope.inc, key) is None):
             self._peers.end_session(envelope.inc, key)
@@ -260,6 +271,8 @@ class Service:
         if isinstance(message, LeaseRequest):
             check_lease(message, capacity=peer.hello.capacity)
             return await self._leasing.grant(peer, envelope.seq, message)
+        if isinstance(message, WantRequest | ListenRequest):
+            return await self.conversations.answer_actor(message, envelope.inc, tag)
         return await self._write(message, peer)
 
     async def _hello(self, hello: Hello, key: str, tag: str, route: bytes) -> Welcome | Refusal:
@@ -311,11 +324,13 @@ class Service:
             release = operations.release_dead_actor(name, peer.tag, max_attempts=most)
             await self._store.run(release)
 
-    async def _write(self, message: object, peer: PeerSession) -> Verdicts | Refusal:
+    async def _write(self, message: object, peer: PeerSession) -> object:
         tag = peer.tag
         match message:
             case BeatRequest():
                 return await self._beat(message, peer)
+            case SayRequest():
+                return await self._say(message, peer)
             case SubmitRequest():
                 versions = check_submissions(
                     message, max_bytes=self._max_episode_bytes, limits=self._limits
@@ -383,17 +398,40 @@ class Service:
         if refusal := await self._cache.refuse_unpublished(versions.newest):
             return refusal
         peer.version, peer.stats = message.version, message.stats
-        lines = [
-            BeatLine(b.task_id, b.fence, b.offset, b.num_tokens, b.chunk, peer.tag, oldest, *fences)
-            for b, oldest, fences in zip(message.beats, *versions[1:], strict=True)
-        ]
-        answers = await self._beats.run(lines)
+        lines = _beat_lines(message.beats, versions, peer)
+        verdicts = await self._beat_verdicts(peer, lines, await self._beats.run(lines))
+        return Verdicts(verdicts, self._cache.publication, self._cache.brokers)
+
+    async def _say(self, message: SayRequest, peer: PeerSession) -> Verdicts | Refusal:
+        beats = tuple(say.beat for say in message.says)
+        check_says(message, max_bytes=self.conversations.max_part_bytes)
+        versions = check_beats(
+            BeatRequest(beats, message.version),
+            max_bytes=self._max_episode_bytes,
+            limits=self._limits,
+        )
+        if refusal := await self._cache.refuse_unpublished(versions.newest):
+            return refusal
+        peer.version = message.version
+        lines = _beat_lines(beats, versions, peer)
+        answers = await self._says.run(
+            [
+                SayLine(line, say.number, say.reply)
+                for line, say in zip(lines, message.says, strict=True)
+            ]
+        )
+        self.conversations.said(line.task_id for line in lines)
+        verdicts = await self._beat_verdicts(peer, lines, answers)
+        return Verdicts(verdicts, self._cache.publication)
+
+    async def _beat_verdicts(
+        self, peer: PeerSession, lines: list[BeatLine], answers: list[BeatVerdict]
+    ) -> tuple[TaskVerdict, ...]:
         await self._count_failures(peer, sum(a.verdict == "TAKEN" for a in answers), TAKEN)
-        verdicts = tuple(
+        return tuple(
             TaskVerdict(line.task_id, _VERDICTS[answer.verdict], answer.length)
             for line, answer in zip(lines, answers, strict=True)
         )
-        return Verdicts(verdicts, self._cache.publication, self._cache.brokers)
 
     async def _count_failures(self, peer: PeerSession, count: int, last: str) -> None:
         """Suspend a key or holder that fails where others do not; briefly, if it is uncertain."""
@@ -425,3 +463,10 @@ class Service:
             for task_id, verdict in zip(task_ids, verdicts, strict=True)
         )
         return Verdicts(lines, self._cache.publication)
+
+
+def _beat_lines(beats: Sequence[Beat], versions: Versions, peer: PeerSession) -> list[BeatLine]:
+    return [
+        BeatLine(b.task_id, b.fence, b.offset, b.num_tokens, b.chunk, peer.tag, oldest, *fences)
+        for b, oldest, fences in zip(beats, versions.oldest, versions.fences, strict=True)
+    ]

@@ -8,6 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from broker.protocol.conversation_messages import (
+    CallRequest,
+    EndRequest,
+    ListenRequest,
+    RepliesRequest,
+    SayRequest,
+    TakeRequest,
+    WantRequest,
+)
 from broker.protocol.messages import (
     MAX_LINES,
     BeatRequest,
@@ -24,6 +33,7 @@ from broker.protocol.messages import (
     SubmitRequest,
 )
 from broker.transport.allow_list import AllowListEntry, Role
+from buffer.operations.conversations import MAX_CALLS
 from buffer.operations.values import version_number
 from buffer.record.episode import PolicyVersion
 from buffer.record.rules import EpisodeLimits
@@ -36,18 +46,35 @@ from configs.errors import RecordError, StoreError, quoted
 #
 # | role      | may                                              | may not |
 # | --------- | ------------------------------------------------ | ------- |
-# | actor     | hello, lease, beat, submit, release, fail, bye   | status, revoke, drain |
+# | actor     | hello, lease, beat, submit, release, fail, bye,  | status, revoke, drain |
+# |           | want, listen, say                                | |
 # | enrolment | enrol                                            | everything else |
+# | host      | take, call, hear, end                            | everything else |
 # | observer  | status                                           | everything else |
 # | operator  | status, revoke, drain                            | make episodes |
 #
 # A message that is no request of any role is refused to all.
 
+HOST_REQUESTS = (TakeRequest, CallRequest, RepliesRequest, EndRequest)
+"""Requests of hosts, which say no HELLO: their tickets are what they may do."""
+
 PERMISSIONS: dict[Role, frozenset[type]] = {
     Role.ACTOR: frozenset(
-        {Hello, LeaseRequest, BeatRequest, SubmitRequest, ReleaseRequest, FailRequest, Bye}
+        {
+            Hello,
+            LeaseRequest,
+            BeatRequest,
+            SubmitRequest,
+            ReleaseRequest,
+            FailRequest,
+            Bye,
+            WantRequest,
+            ListenRequest,
+            SayRequest,
+        }
     ),
     Role.ENROLMENT: frozenset({Enrol}),
+    Role.HOST: frozenset(HOST_REQUESTS),
     Role.OBSERVER: frozenset({StatusRequest}),
     Role.OPERATOR: frozenset({StatusRequest, RevokeRequest, DrainRequest}),
 }
@@ -193,6 +220,25 @@ def check_submissions(request: SubmitRequest, *, max_bytes: int, limits: Episode
             )
         _check_fence(submission.task_id, summary, submission.fence)
     return Versions(_newest(summaries), [version_number(summary.oldest) for summary in summaries])
+
+
+def check_calls(request: CallRequest, *, max_bytes: int) -> None:
+    """Refuse calls without a number, of a later parent, or too long to be delivered."""
+    for call in request.calls:
+        _check_range("number of a call", call.number, 1, MAX_CALLS)
+        _check_range("parent of a call", call.parent, 0, call.number - 1)
+        _check_range("bytes of a call", len(call.tail), 0, max_bytes)
+
+
+def check_says(request: SayRequest, *, max_bytes: int) -> None:
+    """Refuse replies that are too long to be delivered."""
+    for say in request.says:
+        _check_range("bytes of a reply", len(say.reply), 0, max_bytes)
+
+
+def check_host(incarnation: str) -> None:
+    """Refuse a host whose name is none."""
+    _check_name("incarnation", incarnation)
 
 
 def _check_fence(task_id: int, summary: Summary, fence: int) -> None:

@@ -4,6 +4,7 @@
     allowed/actor/*.pub       the same
     allowed/enrolment/*.pub   may register keys of actors, and nothing else
     allowed/actor/NAME/*.pub  keys that were registered with the enrolment key NAME (`enrolled.py`)
+    allowed/host/*.pub        hosts of live agents: take conversations, call, hear, end
     allowed/observer/*.pub    may read the status, and change nothing
     allowed/operator/*.pub    may read the status, revoke keys and drain actors; no episodes
 
@@ -45,6 +46,7 @@ class Role(StrEnum):
 
     ACTOR = "actor"
     ENROLMENT = "enrolment"
+    HOST = "host"
     OBSERVER = "observer"
     OPERATOR = "operator"
 

@@ -17,7 +17,8 @@ at most `max_attempts` times. Every call may be sent again when its reply was lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from buffer.record.codec import MAX_RECORD_BYTES
 
@@ -50,6 +51,8 @@ from .values import (
     Ticket,
 )
 from .values import Reply as StoredReply
+
+Answer = TypeVar("Answer")
 
 MAX_CALLS = 4096
 """Most calls of a conversation: the longest agents make hundreds."""
@@ -147,37 +150,60 @@ def say_replies(
 
 
 def read_replies(
-    lines: Sequence[ReplyLine], key: str = "", *, ttl_ms: int, max_attempts: int = 3
+    lines: Sequence[ReplyLine],
+    key: str = "",
+    *,
+    ttl_ms: int,
+    max_attempts: int = 3,
+    most_bytes: int = MAX_ANSWER_BYTES,
 ) -> Operation[list[RepliesAnswer]]:
     """Renew a host's tickets, and read the replies after those that its agents have heard.
 
     A reply that an agent has heard and that the store has lost ends the conversation: GONE.
+
+    Args:
+        lines: Conversations, and the newest reply that each agent has heard.
+        key: Tag of the host's key.
+        ttl_ms: Time from now after which the tickets expire.
+        max_attempts: Conversations that may be lost before their task is a dead letter.
+        most_bytes: Bytes after which the other replies are left to the next call.
     """
-    head = (key, ttl_ms, max_attempts, MAX_ANSWER_BYTES)
 
-    def parse(replies: list[Reply]) -> list[RepliesAnswer]:
-        return [
-            RepliesAnswer(
-                verdict.decode(), calls, tuple(map(_stored_reply, stored[::2], stored[1::2]))
-            )
-            for verdict, calls, *stored in (line for reply in replies for line in reply)
-        ]
+    def parse(line: Reply) -> RepliesAnswer:
+        verdict, calls, *stored = line
+        replies = tuple(map(_stored_reply, stored[::2], stored[1::2]))
+        return RepliesAnswer(verdict.decode(), calls, replies)
 
-    return sliced("read_replies", head, lines, parse)
+    def num_bytes(answer: RepliesAnswer) -> int:
+        return sum(len(reply.reply) for reply in answer.replies)
+
+    head = (key, ttl_ms, max_attempts)
+    return _bounded("read_replies", head, lines, most_bytes, (parse, num_bytes))
 
 
 def read_calls(
-    lines: Sequence[ListenLine], key: str = "", *, max_attempts: int = 3
+    lines: Sequence[ListenLine],
+    key: str = "",
+    *,
+    max_attempts: int = 3,
+    most_bytes: int = MAX_ANSWER_BYTES,
 ) -> Operation[list[CallsAnswer]]:
     """Read the calls after those that an actor has, and how conversations ended.
 
     A conversation under another ticket than the actor's is another agent's: STALE, and the task
     begins anew.
+
+    Args:
+        lines: Tasks, and the calls that their actors have.
+        key: Tag of the actor's key.
+        max_attempts: Conversations that may be lost before their task is a dead letter.
+        most_bytes: Bytes after which the other calls are left to the next call.
     """
-    head: tuple[Argument, ...] = (key, max_attempts, MAX_ANSWER_BYTES)
-    return sliced(
-        "read_calls", head, lines, lambda replies: [_calls(x) for reply in replies for x in reply]
-    )
+
+    def num_bytes(answer: CallsAnswer) -> int:
+        return sum(len(call.tail) for call in answer.calls)
+
+    return _bounded("read_calls", (key, max_attempts), lines, most_bytes, (_calls, num_bytes))
 
 
 def end_conversations(lines: Sequence[EndLine], key: str = "") -> Operation[list[str]]:
@@ -192,6 +218,30 @@ def read_news(newest: int) -> Operation[News]:
         return News(reply[0], reply[1], [int(task) for task in reply[2]])
 
     return single("read_news", (newest,), parse)
+
+
+def _bounded(
+    script: str,
+    head: tuple[Argument, ...],
+    lines: Sequence[tuple[int, ...]],
+    most_bytes: int,
+    reading: tuple[Callable[[Reply], Answer], Callable[[Answer], int]],
+) -> Operation[list[Answer]]:
+    """Read in slices, all of which have so many bytes together, and one part more at most."""
+    parse, num_bytes = reading
+
+    def steps() -> Steps[list[Answer]]:
+        answers: list[Answer] = []
+        room = most_bytes
+        for start in range(0, len(lines), SLICE):
+            part = [number for line in lines[start : start + SLICE] for number in line]
+            reply = yield ScriptCall(script, (*head, room, *part))
+            found = [parse(line) for line in reply]
+            room = max(0, room - sum(map(num_bytes, found)))
+            answers += found
+        return answers
+
+    return Operation(script, steps)
 
 
 def _stored_reply(stamp: bytes, member: bytes) -> StoredReply:

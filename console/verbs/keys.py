@@ -89,7 +89,9 @@ def list_keys(folder: Folder = HERE) -> None:
 @app.command()
 def add(
     name: Name,
-    role: Annotated[str, typer.Option(help="actor, enrolment, observer or operator.")] = "actor",
+    role: Annotated[
+        str, typer.Option(help="actor, enrolment, host, observer or operator.")
+    ] = "actor",
     folder: Folder = HERE,
 ) -> None:
     """Make one more key, and admit its holder.
@@ -101,8 +103,8 @@ def add(
     if role not in list(Role):
         raise SettingsError(
             f"--role must be one of {', '.join(Role)}, got {role}; choose by what its holder does: "
-            "an actor makes episodes, an enrolment key registers keys of actors, an observer "
-            "looks, an operator revokes and drains"
+            "an actor makes episodes, an enrolment key registers keys of actors, a host runs live "
+            "agents, an observer looks, an operator revokes and drains"
         )
     print(add_key(_keys_in(folder), name, Role(role)))
 

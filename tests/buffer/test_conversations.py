@@ -27,6 +27,7 @@ class Talk:
     def __init__(self, run: RunInStore, task: LeasedTask) -> None:
         self.run, self.task = run, task
         self.ticket = 0
+        self.most_bytes = 10**6
 
     def want(self) -> str:
         call = operations.want_agents([(self.task.task_id, self.task.fence, b"told")])
@@ -52,13 +53,15 @@ class Talk:
 
     def hear(self, heard: int = 0) -> RepliesAnswer:
         call = operations.read_replies(
-            [ReplyLine(self.task.task_id, self.ticket, heard)], ttl_ms=TTL_MS
+            [ReplyLine(self.task.task_id, self.ticket, heard)],
+            ttl_ms=TTL_MS,
+            most_bytes=self.most_bytes,
         )
         return self.run.store.run(call)[0]
 
     def listen(self, num_calls: int = 0) -> CallsAnswer:
         line = ListenLine(self.task.task_id, self.task.fence, self.ticket, num_calls)
-        return self.run.store.run(operations.read_calls([line]))[0]
+        return self.run.store.run(operations.read_calls([line], most_bytes=self.most_bytes))[0]
 
     def end(self, why: str = "", number: int = 0, reward: bytes = b"") -> str:
         line = EndLine(self.task.task_id, self.ticket, why, number, reward)
@@ -145,10 +148,8 @@ def test_a_mailbox_is_bounded(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> No
     assert talk.call(3) == "FULL"
 
 
-def test_an_answer_is_bounded_and_the_next_one_goes_on(
-    talk: Talk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(operations.conversations, "MAX_ANSWER_BYTES", 5)
+def test_an_answer_is_bounded_and_the_next_one_goes_on(talk: Talk) -> None:
+    talk.most_bytes = 5
     talk.call(1, b"long enough")
     talk.call(2, b"the next")
 

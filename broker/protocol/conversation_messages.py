@@ -1,0 +1,233 @@
+"""Messages of conversations with live agents: their actors and hosts on both sides of the broker.
+
+    actor                         broker                         host of agents
+    WantRequest     ─────────────▶        ◀───────────────────── TakeRequest -> TakeReply
+    ListenRequest   ◀──── CallsReply      ◀───────────────────── CallRequest
+    SayRequest      ─────────────▶        RepliesReply ─────────▶ RepliesRequest
+                                          ◀───────────────────── EndRequest
+
+Requests without a reply of their own get `Verdicts`. Those with `wait_s` are long polls: their
+replies have lines only for the conversations that have something new, or that are over.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta, field
+
+from buffer.record.episode import PolicyVersion
+
+from .fields import Many, MessagePart, Real, Text, Whole, WireMessage
+from .messages import Beat, Id, Lines, TaskSpec, Verdict
+
+MAX_PAYLOAD = 16 * 1024
+"""Bytes that an actor may tell an agent beside the task's spec."""
+MAX_PARTS = 64
+"""Named parts of a reward, as in a record."""
+
+Stamp = Annotated[int, Meta(ge=0, le=2**53 - 1)]  # a double in Redis
+Ending = Literal["", "ended", "died", "timeout", "refused"]
+"""Why a conversation ends; empty = it goes on."""
+
+
+class Want(MessagePart, frozen=True):
+    """A leased task whose turns a live agent makes."""
+
+    task_id: Id
+    fence: Id
+    payload: Annotated[bytes, Meta(max_length=MAX_PAYLOAD)] = b""
+    """What the agent is told, which only the actor and the agent understand."""
+
+
+class WantRequest(WireMessage, frozen=True, tag="want"):
+    """Actor -> broker, before the first token: these tasks wait for agents."""
+
+    wants: Lines[Want]
+
+
+class Listen(MessagePart, frozen=True):
+    """A conversation whose actor waits for calls."""
+
+    task_id: Id
+    fence: Id
+    ticket: Id = 0
+    """Ticket that the actor was shown; 0 = none yet."""
+    num_calls: Id = 0
+    """Calls that the actor has."""
+
+
+class ListenRequest(WireMessage, frozen=True, tag="listen"):
+    """Actor -> broker, long poll: calls after those that it has."""
+
+    tasks: Lines[Listen]
+    wait_s: Real = 0.0
+
+
+class Reward(MessagePart, frozen=True):
+    """A reward for a call, or for the whole conversation (0)."""
+
+    number: Id
+    reward: Real
+    parts: Annotated[dict[Text, Real], Meta(max_length=MAX_PARTS)] = field(default_factory=dict)
+
+
+class StoredCall(MessagePart, frozen=True):
+    """A call. Its body is the first `keep` bytes of its parent's body (0: of nothing), and tail."""
+
+    parent: Id
+    keep: Id
+    tail: bytes
+    is_answered: bool
+
+
+class Calls(MessagePart, frozen=True):
+    """New calls of a conversation, or its end."""
+
+    task_id: Id
+    verdict: Verdict
+    ticket: Id = 0
+    """0 = no host has taken the conversation."""
+    num_calls: Id = 0
+    """Calls stored; where these are fewer, the next request gets the rest."""
+    why: Text = ""
+    """Why it has ended; empty = it goes on."""
+    rewards: Many[Reward] = ()
+    """Empty before the end."""
+    calls: Many[StoredCall] = ()
+
+
+class CallsReply(WireMessage, frozen=True, tag="calls"):
+    """Broker -> actor."""
+
+    tasks: Many[Calls]
+
+
+class Say(MessagePart, frozen=True):
+    """A reply, with the chunk that ends with its last token."""
+
+    beat: Beat
+    number: Id
+    reply: bytes
+
+
+class SayRequest(WireMessage, frozen=True, tag="say"):
+    """Actor -> broker: replies, each stored together with its tokens or not at all."""
+
+    says: Lines[Say]
+    version: PolicyVersion
+
+
+class TakeRequest(WireMessage, frozen=True, tag="take"):
+    """Host -> broker, long poll: at most `n` conversations that wait for agents."""
+
+    n: Whole
+    wait_s: Real = 0.0
+
+
+class Ticket(MessagePart, frozen=True):
+    """A conversation that this host has. Its number is the host's fence."""
+
+    task_id: Id
+    ticket: Id
+    spec: TaskSpec
+    payload: bytes
+    """`Want.payload`."""
+
+
+class TakeReply(WireMessage, frozen=True, tag="tickets"):
+    """Broker -> host. `status` as in `LeaseReply`."""
+
+    status: Text
+    tickets: Many[Ticket]
+    ticket_timeout_s: Real
+    """Time without a `RepliesRequest` that names it after which a ticket is lost."""
+
+
+class Call(MessagePart, frozen=True):
+    """A call of an agent; calls of a conversation are numbered from 1."""
+
+    task_id: Id
+    ticket: Id
+    number: Id
+    parent: Id
+    keep: Id
+    tail: bytes
+
+
+class CallRequest(WireMessage, frozen=True, tag="call"):
+    """Host -> broker: calls of its agents, each stored once."""
+
+    calls: Lines[Call]
+
+
+class Hear(MessagePart, frozen=True):
+    """A conversation whose host waits for replies."""
+
+    task_id: Id
+    ticket: Id
+    heard: Stamp = 0
+    """Stamp of the newest reply that its agent has heard; 0 = none."""
+
+
+class RepliesRequest(WireMessage, frozen=True, tag="hear"):
+    """Host -> broker, long poll: renews tickets, and asks for replies. Names all conversations."""
+
+    conversations: Lines[Hear]
+    wait_s: Real = 0.0
+
+
+class StoredReply(MessagePart, frozen=True):
+    """A reply to a call."""
+
+    stamp: Stamp
+    number: Id
+    reply: bytes
+
+
+class Replies(MessagePart, frozen=True):
+    """New replies of a conversation; any verdict but OK is its end."""
+
+    task_id: Id
+    verdict: Verdict
+    num_calls: Id = 0
+    """Calls stored; fewer than the host has made: the store lost some, and it sends them again."""
+    replies: Many[StoredReply] = ()
+
+
+class RepliesReply(WireMessage, frozen=True, tag="replies"):
+    """Broker -> host."""
+
+    conversations: Many[Replies]
+
+
+class End(MessagePart, frozen=True):
+    """A reward, or the end of a conversation, or both. The last reward before the end counts."""
+
+    task_id: Id
+    ticket: Id
+    why: Ending = ""
+    number: Id = 0
+    """Call that the reward is for; 0 = the whole conversation."""
+    reward: Real | None = None
+    parts: Annotated[dict[Text, Real], Meta(max_length=MAX_PARTS)] = field(default_factory=dict)
+
+
+class EndRequest(WireMessage, frozen=True, tag="end"):
+    """Host -> broker: rewards and ends."""
+
+    ends: Lines[End]
+
+
+ConversationMessage: TypeAlias = (
+    WantRequest
+    | ListenRequest
+    | CallsReply
+    | SayRequest
+    | TakeRequest
+    | TakeReply
+    | CallRequest
+    | RepliesRequest
+    | RepliesReply
+    | EndRequest
+)

@@ -1,0 +1,379 @@
+"""Conversations of live agents: their mailboxes in the store, and long polls for what is new there.
+
+Hosts take conversations, call and hear; actors listen and say. A long poll is woken when what it
+waits for passes through this broker, and by the tick for what passed through another one: the
+store numbers all changes. Each peer has one long poll of a kind; a newer one ends it. No state
+but the requests that wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from enum import StrEnum
+from typing import TypeVar
+
+from broker.protocol.codec import decode_reward, decode_spec, encode_reward
+from broker.protocol.conversation_messages import (
+    CallRequest,
+    Calls,
+    CallsReply,
+    EndRequest,
+    ListenRequest,
+    Replies,
+    RepliesReply,
+    RepliesRequest,
+    Reward,
+    StoredCall,
+    StoredReply,
+    TakeReply,
+    TakeRequest,
+    Ticket,
+    WantRequest,
+)
+from broker.protocol.messages import Refusal, TaskVerdict, Verdict, Verdicts
+from buffer import operations
+from buffer.operations.values import (
+    CallLine,
+    CallsAnswer,
+    EndLine,
+    ListenLine,
+    RepliesAnswer,
+    ReplyLine,
+)
+from buffer.store import AsyncStore
+from configs.settings import BrokerSettings
+
+from .store_cache import StoreCache
+from .validation import check_calls
+
+MAX_WAITING = 64  # long polls of one key and kind: as many peers as may share it
+HEADER_BYTES = 4096  # room for the rest of an answer beside calls or replies
+ANYTHING = -1  # bell of the requests that wait for no task in particular
+WAITS_TOO_OFTEN = "long polls of this key must be at most {most}, got one more; send it again later"
+
+Line = TypeVar("Line")
+Item = TypeVar("Item")
+
+
+class Kind(StrEnum):
+    """What a long poll waits for."""
+
+    CALLS = "calls"
+    REPLIES = "replies"
+    TICKETS = "tickets"
+
+
+class Bell:
+    """A long poll that waits for news of some tasks."""
+
+    def __init__(self, tasks: Collection[int]) -> None:
+        self.tasks = tasks
+        self.is_over = False
+        """A newer request has taken its place, or the broker stops."""
+        self._rung: set[int] = set()
+        self._event = asyncio.Event()
+
+    def ring(self, task: int) -> None:
+        """Note news of a task."""
+        self._rung.add(task)
+        self._event.set()
+
+    def end(self) -> None:
+        """Have the request answered now."""
+        self.is_over = True
+        self._event.set()
+
+    async def wait(self, timeout_s: float) -> set[int]:
+        """Wait for news; return the tasks that have some."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                await self._event.wait()
+        self._event.clear()
+        rung, self._rung = self._rung, set()
+        return rung
+
+
+class Bells:
+    """Long polls by what they wait for."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[Kind, str, str], Bell] = {}
+        self._per_key: Counter[tuple[Kind, str]] = Counter()
+        self._by_task: dict[tuple[Kind, int], set[Bell]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def hang(self, kind: Kind, tag: str, incarnation: str, tasks: Collection[int]) -> Bell | None:
+        """Add a long poll in place of the peer's last one; None if its key has too many."""
+        place = kind, tag, incarnation
+        if (last := self._places.get(place)) is not None:
+            last.end()
+            self.remove(kind, tag, incarnation, last)
+        if self._per_key[kind, tag] >= MAX_WAITING:
+            return None
+        bell = self._places[place] = Bell(tasks)
+        self._per_key[kind, tag] += 1
+        for task in tasks:
+            self._by_task.setdefault((kind, task), set()).add(bell)
+        return bell
+
+    def remove(self, kind: Kind, tag: str, incarnation: str, bell: Bell) -> None:
+        """Remove a long poll that was answered; the second time does nothing."""
+        if self._places.get((kind, tag, incarnation)) is not bell:
+            return
+        del self._places[kind, tag, incarnation]
+        self._per_key[kind, tag] -= 1
+        for task in bell.tasks:
+            bells = self._by_task[kind, task]
+            bells.discard(bell)
+            if not bells:
+                del self._by_task[kind, task]
+
+    def ring(self, kind: Kind, tasks: Iterable[int]) -> None:
+        """Wake the long polls that wait for one of these tasks."""
+        for task in tasks:
+            for bell in self._by_task.get((kind, task), ()):
+                bell.ring(task)
+
+    def end_all(self) -> None:
+        """Have all long polls answered now."""
+        for bell in self._places.values():
+            bell.end()
+
+
+class LongPoll:
+    """A request without news, whose slot is given back while it waits for some."""
+
+    def __init__(self, answer: Callable[[], Awaitable[object]]) -> None:
+        self.answer = answer
+        """Waits, and returns the reply."""
+
+
+class Conversations:
+    """Answers requests about mailboxes; permissions and chunks have been checked."""
+
+    def __init__(
+        self, store: AsyncStore, settings: BrokerSettings, cache: StoreCache, *, max_bytes: int
+    ) -> None:
+        """Begin without a request.
+
+        Args:
+            store: Store of the run.
+            settings: Limits and times.
+            cache: Tells when no new work may begin.
+            max_bytes: Most bytes of a conversation's calls and replies.
+        """
+        self._store = store
+        self._settings = settings
+        self._cache = cache
+        self._max_bytes = max_bytes
+        self.max_part_bytes = min(max_bytes, settings.max_message_bytes // 2 - HEADER_BYTES)
+        """Most bytes of a call or reply; an answer has this much, and at most one of them more."""
+        self._ttl_ms = int(settings.lease_timeout_s * 1000)
+        self._bells = Bells()
+        self._newest = 0
+
+    async def answer_actor(
+        self, message: WantRequest | ListenRequest, incarnation: str, tag: str
+    ) -> object:
+        """Answer a request of an actor."""
+        if isinstance(message, ListenRequest):
+            return await self._listen(message, incarnation, tag)
+        rows = [(want.task_id, want.fence, want.payload) for want in message.wants]
+        verdicts = await self._store.run(operations.want_agents(rows, tag))
+        self._bells.ring(Kind.TICKETS, [ANYTHING])
+        return _verdicts([task for task, _, _ in rows], verdicts)
+
+    def said(self, tasks: Iterable[int]) -> None:
+        """Wake the hosts of conversations that have new replies."""
+        self._bells.ring(Kind.REPLIES, tasks)
+
+    async def answer_host(self, message: object, incarnation: str, tag: str) -> object:
+        """Answer a request of a host of agents."""
+        match message:
+            case TakeRequest():
+                return await self._take(message, incarnation, tag)
+            case CallRequest():
+                return await self._call(message, tag)
+            case RepliesRequest():
+                return await self._hear(message, incarnation, tag)
+            case EndRequest():
+                return await self._end(message, tag)
+            case _:
+                raise AssertionError(f"no request of a host: {type(message).__name__}")
+
+    async def look_for_news(self) -> None:
+        """Wake long polls for what passed through other brokers; called at every tick."""
+        if not self._bells:
+            return
+        news = await self._store.run(operations.read_news(self._newest))
+        self._newest = news.newest
+        for kind in (Kind.CALLS, Kind.REPLIES):
+            self._bells.ring(kind, news.tasks)
+        if news.wanted:
+            self._bells.ring(Kind.TICKETS, [ANYTHING])
+
+    def close(self) -> None:
+        """Answer all long polls now."""
+        self._bells.end_all()
+
+    async def _take(self, message: TakeRequest, incarnation: str, tag: str) -> object:
+        async def read(_: Collection[int]) -> TakeReply | None:
+            if self._cache.is_full:
+                return None
+            take = operations.take_conversations(
+                incarnation, n=max(1, message.n), ttl_ms=self._ttl_ms, key=tag
+            )
+            answer = await self._store.run(take)
+            status = answer.status
+            tickets = tuple(
+                Ticket(t.task_id, t.ticket, decode_spec(t.spec), t.payload) for t in answer.tickets
+            )
+            is_new = status in {"OK", "DONE"}
+            return TakeReply(status, tickets, self._settings.lease_timeout_s) if is_new else None
+
+        nothing = TakeReply("WAIT", (), self._settings.lease_timeout_s)
+        place = Kind.TICKETS, tag, incarnation
+        return await self._poll(place, [ANYTHING], message.wait_s, read, nothing)
+
+    async def _call(self, message: CallRequest, tag: str) -> Verdicts:
+        check_calls(message, max_bytes=self.max_part_bytes)
+        lines = [
+            CallLine(c.task_id, c.ticket, c.number, c.parent, c.keep, c.tail) for c in message.calls
+        ]
+        call = operations.add_calls(lines, tag, max_bytes=self._max_bytes)
+        answers = await self._store.run(call)
+        self._bells.ring(Kind.CALLS, {line.task_id for line in lines})
+        verdicts = tuple(
+            TaskVerdict(line.task_id, Verdict(verdict), num_calls)
+            for line, (verdict, num_calls) in zip(lines, answers, strict=True)
+        )
+        return Verdicts(verdicts)
+
+    async def _end(self, message: EndRequest, tag: str) -> Verdicts:
+        lines = [
+            EndLine(
+                end.task_id,
+                end.ticket,
+                end.why,
+                end.number,
+                b""
+                if end.reward is None
+                else encode_reward(Reward(end.number, end.reward, end.parts)),
+            )
+            for end in message.ends
+        ]
+        verdicts = await self._store.run(operations.end_conversations(lines, tag))
+        tasks = [line.task_id for line in lines]
+        self._bells.ring(Kind.CALLS, tasks)
+        return _verdicts(tasks, verdicts)
+
+    async def _hear(self, message: RepliesRequest, incarnation: str, tag: str) -> object:
+        lines = {c.task_id: ReplyLine(c.task_id, c.ticket, c.heard) for c in message.conversations}
+
+        async def read(tasks: Collection[int]) -> RepliesReply | None:
+            asked = [lines[task] for task in tasks]
+            hear = operations.read_replies(
+                asked,
+                tag,
+                ttl_ms=self._ttl_ms,
+                max_attempts=self._settings.max_attempts,
+                most_bytes=self.max_part_bytes,
+            )
+            answers = await self._store.run(hear)
+            found = [
+                _replies(line.task_id, answer)
+                for line, answer in zip(asked, answers, strict=True)
+                if answer.replies or answer.verdict != "OK"
+            ]
+            return RepliesReply(tuple(found)) if found else None
+
+        place = Kind.REPLIES, tag, incarnation
+        return await self._poll(place, lines, message.wait_s, read, RepliesReply(()))
+
+    async def _listen(self, message: ListenRequest, incarnation: str, tag: str) -> object:
+        lines = {
+            t.task_id: ListenLine(t.task_id, t.fence, t.ticket, t.num_calls) for t in message.tasks
+        }
+
+        async def read(tasks: Collection[int]) -> CallsReply | None:
+            asked = [lines[task] for task in tasks]
+            listen = operations.read_calls(
+                asked,
+                tag,
+                max_attempts=self._settings.max_attempts,
+                most_bytes=self.max_part_bytes,
+            )
+            answers = await self._store.run(listen)
+            found = [
+                _calls(line.task_id, answer)
+                for line, answer in zip(asked, answers, strict=True)
+                if answer.calls or answer.why or answer.verdict != "OK"
+            ]
+            return CallsReply(tuple(found)) if found else None
+
+        place = Kind.CALLS, tag, incarnation
+        return await self._poll(place, lines, message.wait_s, read, CallsReply(()))
+
+    async def _poll(
+        self,
+        place: tuple[Kind, str, str],
+        tasks: Collection[int],
+        wait_s: float,
+        read: Callable[[Collection[int]], Awaitable[object | None]],
+        nothing: object,
+    ) -> object:
+        """Read once; without news return a long poll, whose bell was hung before the reading."""
+        if wait_s <= 0:
+            return await read(tasks) or nothing
+        bell = self._bells.hang(*place, tasks)
+        if bell is None:
+            return Refusal("busy", WAITS_TOO_OFTEN.format(most=MAX_WAITING), retry_after_s=wait_s)
+        clock = asyncio.get_running_loop().time
+        ends_at = clock() + min(wait_s, self._settings.long_poll_s)
+
+        async def until_news() -> object:
+            try:
+                while not bell.is_over and clock() < ends_at:
+                    rung = await bell.wait(ends_at - clock())
+                    if rung and (reply := await read(rung)) is not None:
+                        return reply
+                return nothing
+            finally:
+                self._bells.remove(*place, bell)
+
+        try:
+            reply = await read(tasks)
+        except BaseException:
+            self._bells.remove(*place, bell)
+            raise
+        if reply is None:
+            return LongPoll(until_news)
+        self._bells.remove(*place, bell)
+        return reply
+
+
+def _replies(task: int, answer: RepliesAnswer) -> Replies:
+    replies = tuple(StoredReply(*reply) for reply in answer.replies)
+    return Replies(task, Verdict(answer.verdict), answer.num_calls, replies)
+
+
+def _calls(task: int, answer: CallsAnswer) -> Calls:
+    return Calls(
+        task,
+        Verdict(answer.verdict),
+        answer.ticket,
+        answer.num_calls,
+        answer.why,
+        tuple(decode_reward(reward) for reward in answer.rewards.values()),
+        tuple(StoredCall(*call) for call in answer.calls),
+    )
+
+
+def _verdicts(tasks: Sequence[int], verdicts: Sequence[str]) -> Verdicts:
+    lines = zip(tasks, verdicts, strict=True)
+    return Verdicts(tuple(TaskVerdict(task, Verdict(verdict)) for task, verdict in lines))
