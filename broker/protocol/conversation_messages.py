@@ -98,7 +98,7 @@ class Calls(MessagePart, frozen=True):
 
 
 class CallsReply(WireMessage, frozen=True, tag="calls"):
-    """Broker -> actor."""
+    """Broker -> actor: what is new to it in its conversations."""
 
     tasks: Many[Calls]
 
@@ -196,7 +196,7 @@ class Replies(MessagePart, frozen=True):
 
 
 class RepliesReply(WireMessage, frozen=True, tag="replies"):
-    """Broker -> host."""
+    """Broker -> host: what is new to it in its conversations."""
 
     conversations: Many[Replies]
 

@@ -58,7 +58,7 @@ Line = TypeVar("Line")
 Item = TypeVar("Item")
 
 
-class Kind(StrEnum):
+class PollKind(StrEnum):
     """What a long poll waits for."""
 
     CALLS = "calls"
@@ -100,14 +100,16 @@ class Bells:
     """Long polls by what they wait for."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[Kind, str, str], Bell] = {}
-        self._per_key: Counter[tuple[Kind, str]] = Counter()
-        self._by_task: dict[tuple[Kind, int], set[Bell]] = {}
+        self._places: dict[tuple[PollKind, str, str], Bell] = {}
+        self._per_key: Counter[tuple[PollKind, str]] = Counter()
+        self._by_task: dict[tuple[PollKind, int], set[Bell]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._places)
 
-    def hang(self, kind: Kind, tag: str, incarnation: str, tasks: Collection[int]) -> Bell | None:
+    def hang(
+        self, kind: PollKind, tag: str, incarnation: str, tasks: Collection[int]
+    ) -> Bell | None:
         """Add a long poll in place of the peer's last one; None if its key has too many."""
         place = kind, tag, incarnation
         if (last := self._places.get(place)) is not None:
@@ -121,7 +123,7 @@ class Bells:
             self._by_task.setdefault((kind, task), set()).add(bell)
         return bell
 
-    def remove(self, kind: Kind, tag: str, incarnation: str, bell: Bell) -> None:
+    def remove(self, kind: PollKind, tag: str, incarnation: str, bell: Bell) -> None:
         """Remove a long poll that was answered; the second time does nothing."""
         if self._places.get((kind, tag, incarnation)) is not bell:
             return
@@ -133,7 +135,7 @@ class Bells:
             if not bells:
                 del self._by_task[kind, task]
 
-    def ring(self, kind: Kind, tasks: Iterable[int]) -> None:
+    def ring(self, kind: PollKind, tasks: Iterable[int]) -> None:
         """Wake the long polls that wait for one of these tasks."""
         for task in tasks:
             for bell in self._by_task.get((kind, task), ()):
@@ -185,12 +187,12 @@ class Conversations:
             return await self._listen(message, incarnation, tag)
         rows = [(want.task_id, want.fence, want.payload) for want in message.wants]
         verdicts = await self._store.run(operations.want_agents(rows, tag))
-        self._bells.ring(Kind.TICKETS, [ANYTHING])
+        self._bells.ring(PollKind.TICKETS, [ANYTHING])
         return _verdicts([task for task, _, _ in rows], verdicts)
 
     def said(self, tasks: Iterable[int]) -> None:
         """Wake the hosts of conversations that have new replies."""
-        self._bells.ring(Kind.REPLIES, tasks)
+        self._bells.ring(PollKind.REPLIES, tasks)
 
     async def answer_host(self, message: object, incarnation: str, tag: str) -> object:
         """Answer a request of a host of agents."""
@@ -212,10 +214,10 @@ class Conversations:
             return
         news = await self._store.run(operations.read_news(self._newest))
         self._newest = news.newest
-        for kind in (Kind.CALLS, Kind.REPLIES):
+        for kind in (PollKind.CALLS, PollKind.REPLIES):
             self._bells.ring(kind, news.tasks)
         if news.wanted:
-            self._bells.ring(Kind.TICKETS, [ANYTHING])
+            self._bells.ring(PollKind.TICKETS, [ANYTHING])
 
     def close(self) -> None:
         """Answer all long polls now."""
@@ -237,7 +239,7 @@ class Conversations:
             return TakeReply(status, tickets, self._settings.lease_timeout_s) if is_new else None
 
         nothing = TakeReply("WAIT", (), self._settings.lease_timeout_s)
-        place = Kind.TICKETS, tag, incarnation
+        place = PollKind.TICKETS, tag, incarnation
         return await self._poll(place, [ANYTHING], message.wait_s, read, nothing)
 
     async def _call(self, message: CallRequest, tag: str) -> Verdicts:
@@ -247,7 +249,7 @@ class Conversations:
         ]
         call = operations.add_calls(lines, tag, max_bytes=self._max_bytes)
         answers = await self._store.run(call)
-        self._bells.ring(Kind.CALLS, {line.task_id for line in lines})
+        self._bells.ring(PollKind.CALLS, {line.task_id for line in lines})
         verdicts = tuple(
             TaskVerdict(line.task_id, Verdict(verdict), num_calls)
             for line, (verdict, num_calls) in zip(lines, answers, strict=True)
@@ -269,7 +271,7 @@ class Conversations:
         ]
         verdicts = await self._store.run(operations.end_conversations(lines, tag))
         tasks = [line.task_id for line in lines]
-        self._bells.ring(Kind.CALLS, tasks)
+        self._bells.ring(PollKind.CALLS, tasks)
         return _verdicts(tasks, verdicts)
 
     async def _hear(self, message: RepliesRequest, incarnation: str, tag: str) -> object:
@@ -285,14 +287,14 @@ class Conversations:
                 most_bytes=self.max_part_bytes,
             )
             answers = await self._store.run(hear)
-            found = [
+            news = [
                 _replies(line.task_id, answer)
                 for line, answer in zip(asked, answers, strict=True)
                 if answer.replies or answer.verdict != "OK"
             ]
-            return RepliesReply(tuple(found)) if found else None
+            return RepliesReply(tuple(news)) if news else None
 
-        place = Kind.REPLIES, tag, incarnation
+        place = PollKind.REPLIES, tag, incarnation
         return await self._poll(place, lines, message.wait_s, read, RepliesReply(()))
 
     async def _listen(self, message: ListenRequest, incarnation: str, tag: str) -> object:
@@ -309,19 +311,19 @@ class Conversations:
                 most_bytes=self.max_part_bytes,
             )
             answers = await self._store.run(listen)
-            found = [
+            news = [
                 _calls(line.task_id, answer)
                 for line, answer in zip(asked, answers, strict=True)
                 if answer.calls or answer.why or answer.verdict != "OK"
             ]
-            return CallsReply(tuple(found)) if found else None
+            return CallsReply(tuple(news)) if news else None
 
-        place = Kind.CALLS, tag, incarnation
+        place = PollKind.CALLS, tag, incarnation
         return await self._poll(place, lines, message.wait_s, read, CallsReply(()))
 
     async def _poll(
         self,
-        place: tuple[Kind, str, str],
+        place: tuple[PollKind, str, str],
         tasks: Collection[int],
         wait_s: float,
         read: Callable[[Collection[int]], Awaitable[object | None]],

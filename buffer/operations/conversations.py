@@ -37,20 +37,20 @@ from .operation import (
 )
 from .values import (
     BeatVerdict,
-    Call,
     CallLine,
     CallsAnswer,
     CallVerdict,
     EndLine,
     ListenLine,
+    MailboxCall,
+    MailboxReply,
     News,
     RepliesAnswer,
     ReplyLine,
     SayLine,
     TakeAnswer,
-    Ticket,
+    TakenConversation,
 )
-from .values import Reply as StoredReply
 
 Answer = TypeVar("Answer")
 
@@ -92,7 +92,9 @@ def take_conversations(
     def parse(reply: Reply) -> TakeAnswer:
         status, *taken = reply
         ticket = int(taken.pop(0)) if taken else 0
-        tickets = [Ticket(int(task), ticket, spec, payload) for task, spec, payload in taken]
+        tickets = [
+            TakenConversation(int(task), ticket, spec, payload) for task, spec, payload in taken
+        ]
         return TakeAnswer(status.decode(), tickets)
 
     return single("take_conversations", (incarnation, key, min(n, SLICE), ttl_ms), parse)
@@ -236,17 +238,17 @@ def _bounded(
         for start in range(0, len(lines), SLICE):
             part = [number for line in lines[start : start + SLICE] for number in line]
             reply = yield ScriptCall(script, (*head, room, *part))
-            found = [parse(line) for line in reply]
-            room = max(0, room - sum(map(num_bytes, found)))
-            answers += found
+            new = [parse(line) for line in reply]
+            room = max(0, room - sum(map(num_bytes, new)))
+            answers += new
         return answers
 
     return Operation(script, steps)
 
 
-def _stored_reply(stamp: bytes, member: bytes) -> StoredReply:
+def _stored_reply(stamp: bytes, member: bytes) -> MailboxReply:
     number, _, reply = member.partition(b"\n")
-    return StoredReply(int(stamp), int(number), reply)
+    return MailboxReply(int(stamp), int(number), reply)
 
 
 def _calls(line: Reply) -> CallsAnswer:
@@ -263,7 +265,7 @@ def _calls(line: Reply) -> CallsAnswer:
     )
 
 
-def _stored_call(text: bytes, is_answered: bool) -> Call:
+def _stored_call(text: bytes, is_answered: bool) -> MailboxCall:
     head, _, tail = text.partition(b"\n")
     parent, keep = head.split()
-    return Call(int(parent), int(keep), tail, is_answered)
+    return MailboxCall(int(parent), int(keep), tail, is_answered)

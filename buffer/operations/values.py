@@ -96,7 +96,7 @@ class BeatVerdict(NamedTuple):
     length: int
 
 
-class Ticket(NamedTuple):
+class TakenConversation(NamedTuple):
     """A conversation that a host has taken."""
 
     task_id: int
@@ -111,7 +111,7 @@ class TakeAnswer(NamedTuple):
     """`status` as in `LeaseAnswer`."""
 
     status: str
-    tickets: list[Ticket]
+    tickets: list[TakenConversation]
 
 
 class CallLine(NamedTuple):
@@ -153,7 +153,7 @@ class ListenLine(NamedTuple):
     """Calls that the actor has."""
 
 
-class Call(NamedTuple):
+class MailboxCall(NamedTuple):
     """A call as it is stored."""
 
     parent: int
@@ -175,7 +175,7 @@ class CallsAnswer(NamedTuple):
     """Why the conversation has ended; empty = it goes on."""
     rewards: Mapping[int, bytes] = {}
     """Rewards by number of a call, 0 = the whole; empty before the end."""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[MailboxCall, ...] = ()
 
 
 class ReplyLine(NamedTuple):
@@ -187,7 +187,7 @@ class ReplyLine(NamedTuple):
     """Stamp of the newest reply that the agent has heard; 0 = none."""
 
 
-class Reply(NamedTuple):
+class MailboxReply(NamedTuple):
     """A reply as it is stored."""
 
     stamp: int
@@ -203,7 +203,7 @@ class RepliesAnswer(NamedTuple):
     """OK, STALE or GONE."""
     num_calls: int
     """Calls stored; fewer than the host has made where the store lost some: it repeats them."""
-    replies: tuple[Reply, ...]
+    replies: tuple[MailboxReply, ...]
 
 
 class EndLine(NamedTuple):
@@ -220,7 +220,7 @@ class EndLine(NamedTuple):
 
 
 class News(NamedTuple):
-    """Changes of conversations."""
+    """What has changed in the conversations of a run."""
 
     newest: int
     """Number of the newest change."""

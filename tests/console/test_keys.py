@@ -75,7 +75,7 @@ def test_mistakes_are_refused_with_the_next_step(tmp_path: Path) -> None:
     for arguments, complaint in [
         (
             ("add", "x", "--role", "king"),
-            "--role must be one of actor, enrolment, observer, operator",
+            "--role must be one of actor, enrolment, host, observer, operator",
         ),
         (("add", "enrolment"), "must be free, got enrolment"),
         (("revoke", "nobody"), "names there: enrolment"),

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 from buffer.operations.values import (
     BeatVerdict,
-    Call,
     CallLine,
     CallsAnswer,
     CallVerdict,
     EndLine,
     ListenLine,
+    MailboxCall,
+    MailboxReply,
     News,
     RepliesAnswer,
-    Reply,
     ReplyLine,
     SayLine,
     TakeAnswer,
-    Ticket,
+    TakenConversation,
 )
 from tests.buffer.support.model.leases import BeatLimits, renew, return_uncharged
 from tests.buffer.support.model.state import Conversation, Model
@@ -56,7 +56,8 @@ def take_conversations(
         talk.ticket, talk.host, talk.key = model.fence, incarnation, key
         talk.deadline_ms = model.now_ms + ttl_ms
     tickets = [
-        Ticket(i, model.fence, model.tasks[i].spec or b"", waiting[i].payload) for i in taken
+        TakenConversation(i, model.fence, model.tasks[i].spec or b"", waiting[i].payload)
+        for i in taken
     ]
     return TakeAnswer("OK", tickets)
 
@@ -165,7 +166,7 @@ def read_replies(
             continue
         if talk.why is None:
             talk.deadline_ms = model.now_ms + ttl_ms
-        found = [Reply(at, number, text) for number, (at, text) in talk.replies.items()]
+        found = [MailboxReply(at, number, text) for number, (at, text) in talk.replies.items()]
         new = tuple(reply for reply in found if reply.stamp > heard)
         answers.append(RepliesAnswer("OK", len(talk.calls), new))
     return answers
@@ -187,7 +188,7 @@ def read_calls(
             answers.append(CallsAnswer("UNCALLED"))
         else:
             calls = tuple(
-                Call(*call, is_answered=number in talk.replies)
+                MailboxCall(*call, is_answered=number in talk.replies)
                 for number, call in enumerate(talk.calls, 1)
             )
             rewards = talk.rewards if talk.why is not None else {}
