@@ -120,6 +120,9 @@ def refuse_without_store(error: StoreError) -> Refusal:
 # Validation of messages: ranges, and records that match their claims and are possible in this run.
 
 
+BYTES_STEP = "shorten it, or raise buffer.max_episode_bytes"
+
+
 class Versions(NamedTuple):
     """The versions and fences of the tokens of a request."""
 
@@ -225,15 +228,17 @@ def check_submissions(request: SubmitRequest, *, max_bytes: int, limits: Episode
 def check_calls(request: CallRequest, *, max_bytes: int) -> None:
     """Refuse calls without a number, of a later parent, or too long to be delivered."""
     for call in request.calls:
-        _check_range("number of a call", call.number, 1, MAX_CALLS)
-        _check_range("parent of a call", call.parent, 0, call.number - 1)
-        _check_range("bytes of a call", len(call.tail), 0, max_bytes)
+        _check_range("number of a call", call.number, 1, MAX_CALLS, "end the conversation")
+        _check_range(
+            "parent of a call", call.parent, 0, call.number - 1, "send the call without a parent"
+        )
+        _check_range("bytes of a call", len(call.tail), 0, max_bytes, BYTES_STEP)
 
 
 def check_says(request: SayRequest, *, max_bytes: int) -> None:
     """Refuse replies that are too long to be delivered."""
     for say in request.says:
-        _check_range("bytes of a reply", len(say.reply), 0, max_bytes)
+        _check_range("bytes of a reply", len(say.reply), 0, max_bytes, BYTES_STEP)
 
 
 def check_host(incarnation: str) -> None:
