@@ -180,7 +180,7 @@ def _partial(lease: Lease, limits: EpisodeLimits) -> Completion | None:
         raise RecordError(
             f"chunks of a lease must have {lease.length} tokens, got {len(partial.token_ids)}"
         )
-    limits.check_completion(lease.length)
+    limits.check_completion(partial.branches, lease.length)
     last = partial.fences[-1].fence if partial.fences else 0
     if last > lease.fence:
         raise RecordError(f"fences of its chunks must be up to {lease.fence}, got {last}")

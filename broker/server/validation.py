@@ -188,7 +188,7 @@ def check_beats(request: BeatRequest, *, max_bytes: int, limits: EpisodeLimits) 
                 f"the chunk of task {beat.task_id} must have {beat.num_tokens} tokens, as its beat "
                 f"says, got {summary.length}; use the same release of Nyala on all machines"
             )
-        limits.check_completion(beat.offset + beat.num_tokens)
+        limits.check_log(beat.offset + beat.num_tokens)
         _check_fence(beat.task_id, summary, beat.fence)
     remaining = iter(summaries)
     parts = [next(remaining) if b.chunk or b.num_tokens else None for b in request.beats]

@@ -21,12 +21,13 @@ from configs.tables.buffer import LARGEST_EPISODE_BYTES
 from .episode import SCHEMA, Completion, Episode, FenceRun, PolicyVersion, VersionSpan
 from .rules import check_fences
 from .summaries import checked_chunk, checked_record
-from .wire import MAX_NUMBER, CompletionFields, EpisodeFields, write
+from .wire import MAX_NUMBER, CompletionFields, EpisodeExtras, EpisodeFields, write
 
 MAX_RECORD_BYTES = LARGEST_EPISODE_BYTES
 
 # Made once: numpy parses the name of a type each time it is given one.
 _INTS, _FLOATS, _BYTES = np.dtype("<i4"), np.dtype("<f4"), np.dtype("u1")
+_NO_EXTRAS = EpisodeExtras()
 
 
 def encode_episode(episode: Episode, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
@@ -51,6 +52,7 @@ def encode_episode(episode: Episode, *, max_bytes: int = MAX_RECORD_BYTES) -> by
             started=episode.started_at,
             finished=episode.finished_at,
             text=episode.metadata,
+            extras=_extras_of(episode),
         )
     )
     checked_record(record, max_bytes)
@@ -64,6 +66,7 @@ def decode_episode(record: bytes, *, max_bytes: int = MAX_RECORD_BYTES) -> Episo
         RecordError: The bytes are malformed.
     """
     fields = checked_record(record, max_bytes)
+    extras = fields.extras or _NO_EXTRAS
     return Episode(
         task_id=fields.task_id,
         group_id=fields.group_id,
@@ -78,6 +81,10 @@ def decode_episode(record: bytes, *, max_bytes: int = MAX_RECORD_BYTES) -> Episo
         started_at=fields.started,
         finished_at=fields.finished,
         metadata=fields.text,
+        prompt_experts=_experts_of(extras.prompt_experts, len(fields.prompt) // 4),
+        prompt_attachments=extras.prompt_attachments,
+        turn_rewards=extras.turn_rewards,
+        messages=extras.messages,
     )
 
 
@@ -109,8 +116,10 @@ def join_completions(chunks: Sequence[Completion]) -> Completion:
     chunks make an empty completion.
 
     Raises:
-        RecordError: A fence decreases from one chunk to the next.
+        RecordError: A fence decreases from one chunk to the next, or only some chunks have a value
+            for each of their tokens.
     """
+    chunks = [chunk for chunk in chunks if chunk.token_ids.size]
     starts = np.cumsum([0, *(chunk.token_ids.size for chunk in chunks)]).tolist()
     versions: list[VersionSpan] = []
     fences: list[FenceRun] = []
@@ -126,13 +135,47 @@ def join_completions(chunks: Sequence[Completion]) -> Completion:
             if not same:
                 fences.append(FenceRun(run.fence, run.incarnation, shift + run.start))
     check_fences([run.fence for run in fences])
+    shifted = [*zip(starts, chunks, strict=False)]
     return Completion(
         token_ids=_concatenate((chunk.token_ids for chunk in chunks), np.int32),
         behaviour_logprobs=_concatenate((chunk.behaviour_logprobs for chunk in chunks), np.float32),
         loss_mask=_concatenate((chunk.loss_mask for chunk in chunks), np.uint8),
         versions=tuple(versions),
         fences=tuple(fences),
+        branches=tuple(b.moved(shift) for shift, chunk in shifted for b in chunk.branches),
+        experts=_joined("experts", [chunk.experts for chunk in chunks]),
+        support_sizes=_joined("support_sizes", [chunk.support_sizes for chunk in chunks]),
+        support_ids=_joined("support_ids", [chunk.support_ids for chunk in chunks]),
+        teacher_logprobs=_joined("teacher_logprobs", [chunk.teacher_logprobs for chunk in chunks]),
+        attachments=tuple(
+            a._replace(start=a.start + shift) for shift, chunk in shifted for a in chunk.attachments
+        ),
     )
+
+
+def _joined(name: str, arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """Join the values that chunks have for each of their tokens; None if none has any."""
+    values = [array for array in arrays if array is not None]
+    if not values:
+        return None
+    shapes = {array.shape[1:] for array in values}
+    if len(values) < len(arrays) or len(shapes) > 1:
+        raise RecordError(
+            f"{name} must be in all chunks of a completion, as many for each token, got "
+            f"{len(values)} of {len(arrays)} chunks with shapes {sorted(shapes)}; their actors run "
+            "with other settings"
+        )
+    return np.concatenate(values)
+
+
+def _extras_of(episode: Episode) -> EpisodeExtras | None:
+    extras = EpisodeExtras(
+        prompt_experts=_optional("prompt_experts", episode.prompt_experts, _BYTES, ndim=2),
+        prompt_attachments=episode.prompt_attachments,
+        turn_rewards=episode.turn_rewards,
+        messages=episode.messages,
+    )
+    return None if extras == _NO_EXTRAS else extras
 
 
 def _fields_of(completion: Completion) -> CompletionFields:
@@ -156,6 +199,12 @@ def _fields_of(completion: Completion) -> CompletionFields:
         mask=_to_bytes("loss_mask", completion.loss_mask, _BYTES),
         versions=versions,
         fences=fences,
+        branches=completion.branches,
+        experts=_optional("experts", completion.experts, _BYTES, ndim=2),
+        support_sizes=_optional("support_sizes", completion.support_sizes, _INTS),
+        support_ids=_optional("support_ids", completion.support_ids, _INTS),
+        teacher_logprobs=_optional("teacher_logprobs", completion.teacher_logprobs, _FLOATS),
+        attachments=completion.attachments,
     )
 
 
@@ -168,6 +217,12 @@ def _completion_of(fields: CompletionFields) -> Completion:
             [VersionSpan(PolicyVersion(lineage, k), start) for lineage, k, start in fields.versions]
         ),
         fences=tuple([FenceRun(*run) for run in fields.fences]),
+        branches=fields.branches,
+        experts=_experts_of(fields.experts, len(fields.mask)),
+        support_sizes=_optional_array(fields.support_sizes, _INTS),
+        support_ids=_optional_array(fields.support_ids, _INTS),
+        teacher_logprobs=_optional_array(fields.teacher_logprobs, _FLOATS),
+        attachments=fields.attachments,
     )
 
 
@@ -195,6 +250,24 @@ def _to_bytes(name: str, array: object, dtype: np.dtype[Any]) -> memoryview:
             kind = f"{array.dtype.name} of shape {array.shape}"
         raise RecordError(f"{name} must be a flat {dtype.name} array, got {kind}; convert it")
     return np.ascontiguousarray(array, dtype).data
+
+
+def _optional(
+    name: str, array: np.ndarray | None, dtype: np.dtype[Any], *, ndim: int = 1
+) -> memoryview | None:
+    if array is None:
+        return None
+    if ndim == 2 and isinstance(array, np.ndarray) and array.ndim == 2:
+        array = array.reshape(-1)
+    return _to_bytes(name, array, dtype)
+
+
+def _optional_array(values: memoryview | None, dtype: np.dtype[Any]) -> np.ndarray | None:
+    return None if values is None else _to_array(values, dtype)
+
+
+def _experts_of(values: memoryview | None, num_tokens: int) -> np.ndarray | None:
+    return None if values is None else _to_array(values, _BYTES).reshape(num_tokens, -1)
 
 
 def _to_array(values: memoryview, dtype: np.dtype[Any]) -> np.ndarray:

@@ -3,19 +3,41 @@
 Producer: `actors` (whole records, and chunks of unfinished ones). Consumer: `learner`.
 Owns the record's parts; `codec.py` turns them into bytes. Loads without redis and torch.
 
-Shapes: P prompt tokens, T completion tokens (all turns, environment tokens included).
+The tokens of a completion are a log: they are only ever appended. Without branches each follows the
+one before it, and the first follows the prompt. From the start of a branch on they follow an earlier
+token, as after a rewritten history, or none, as the prompt of a sub-agent does: such a branch is a
+root. The path of a token is all that it was sampled after: prompt or root, and the tokens of the log
+that lead to it.
+
+    log      0 1 2 3 4 5 6 7 8           branches (5, 3), (7, None)
+    paths    prompt 0 1 2 3 4
+             prompt 0 1 2 5 6
+             7 8
+
+Shapes: P prompt tokens, T completion tokens (all branches and turns, environment tokens included),
+W bytes that name the experts of one token.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-SCHEMA = 1
+SCHEMA = 2
+OLDEST_SCHEMA = 1
+"""Records of schema 1 are those of schema 2 without any of its optional fields."""
+
+MAX_BRANCHES = 1024  # of an episode; each may lie behind a whole path, whose keys attention repeats
+MAX_ATTACHMENTS = 1024  # of a completion or a prompt: a screenshot a turn
+MAX_MESSAGES = 4096  # of an episode, and rewards of its turns
+MAX_CALLS = 64  # of one message
+MAX_CALL_CHARS = 200  # of a call's id or name
+MAX_MESSAGE_CHARS = 2**20  # of a message, its reasoning or the arguments of a call
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -28,6 +50,67 @@ class PolicyVersion(NamedTuple):
     lineage: Annotated[int, Meta(ge=-1, le=2**53 - 1)]
     step: Annotated[int, Meta(ge=-1, le=2**53 - 1)]
     """Batches trained; -1, as for the lineage, before the first version."""
+
+
+_Position: TypeAlias = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+_CallText: TypeAlias = Annotated[str, Meta(max_length=MAX_CALL_CHARS)]
+_MessageText: TypeAlias = Annotated[str, Meta(max_length=MAX_MESSAGE_CHARS)]
+
+
+class Branch(NamedTuple):
+    """From token `start` on (until the next branch), tokens follow `parent`.
+
+    In a chunk both count from its first token, so a parent before the chunk is negative.
+    """
+
+    start: _Position
+    parent: Annotated[int, Meta(ge=1 - 2**53, le=2**53 - 1)] | None
+    """Tokens of the log up to the one that it follows: 0 = the branch follows the prompt. None = it
+    is a root, follows nothing, and begins with a token of the environment."""
+
+    def moved(self, shift: int) -> Branch:
+        """Count start and parent from another token."""
+        return Branch(self.start + shift, None if self.parent is None else self.parent + shift)
+
+
+class Attachment(NamedTuple):
+    """An image or a file among the tokens."""
+
+    start: _Position
+    """First token that stands for it."""
+    kind: Literal["image", "audio", "video", "file"]
+    digest: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    """SHA-256 of its bytes, hexadecimal."""
+
+
+class TurnReward(NamedTuple):
+    """The reward of a stretch of the log, beside that of the episode."""
+
+    start: _Position
+    end: _Position
+    reward: float
+
+
+class ToolCall(NamedTuple):
+    """A call of a tool, as the policy wrote it."""
+
+    call_id: _CallText
+    name: _CallText
+    arguments: _MessageText
+    """JSON."""
+
+
+class Message(NamedTuple):
+    """A message of the conversation, for people and exports; tokens alone are trained."""
+
+    start: _Position
+    """Tokens of the log before its own; 0 for messages of the prompt."""
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: _MessageText
+    reasoning: _MessageText
+    calls: Annotated[tuple[ToolCall, ...], Meta(max_length=MAX_CALLS)]
+    call_id: _CallText
+    """The call that a message of a tool answers; "" for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +132,10 @@ class FenceRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """The tokens after the prompt, finished or not. A chunk of a snapshot is a completion too."""
+    """The tokens after the prompt, finished or not. A chunk of a snapshot is a completion too.
+
+    Of values for each token, chunks of one completion have all or none.
+    """
 
     token_ids: Int32
     """Sampled and environment tokens. Shape [T]."""
@@ -61,6 +147,17 @@ class Completion:
     """Starts ascend from 0; empty iff T = 0."""
     fences: tuple[FenceRun, ...]
     """Starts ascend from 0 and fences never decrease; empty iff T = 0."""
+    branches: tuple[Branch, ...] = ()
+    """Starts ascend; a parent is below its start. The first tokens of a record follow the prompt."""
+    experts: UInt8 | None = None
+    """Experts that each token was routed to; None = not recorded. Shape [T, W]."""
+    support_sizes: Int32 | None = None
+    """Tokens of the vocabulary that each one was drawn from, 0 = all; None = all. Shape [T]."""
+    support_ids: Int32 | None = None
+    """These tokens, one token's after the other's. Shape [sum of `support_sizes`]."""
+    teacher_logprobs: Float32 | None = None
+    """log-probs under a teacher, nats; 0 on environment tokens; None = not scored. Shape [T]."""
+    attachments: tuple[Attachment, ...] = ()
 
     @property
     def num_trained(self) -> int:
@@ -92,3 +189,58 @@ class Episode:
     finished_at: float
     metadata: dict[str, str] = field(default_factory=dict)
     """Small free-form strings for people, such as the answer's text."""
+    prompt_experts: UInt8 | None = None
+    """Experts that each token of the prompt was routed to. Shape [P, W]."""
+    prompt_attachments: tuple[Attachment, ...] = ()
+    turn_rewards: tuple[TurnReward, ...] = ()
+    messages: tuple[Message, ...] = ()
+    """In the order of the log."""
+
+
+# --------------------------------------------------------------------------------------------------
+# The tree of a completion with branches.
+
+
+class Stretch(NamedTuple):
+    """Tokens of a log that follow one another; others follow its last one, or none."""
+
+    start: int
+    end: int
+    parent: int | None
+    """As that of a branch."""
+
+
+def stretches(branches: Sequence[Branch], length: int) -> list[Stretch]:
+    """Cut the log of a completion where branches begin and where they leave their parent.
+
+    The parent of a stretch is 0, None, or the end of an earlier one; in a chunk it may lie before it.
+    """
+    parents = dict(branches)
+    cuts = {0, *parents, *(parent for parent in parents.values() if parent and parent > 0)}
+    starts = sorted(cuts - {length})
+    return [
+        Stretch(start, end, parents.get(start, start))
+        for start, end in zip(starts, [*starts[1:], length], strict=True)
+    ]
+
+
+class PathLengths(NamedTuple):
+    """Tokens of the log on the longest paths of a completion."""
+
+    prompted: int
+    """Behind the prompt."""
+    rooted: int
+    """From a root on; its own prompt is part of the log."""
+
+
+def longest_paths(branches: Sequence[Branch], length: int) -> PathLengths:
+    """Measure the paths of a completion; of a chunk, without the tokens before it."""
+    if not branches:
+        return PathLengths(length, 0)
+    depths: dict[int, tuple[int, bool]] = {}
+    longest = [0, 0]
+    for start, end, parent in stretches(branches, length):
+        depth, is_rooted = depths.get(parent or 0, (0, False))
+        depths[end] = depth + end - start, is_rooted or parent is None
+        longest[depths[end][1]] = max(longest[depths[end][1]], depths[end][0])
+    return PathLengths(*longest)

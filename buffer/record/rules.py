@@ -16,8 +16,8 @@ import numpy as np
 from configs.errors import RecordError
 from configs.settings import RunSettings
 
-from .episode import Episode
-from .wire import CompletionFields, EpisodeFields, refusal
+from .episode import Attachment, Branch, Episode, longest_paths
+from .wire import CompletionFields, EpisodeExtras, EpisodeFields, refusal
 
 # --------------------------------------------------------------------------------------------------
 # Limits of the episodes of one run: its vocabulary, and the lengths of prompts and completions.
@@ -38,19 +38,26 @@ class EpisodeLimits:
     """Tokens of the policy's model, known once the learner has loaded it."""
     max_prompt_tokens: int = MAX_VOCABULARY
     max_completion_tokens: int = MAX_VOCABULARY
-    """All turns and the environment's tokens together."""
+    """All turns and the environment's tokens on one path together."""
+    max_log_tokens: int = MAX_VOCABULARY
+    """The tokens of all branches together."""
 
     @classmethod
     def for_run(cls, run: RunSettings, *, vocabulary: int | None) -> EpisodeLimits:
-        """Return the limits of a run; a vocabulary that is not known yet bounds nothing."""
+        """Return the limits of a run; a vocabulary that is not known yet bounds nothing.
+
+        No environment lets a completion branch, so its log may be as long as a path, and so may the
+        bytes that a lease fills in the store (`max_partial_bytes`).
+        """
         bound = MAX_VOCABULARY if vocabulary is None else vocabulary
-        return cls(bound, run.max_prompt_tokens, run.max_completion_tokens)
+        longest = run.max_completion_tokens
+        return cls(bound, run.max_prompt_tokens, longest, max_log_tokens=longest)
 
     def check_episode(self, episode: Episode) -> None:
         """Refuse an episode that is beyond any of the limits; raises as `check_prompt`."""
         prompt, completion = episode.prompt_ids, episode.completion.token_ids
         self.check_prompt(len(prompt))
-        self.check_completion(len(completion))
+        self.check_completion(episode.completion.branches, len(completion))
         self.check_token(int(max(prompt.max(), completion.max())))
 
     def check_token(self, largest: int) -> None:
@@ -73,13 +80,35 @@ class EpisodeLimits:
                 f"{length} tokens; its actor runs with other settings"
             )
 
-    def check_completion(self, length: int) -> None:
-        """Refuse a completion, finished or not, that is too long; raises as `check_prompt`."""
-        if length > self.max_completion_tokens:
+    def check_completion(self, branches: Sequence[Branch], length: int) -> None:
+        """Refuse a completion, finished or not, that is too long; raises as `check_prompt`.
+
+        The prompt of a root is on its path, which may have the tokens of a prompt more. Of a chunk
+        that is not the first the tokens before it are not counted.
+        """
+        prompted, rooted = longest_paths(branches, length)
+        if prompted > self.max_completion_tokens:
             raise RecordError(
                 f"a completion must be at most run.max_completion_tokens = "
-                f"{self.max_completion_tokens}, got {length} tokens; its actor runs with other "
+                f"{self.max_completion_tokens}, got {prompted} tokens; its actor runs with other "
                 "settings"
+            )
+        if rooted > self.max_prompt_tokens + self.max_completion_tokens:
+            raise RecordError(
+                f"a path from a root must be at most run.max_prompt_tokens + "
+                f"run.max_completion_tokens = {self.max_prompt_tokens} + "
+                f"{self.max_completion_tokens}, got {rooted} tokens; its actor runs with other "
+                "settings"
+            )
+        self.check_log(length)
+
+    def check_log(self, length: int) -> None:
+        """Refuse a completion whose branches are too long together; raises as `check_prompt`."""
+        if length > self.max_log_tokens:
+            raise RecordError(
+                f"all branches of a completion must have at most {self.max_log_tokens} tokens, as "
+                f"run.max_completion_tokens = {self.max_completion_tokens} allows, got {length}; "
+                "its actor runs with other settings"
             )
 
 
@@ -90,6 +119,7 @@ ANY_RUN = EpisodeLimits()
 # Rules of a record that its schema cannot state: parts that agree, and valid numbers.
 
 MAX_LOGPROB = 1e-2  # nats; above 0 only by rounding
+MAX_EXPERT_BYTES = 4096  # of one token: 128 layers with 16 experts of two bytes each
 
 # The methods `min` and `max` of an array call these from Python, and are three times as slow.
 _min, _max = np.minimum.reduce, np.maximum.reduce
@@ -114,6 +144,14 @@ def check_episode(fields: EpisodeFields) -> None:
         raise refusal(fields, EpisodeFields, "its numbers must be finite floats")
     if not "".join([fields.inc, *fields.parts, *fields.metrics, *fields.text]).isprintable():
         raise refusal(fields, EpisodeFields, "its names must be printable")
+    branches = fields.completion.branches
+    if branches and (branches[0].start == 0 or any((b.parent or 0) < 0 for b in branches)):
+        raise RecordError(
+            f"branches of a record must start above 0 and have parents >= 0, got "
+            f"{[tuple(branch) for branch in branches[:4]]}; its first tokens follow the prompt"
+        )
+    if fields.extras is not None:
+        _check_extras(fields.extras, len(fields.prompt) // 4, len(fields.completion.mask))
 
 
 def check_completion(fields: CompletionFields) -> None:
@@ -128,6 +166,89 @@ def check_completion(fields: CompletionFields) -> None:
     for _, incarnation, _ in fields.fences:
         if not incarnation.isprintable():
             raise refusal(fields, CompletionFields, "its incarnations must be printable")
+    _check_optional(fields)
+
+
+def _check_extras(fields: EpisodeExtras, num_prompt: int, length: int) -> None:
+    """Refuse optional fields of an episode that lie beyond its tokens; raises as above."""
+    _check_experts("prompt_experts", fields.prompt_experts, num_prompt)
+    if fields.prompt_attachments:
+        _check_places("prompt_attachments", fields.prompt_attachments, num_prompt)
+    for start, end, reward in fields.turn_rewards:
+        if not start < end <= length or not math.isfinite(reward):
+            raise RecordError(
+                f"turn_rewards must be finite, of tokens up to {length}, got {reward} of {start} "
+                f"to {end}; the record is refused"
+            )
+    starts = [message.start for message in fields.messages]
+    if starts != sorted(starts) or max(starts, default=0) > length:
+        raise RecordError(
+            f"messages.start must not descend and be at most {length}, got {starts[:8]}; "
+            "the record is refused"
+        )
+
+
+def _check_optional(fields: CompletionFields) -> None:
+    """Refuse optional fields of a completion that do not agree with its tokens; raises as above."""
+    length = len(fields.mask)
+    if fields.branches:
+        _check_branches(fields.branches, fields.mask)
+    _check_experts("experts", fields.experts, length)
+    values = {"support_sizes": fields.support_sizes, "teacher_logprobs": fields.teacher_logprobs}
+    for name, array in values.items():
+        if array is not None and (len(array) != 4 * length or not length):
+            raise RecordError(
+                f"{name} must have 4 bytes for each of {length} tokens, got {len(array)} bytes; "
+                "leave it out where there are none"
+            )
+    if (fields.support_sizes is None) != (fields.support_ids is None):
+        raise RecordError(
+            "support_ids must come with support_sizes, got one of them; the record is refused"
+        )
+    if fields.support_ids is not None and len(fields.support_ids) % 4:
+        raise _refusal_of_bytes("support_ids", fields.support_ids)
+    if fields.attachments:
+        _check_places("attachments", fields.attachments, length)
+
+
+def _check_branches(branches: Sequence[Branch], mask: memoryview) -> None:
+    starts = [branch.start for branch in branches]
+    if starts[-1] >= len(mask) or any(after <= before for before, after in pairwise(starts)):
+        raise RecordError(
+            f"branches.start must ascend and stay below {len(mask)}, got {starts[:8]}; "
+            "the record is refused"
+        )
+    for start, parent in branches:
+        if parent is not None and parent >= start:
+            raise RecordError(
+                f"branches.parent must be below its start {start}, got {parent}; "
+                "a branch leaves the log before it begins"
+            )
+        if parent is None and mask[start]:
+            raise RecordError(
+                f"loss_mask must be 0 on the first token of a root, got {mask[start]} at {start}; "
+                "no token predicts it"
+            )
+
+
+def _check_experts(name: str, experts: memoryview | None, length: int) -> None:
+    if experts is None:
+        return
+    width, rest = divmod(len(experts), length or 1)
+    if rest or not length or not 0 < width <= MAX_EXPERT_BYTES:
+        raise RecordError(
+            f"{name} must have 1 to {MAX_EXPERT_BYTES} bytes for each of {length} tokens, got "
+            f"{len(experts)} bytes; leave it out where there are none"
+        )
+
+
+def _check_places(name: str, attachments: Sequence[Attachment], length: int) -> None:
+    starts = [attachment.start for attachment in attachments]
+    if starts != sorted(starts) or starts[-1] >= length:
+        raise RecordError(
+            f"{name}.start must not descend and stay below {length}, got {starts[:8]}; "
+            "the record is refused"
+        )
 
 
 def check_fences(fences: Sequence[int]) -> None:
@@ -171,6 +292,30 @@ def check_numbers(
         )
     if mask != b"\1" * len(mask):  # faster than by numpy
         _check_mixed(np.frombuffer(mask, np.uint8), logprobs)
+    for fields in completions:
+        if fields.support_sizes is not None or fields.teacher_logprobs is not None:
+            _check_optional_numbers(fields, limits)
+
+
+def _check_optional_numbers(fields: CompletionFields, limits: EpisodeLimits) -> None:
+    if fields.support_sizes is not None and fields.support_ids is not None:
+        sizes, ids = (np.frombuffer(x, "<i4") for x in (fields.support_sizes, fields.support_ids))
+        if _min(sizes) < 0 or int(sizes.sum(dtype=np.int64)) != len(ids):
+            raise RecordError(
+                f"support_sizes must be >= 0 and add up to the {len(ids)} support_ids, got "
+                f"{sizes.sum(dtype=np.int64)} from {_min(sizes)} up; the record is refused"
+            )
+        if len(ids) and _min(ids) < 0:
+            raise RecordError(f"support_ids must be >= 0, got {_min(ids)}; the record is refused")
+        limits.check_token(int(ids.max(initial=0)))
+    if fields.teacher_logprobs is not None:
+        values, mask = np.frombuffer(fields.teacher_logprobs, "<f4"), np.asarray(fields.mask)
+        low, high = float(_min(values)), float(_max(values))
+        if not (low > -math.inf and high <= MAX_LOGPROB) or np.any(values[mask == 0]):
+            raise RecordError(
+                f"teacher_logprobs must be finite and <= 0, and 0 where loss_mask is 0, got {low} "
+                f"to {high}; the record is refused"
+            )
 
 
 def _check_mixed(mask: np.ndarray, logprobs: np.ndarray) -> None:

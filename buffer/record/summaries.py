@@ -99,7 +99,7 @@ def summaries_of_records(
         for record in records:
             fields = record_but_numbers(record, max_bytes)
             limits.check_prompt(len(fields.prompt) // 4)
-            limits.check_completion(len(fields.completion.mask))
+            limits.check_completion(fields.completion.branches, len(fields.completion.mask))
             episodes.append(fields)
         check_numbers([e.prompt for e in episodes], [e.completion for e in episodes], limits)
     except RecordError:
@@ -120,7 +120,10 @@ def summaries_of_chunks(
     read_chunks: list[list[CompletionFields]] = []
     try:
         for chunk in chunks:
-            read_chunks.append(chunk_but_numbers(chunk, max_bytes))  # noqa: PERF401 - kept if one is bad
+            parts = chunk_but_numbers(chunk, max_bytes)
+            for fields in parts:
+                limits.check_completion(fields.branches, len(fields.mask))
+            read_chunks.append(parts)
         check_numbers([], [fields for parts in read_chunks for fields in parts], limits)
     except RecordError:
         for parts in read_chunks:

@@ -9,22 +9,34 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Annotated, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgpack
-from msgspec import Meta, MsgspecError, Struct
+from msgspec import Meta, MsgspecError, Struct, ValidationError, convert
 from msgspec.msgpack import Decoder, Encoder
 from msgspec.structs import asdict
+from msgspec.structs import fields as fields_of
 
 from configs.errors import RecordError, quoted
 
-from .episode import SCHEMA
+from .episode import (
+    MAX_ATTACHMENTS,
+    MAX_BRANCHES,
+    MAX_MESSAGES,
+    OLDEST_SCHEMA,
+    SCHEMA,
+    Attachment,
+    Branch,
+    Message,
+    TurnReward,
+)
 
 # --------------------------------------------------------------------------------------------------
 # Wire form of records: fields, their types and bounds.
 #
 # A record is one msgpack map; arrays travel as raw little-endian bytes, never as lists or pickle.
-# `rules.py` has what a schema cannot state.
+# Optional fields have their default where they are left out, and take no byte then. `rules.py` has
+# what a schema cannot state.
 
 MAX_NUMBER = 2**53 - 1  # ids and fences pass through Lua, whose numbers are doubles
 MAX_NAME_CHARS = 100  # of a reward's part or a metric: it is a key of metrics.jsonl
@@ -35,7 +47,7 @@ MAX_ENTRIES = 64  # of each small map; they are for people, not for bulk
 Purpose = Literal["train", "eval"]
 FinishReason = Literal["stop", "length", "environment"]
 
-_Schema = Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)]
+_Schema = Annotated[int, Meta(ge=OLDEST_SCHEMA, le=SCHEMA)]
 _Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
 _Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 _Incarnation = Annotated[str, Meta(max_length=MAX_INCARNATION_CHARS)]
@@ -43,9 +55,13 @@ _Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 _Real = float | int  # msgspec would read whole numbers as floats, which `rules.py` refuses
 _Reals = Annotated[dict[_Name, _Real], Meta(max_length=MAX_ENTRIES)]
 _Texts = Annotated[dict[_Name, _Text], Meta(max_length=MAX_ENTRIES)]
+_Branches = Annotated[tuple[Branch, ...], Meta(max_length=MAX_BRANCHES)]
+_Attachments = Annotated[tuple[Attachment, ...], Meta(max_length=MAX_ATTACHMENTS)]
+_TurnRewards = Annotated[tuple[TurnReward, ...], Meta(max_length=MAX_MESSAGES)]
+_Messages = Annotated[tuple[Message, ...], Meta(max_length=MAX_MESSAGES)]
 
 
-class CompletionFields(Struct, forbid_unknown_fields=True):
+class CompletionFields(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A completion, or a chunk of one, on the wire."""
 
     schema: _Schema
@@ -56,9 +72,28 @@ class CompletionFields(Struct, forbid_unknown_fields=True):
     """Lineage, step and first token of each span."""
     fences: list[tuple[_Number, _Incarnation, _Number]]
     """Fence, incarnation and first token of each run."""
+    branches: _Branches = ()
+    experts: memoryview | None = None
+    support_sizes: memoryview | None = None
+    support_ids: memoryview | None = None
+    teacher_logprobs: memoryview | None = None
+    attachments: _Attachments = ()
 
 
-class EpisodeFields(Struct, forbid_unknown_fields=True):
+class EpisodeExtras(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The optional fields of an episode on the wire.
+
+    They have a map of their own because msgspec writes a longer header for structs that may have
+    more than 15 fields, also where the fields are left out.
+    """
+
+    prompt_experts: memoryview | None = None
+    prompt_attachments: _Attachments = ()
+    turn_rewards: _TurnRewards = ()
+    messages: _Messages = ()
+
+
+class EpisodeFields(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """An episode on the wire."""
 
     schema: _Schema
@@ -75,6 +110,7 @@ class EpisodeFields(Struct, forbid_unknown_fields=True):
     started: _Real
     finished: _Real
     text: _Texts
+    extras: EpisodeExtras | None = None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -106,23 +142,28 @@ def refusal(fields: object, kind: type[Struct], fault: object) -> RecordError:
 
 def _check_map(name: str, value: object, checks: dict[str, tuple[str, Check]]) -> None:
     fields = asdict(value) if isinstance(value, Struct) else value
-    names = ", ".join(label for label, _ in checks.values())
+    required = {key: label for key, (label, _) in checks.items() if key not in _OPTIONAL}
+    names = ", ".join(required.values() or checks)
     if not isinstance(fields, dict):
         raise RecordError(
             f"{name} must be a map with {names}, got {quoted(fields)}, which is no map"
         )
     _check_schema("schema", fields.get("schema", SCHEMA))
-    if missing := [label for key, (label, _) in checks.items() if key not in fields]:
+    if missing := [label for key, label in required.items() if key not in fields]:
         raise RecordError(f"{name} must be a map with {names}, got one without {quoted(missing)}")
     if extra := [key for key in fields if key not in checks]:
         raise RecordError(f"{name} must be a map with {names}, got also {quoted(extra)}")
     for key, (label, check) in checks.items():
-        check(label, fields[key])
+        if key in required or fields.get(key, _OPTIONAL[key]) != _OPTIONAL[key]:
+            check(label, fields[key])
 
 
 def _check_schema(_: str, value: object) -> None:
-    if type(value) is not int or value != SCHEMA:
-        raise RecordError(f"schema must be {SCHEMA}, got {quoted(value)}; update the older peer")
+    if type(value) is not int or not OLDEST_SCHEMA <= value <= SCHEMA:
+        raise RecordError(
+            f"schema must be {OLDEST_SCHEMA} to {SCHEMA}, got {quoted(value)}; update the older "
+            "peer"
+        )
 
 
 def _check_number(name: str, value: object) -> None:
@@ -207,6 +248,30 @@ def _triples_of(**checks: Check) -> Check:
     return check
 
 
+def _form_of(form: Any, words: str) -> Check:
+    """Check an optional field by its form in the schema, whose refusal names the part at fault."""
+
+    def check(name: str, value: object) -> None:
+        try:
+            convert(value, form)
+        except ValidationError as error:
+            raise RecordError(f"{name} must be {words}, got {error!s:.200}") from error
+
+    return check
+
+
+_check_attachments = _form_of(
+    _Attachments, f"at most {MAX_ATTACHMENTS} attachments (start, kind, SHA-256)"
+)
+
+_OPTIONAL: dict[str, object] = {
+    field.name: field.default
+    for kind in (CompletionFields, EpisodeExtras, EpisodeFields)
+    for field in fields_of(kind)
+    if not field.required
+}
+"""Fields that may be left out, by name, and what stands for them then."""
+
 # By the wire's names: the field's name in `Episode`, and its check.
 _COMPLETION: dict[str, tuple[str, Check]] = {
     "schema": ("schema", _check_schema),
@@ -221,6 +286,24 @@ _COMPLETION: dict[str, tuple[str, Check]] = {
         "fences",
         _triples_of(fence=_check_number, incarnation=_check_incarnation, start=_check_number),
     ),
+    "branches": (
+        "branches",
+        _form_of(_Branches, f"at most {MAX_BRANCHES} branches (start, parent)"),
+    ),
+    "experts": ("experts", _check_bytes),
+    "support_sizes": ("support_sizes", _check_bytes),
+    "support_ids": ("support_ids", _check_bytes),
+    "teacher_logprobs": ("teacher_logprobs", _check_bytes),
+    "attachments": ("attachments", _check_attachments),
+}
+_EXTRAS: dict[str, tuple[str, Check]] = {
+    "prompt_experts": ("prompt_experts", _check_bytes),
+    "prompt_attachments": ("prompt_attachments", _check_attachments),
+    "turn_rewards": (
+        "turn_rewards",
+        _form_of(_TurnRewards, f"at most {MAX_MESSAGES} rewards (start, end, reward)"),
+    ),
+    "messages": ("messages", _form_of(_Messages, f"at most {MAX_MESSAGES} messages")),
 }
 _EPISODE: dict[str, tuple[str, Check]] = {
     "schema": ("schema", _check_schema),
@@ -237,6 +320,7 @@ _EPISODE: dict[str, tuple[str, Check]] = {
     "started": ("started_at", _check_real),
     "finished": ("finished_at", _check_real),
     "text": ("metadata", _entries_of(_text_of(MAX_TEXT_CHARS))),
+    "extras": ("extras", lambda name, value: _check_map(name, value, _EXTRAS)),
 }
 
 
@@ -316,6 +400,8 @@ def _check_plain_episode(fields: EpisodeFields) -> None:
             raise TypeError("a number has the wrong type")
     if not type(fields.task_id) is type(fields.group_id) is int or type(text) is not dict:
         raise TypeError("a field has the wrong type")
+    if (extras := fields.extras) is not None:
+        _check_plain((extras.prompt_attachments, extras.turn_rewards, extras.messages))
 
 
 def _check_plain_completion(fields: CompletionFields) -> None:
@@ -325,6 +411,16 @@ def _check_plain_completion(fields: CompletionFields) -> None:
     for fence, incarnation, start in fields.fences:
         if not type(fence) is type(start) is int or type(incarnation) is not str:
             raise TypeError("fences have the wrong type")
+    if fields.branches or fields.attachments:
+        _check_plain((fields.branches, fields.attachments))
+
+
+def _check_plain(value: object) -> None:
+    if isinstance(value, tuple):
+        for part in value:
+            _check_plain(part)
+    elif type(value) not in (int, float, str, type(None)):
+        raise TypeError("a field has the wrong type")
 
 
 def _msgpack_values(record: bytes) -> list[tuple[object, int]]:

@@ -65,10 +65,12 @@ def test_an_episode_comes_back_byte_for_byte(episode: Episode) -> None:
     assert decoded.reward_parts == episode.reward_parts
 
 
-def test_an_older_record_is_read_and_written_as_it_was() -> None:
+def test_a_record_of_schema_1_is_read_and_written_again_as_one_of_schema_2() -> None:
+    """A run that newer code resumes has such records in its store."""
     episode = decode_episode(WRITTEN_BY_MSGPACK)
 
-    assert encode_episode(episode) == WRITTEN_BY_MSGPACK
+    assert WRITTEN_BY_MSGPACK.count(b"\xa6schema\x01") == 2
+    assert encode_episode(episode) == WRITTEN_BY_MSGPACK.replace(b"schema\x01", b"schema\x02")
     assert (episode.task_id, episode.group_id, episode.purpose) == (70_000, 2**33, "eval")
     assert episode.prompt_ids.tolist() == [1, 200, 70_000]
     assert episode.completion.token_ids.tolist() == [5, 300, 2**31 - 1]
@@ -171,7 +173,7 @@ def _floats(*values: float) -> bytes:
         (_damage(lambda f: f.pop("parts")), r"must be a map with .* without \['reward_parts'\]"),
         (_damage(lambda f: f.pop("reward")), "must be a map with"),
         (_damage(lambda f: f.update(extra=1)), r"must be a map with .* got also \['extra'\]"),
-        (_damage(lambda f: f.update(schema=2)), "schema must be 1, got 2"),
+        (_damage(lambda f: f.update(schema=3)), "schema must be 1 to 2, got 3"),
         (_damage(lambda f: f.update(schema=True)), "schema must be 1"),
         (_damage(lambda f: f.update(task_id=-1)), "task_id must be an integer"),
         (_damage(lambda f: f.update(task_id=2**60)), "task_id must be an integer"),
