@@ -224,6 +224,25 @@ def stretches(branches: Sequence[Branch], length: int) -> list[Stretch]:
     ]
 
 
+def trajectories(branches: Sequence[Branch], length: int) -> list[int]:
+    """Number the trajectories of a completion: each token is in one. Shape [T].
+
+    A trajectory goes on with the first token of the log that follows its last one, and ends where
+    none does. Others that follow the same token begin trajectories of their own.
+    """
+    numbers: list[int] = []
+    ends: dict[int | None, int] = {0: 0}
+    count = 0
+    for start, end, parent in stretches(branches, length):
+        number = ends.pop(parent, None)
+        if number is None:
+            count += 1
+            number = count
+        ends[end] = number
+        numbers += [number] * (end - start)
+    return numbers
+
+
 class PathLengths(NamedTuple):
     """Tokens of the log on the longest paths of a completion."""
 

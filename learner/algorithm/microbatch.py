@@ -21,15 +21,16 @@ from torch import Tensor
 # --------------------------------------------------------------------------------------------------
 # Sequences of tokens one after another, without pads: the input of a forward pass.
 #
-# A sequence may continue one before it, as completions continue a prompt that is there once: its
-# positions count on, and it sees that one and itself. No other sequence is seen.
+# A sequence may continue one before it, as completions continue a prompt that is there once, and
+# branches a part of their episode: its positions count on, and it sees that one, those that this one
+# continues, and itself. No other sequence is seen.
 #
 # Shapes: S sequences, T tokens of all of them.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttendedTokens:
-    """The tokens that each sequence sees: those of the one it continues, then its own."""
+    """The tokens that each sequence sees: those that the one it continues sees, then its own."""
 
     places: Tensor
     """Among the T, one sequence after another. int64."""
@@ -143,8 +144,8 @@ class Microbatch:
     """Tensors of one forward pass. Flat arrays hold trained tokens only."""
 
     sequences: Sequences
-    """Prompts with completions; a prompt that several episodes have is a sequence of its own, which
-    their completions continue."""
+    """Prompts with completions; a prompt that several episodes have, or a part of a completion from
+    which others branch, is a sequence of its own, which the others continue."""
     indices_N: Tensor
     """Place of each trained token among the T. Shape [N], int64."""
     behaviour_logprobs_N: Tensor
@@ -161,6 +162,9 @@ class Microbatch:
     """Reward of each episode. Shape [B], float32."""
     minibatch: int
     """Index of its optimizer step within an epoch, from 0."""
+    trajectories_N: Tensor | None = None
+    """Number of each token's trajectory, where an episode with branches has several; None = each
+    episode is one. Shape [N], int64."""
 
     def to(self, device: torch.device) -> Microbatch:
         """Copy the tensors to a device."""
@@ -171,6 +175,30 @@ class Microbatch:
             if isinstance(value, Tensor | Sequences)
         }
         return replace(self, **moved)
+
+
+class TrajectoryOrder(NamedTuple):
+    """The trained tokens of a microbatch, one trajectory behind the other."""
+
+    order_N: Tensor
+    """Number of each of these tokens among the N. Shape [N], int64."""
+    is_last_N: Tensor
+    """Whether its trajectory ends with it. Shape [N], bool."""
+
+    @classmethod
+    def from_microbatch(cls, microbatch: Microbatch) -> TrajectoryOrder:
+        """Order the tokens of a microbatch, of which there is at least one."""
+        numbers_N = microbatch.trajectories_N
+        if numbers_N is None:
+            numbers_N = microbatch.episodes_N
+        ordered_N, order_N = numbers_N.sort(stable=True)
+        is_last_N = torch.ones_like(ordered_N, dtype=torch.bool)
+        is_last_N[:-1] = ordered_N[1:] != ordered_N[:-1]
+        return cls(order_N, is_last_N)
+
+    def restore(self, values_N: Tensor) -> Tensor:
+        """Bring values of the ordered tokens into the order of the microbatch. Shape [N]."""
+        return torch.empty_like(values_N).index_copy_(0, self.order_N, values_N)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

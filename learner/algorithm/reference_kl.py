@@ -33,7 +33,8 @@ from torch import Tensor
 
 from configs.settings import AlgorithmSettings
 
-from .microbatch import Microbatch
+from .microbatch import Microbatch, TrajectoryOrder
+from .vtrace import discounted_sums
 
 ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "k1": lambda deltas_N: deltas_N,
@@ -83,7 +84,7 @@ def kl_rewards(log_pi_N: Tensor, log_ref_N: Tensor, settings: AlgorithmSettings)
 
 
 def rewards_to_go(microbatch: Microbatch, rewards_N: Tensor) -> Tensor:
-    """Add to each episode's reward the rewards of its tokens from each one on.
+    """Add to each episode's reward the rewards of its tokens from each one on, on its trajectory.
 
     Args:
         microbatch: Microbatch with each token's episode, and each episode's reward.
@@ -95,10 +96,8 @@ def rewards_to_go(microbatch: Microbatch, rewards_N: Tensor) -> Tensor:
     Source:
         Hu et al. 2025 (REINFORCE++), arXiv:2501.03262, token-level KL penalty in the reward.
     """
-    episodes_N, wide_N = microbatch.episodes_N, rewards_N.double()
-    totals_B = wide_N.new_zeros(len(microbatch.rewards_B)).index_add(0, episodes_N, wide_N)
-    # Tokens of an episode are neighbours: the sum before its first one is the same for all of them.
-    before_B = totals_B.cumsum(0) - totals_B
-    earlier_N = wide_N.cumsum(0) - wide_N - before_B[episodes_N]
-    to_go_N = microbatch.rewards_B[episodes_N] + totals_B[episodes_N] - earlier_N
+    order = TrajectoryOrder.from_microbatch(microbatch)
+    goes_on_N = (~order.is_last_N).double()
+    sums_N1 = discounted_sums(rewards_N.double()[order.order_N, None], goes_on_N[:, None])
+    to_go_N = microbatch.rewards_B[microbatch.episodes_N] + order.restore(sums_N1.squeeze(1))
     return to_go_N.float()

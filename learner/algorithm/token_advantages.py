@@ -4,7 +4,9 @@
 
 A trajectory is the trained tokens of an episode in order; environment tokens between them are part
 of the next state. The reward comes with the last token, where every episode ends: an episode that
-the token limit cut short is worth its reward too, not what could have followed. Adding one = a
+the token limit cut short is worth its reward too, not what could have followed. An episode with
+branches has several trajectories: each goes on with the first token of the log that follows its
+last one on a path, ends where none does, and has the episode's reward there. Adding one = a
 function here and a line in `TOKEN_ADVANTAGES`.
 
 pi/mu enters once: V-trace has it in its advantages, truncated, as it was at the beginning of the
@@ -25,7 +27,7 @@ from torch import Tensor
 
 from configs.settings import CriticSettings
 
-from .microbatch import Microbatch
+from .microbatch import Microbatch, TrajectoryOrder
 from .vtrace import check_shapes, discounted_sums, vtrace
 
 # --------------------------------------------------------------------------------------------------
@@ -89,13 +91,13 @@ class TokenAdvantages(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectories:
-    """The trained tokens of a microbatch, one episode behind the other: a single column."""
+    """The trained tokens of a microbatch, one trajectory behind the other: a single column."""
 
     log_rhos_N1: Tensor
     """log(pi/mu) at the beginning of the batch, nats. Shape [N, 1]."""
     rewards_N1: Tensor
     discounts_N1: Tensor
-    """gamma, and 0 at an episode's last token: nothing passes from one to the next."""
+    """gamma, and 0 at a trajectory's last token: nothing passes from one to the next."""
     values_N1: Tensor
     bootstrap_values_1: Tensor
     """Value past the last token: 0. Shape [1]."""
@@ -155,16 +157,19 @@ def token_advantages(
     """
     if not len(values_N):
         return TokenAdvantages(values_N, values_N)
-    episodes_N = microbatch.episodes_N
-    is_last_N = torch.ones_like(episodes_N, dtype=torch.bool)
-    is_last_N[:-1] = episodes_N[1:] != episodes_N[:-1]
-    paid_N = microbatch.rewards_B[episodes_N] * is_last_N
+    order = TrajectoryOrder.from_microbatch(microbatch)
+    order_N, is_last_N = order
+    paid_N = microbatch.rewards_B[microbatch.episodes_N[order_N]] * is_last_N
+    if rewards_N is not None:
+        paid_N = paid_N + rewards_N[order_N]
     trajectories = Trajectories(
-        log_rhos_N1=log_rhos_N[:, None],
-        rewards_N1=(paid_N if rewards_N is None else paid_N + rewards_N)[:, None],
+        log_rhos_N1=log_rhos_N[order_N, None],
+        rewards_N1=paid_N[:, None],
         discounts_N1=settings.gamma * (~is_last_N).float()[:, None],
-        values_N1=values_N[:, None],
+        values_N1=values_N[order_N, None],
         bootstrap_values_1=values_N.new_zeros(1),
     )
     advantages_N1, targets_N1 = TOKEN_ADVANTAGES[name](trajectories, settings)
-    return TokenAdvantages(advantages_N1.squeeze(1), targets_N1.squeeze(1))
+    return TokenAdvantages(
+        order.restore(advantages_N1.squeeze(1)), order.restore(targets_N1.squeeze(1))
+    )

@@ -9,6 +9,7 @@ Shapes: B episodes of a microbatch, T their tokens, N of these that are trained.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import msgspec
 import numpy as np
 import torch
 
-from buffer.record.episode import Episode
+from buffer.record.episode import Episode, stretches, trajectories
 from configs.errors import RecordError
 from configs.settings import AlgorithmSettings
 from learner.algorithm.advantages import BatchRewards, estimate
@@ -216,22 +217,25 @@ class _Row(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Tokens of one sequence: a whole episode, a prompt of several, or a completion."""
+    """Tokens of one sequence: a whole episode, a prompt of several, or a stretch of a completion."""
 
     token_ids: np.ndarray
     row: int | None
-    """Number of the episode that ends with it; None for a prompt."""
+    """Number of the episode that it is of; None for a prompt."""
     prefix: int | None = None
-    """Number of the prompt that it continues, among the pieces."""
+    """Number of the piece that it continues."""
 
 
 def _lay_out(episodes: Sequence[Episode]) -> list[_Piece]:
     """Cut a microbatch into pieces: what continues nothing, then completions of shared prompts.
 
-    Attention takes neighbours of one size together.
+    Attention takes neighbours of one size together. A completion with branches is cut where they
+    begin and where they leave their parent: each token is there once, behind its path. Its pieces
+    stay together, in the order of the log.
     """
     prompts = [_prompt(episode) for episode in episodes]
     uses = Counter(prompts)
+    uses.update(_prompt(episode) for episode in episodes if episode.completion.branches)
     first = {
         prompt: _Piece(episode.prompt_ids, None)
         if uses[prompt] > 1
@@ -242,22 +246,27 @@ def _lay_out(episodes: Sequence[Episode]) -> list[_Piece]:
     number_of = {prompt: number for number, prompt in enumerate(in_order)}
     sharing = [row for row, prompt in enumerate(prompts) if uses[prompt] > 1]
     sharing.sort(key=lambda row: (len(prompts[row]), len(episodes[row].completion.token_ids)))
-    completions = [
-        _Piece(episodes[row].completion.token_ids, row, number_of[prompts[row]]) for row in sharing
-    ]
-    return [first[prompt] for prompt in in_order] + completions
+    pieces = [first[prompt] for prompt in in_order]
+    for row in sharing:
+        completion = episodes[row].completion
+        ending: dict[int | None, int | None] = {0: number_of[prompts[row]], None: None}
+        for start, end, parent in stretches(completion.branches, len(completion.token_ids)):
+            pieces.append(_Piece(completion.token_ids[start:end], row, ending[parent]))
+            ending[end] = len(pieces) - 1
+    return pieces
 
 
 def _concatenate(rows: Sequence[_Row]) -> Microbatch:
     pieces = _lay_out([row.episode for row in rows])
-    trained = []
-    for token_ids, number, _ in pieces:
-        is_trained = np.zeros(len(token_ids), dtype=bool)
+    trained, in_order = [], []
+    for number, members in itertools.groupby(pieces, key=lambda piece: piece.row):
+        is_trained = np.zeros(sum(len(piece.token_ids) for piece in members), dtype=bool)
         if number is not None:
             mask = rows[number].episode.completion.loss_mask
             is_trained[len(is_trained) - len(mask) :] = mask
+            in_order.append(rows[number])
         trained.append(is_trained)
-    rows = [rows[number] for _, number, _ in pieces if number is not None]
+    rows = in_order
     masks = [row.episode.completion.loss_mask.astype(bool) for row in rows]
     repeats = [row.episode.completion.num_trained for row in rows]
     behaviour_logprobs_N = np.concatenate(
@@ -281,4 +290,18 @@ def _concatenate(rows: Sequence[_Row]) -> Microbatch:
         episodes_N=torch.from_numpy(np.repeat(np.arange(len(rows)), repeats)),
         rewards_B=torch.tensor([row.episode.reward for row in rows], dtype=torch.float32),
         minibatch=rows[0].planned.minibatch,
+        trajectories_N=_trajectories(rows, masks),
     )
+
+
+def _trajectories(rows: Sequence[_Row], masks: Sequence[np.ndarray]) -> torch.Tensor | None:
+    """Number the trajectories of trained tokens; None where each episode is one. Shape [N]."""
+    completions = [row.episode.completion for row in rows]
+    if not any(completion.branches for completion in completions):
+        return None
+    numbers, first = [], 0
+    for completion, mask in zip(completions, masks, strict=True):
+        numbers_T = np.array(trajectories(completion.branches, len(mask))) + first
+        numbers.append(numbers_T[mask])
+        first = int(numbers_T.max()) + 1
+    return torch.from_numpy(np.concatenate(numbers))
