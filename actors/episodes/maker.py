@@ -19,7 +19,7 @@ from actors.rewards.functions import RewardSample
 from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.codec import decode_completion, join_completions
 from buffer.record.episode import Completion, Episode
-from buffer.record.rules import EpisodeLimits
+from buffer.record.rules import EpisodeLimits, check_log
 from configs.errors import NyalaError, RecordError
 from configs.settings import RunSettings
 from configs.tables.environments import MixtureItem
@@ -180,6 +180,7 @@ def _partial(lease: Lease, limits: EpisodeLimits) -> Completion | None:
         raise RecordError(
             f"chunks of a lease must have {lease.length} tokens, got {len(partial.token_ids)}"
         )
+    check_log(partial.branches)
     limits.check_completion(partial.branches, lease.length)
     last = partial.fences[-1].fence if partial.fences else 0
     if last > lease.fence:

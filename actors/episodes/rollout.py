@@ -33,10 +33,17 @@ from actors.engine.turns import StopStrings
 from actors.environments.base import Conversation, Score
 from actors.environments.calls import call
 from broker.protocol.messages import Lease
-from buffer.record.episode import Completion, FenceRun, Int32, PolicyVersion, VersionSpan
+from buffer.record.episode import (
+    Branch,
+    Completion,
+    FenceRun,
+    Int32,
+    PolicyVersion,
+    VersionSpan,
+)
 
 # --------------------------------------------------------------------------------------------------
-# Tokens of one completion as they come, with log-probs, loss mask, versions and fences.
+# Tokens of one completion as they come, with log-probs, loss mask, versions, fences and branches.
 #
 # Owns the growing arrays; `rollout.py` decides what is appended. Grows by whole deltas, never token
 # by token, and cuts chunks for snapshots.
@@ -55,6 +62,7 @@ class Transcript:
         self._mask = bytearray()
         self._versions: list[VersionSpan] = []
         self._fences: list[FenceRun] = []
+        self._branches: list[Branch] = []
 
     @classmethod
     def from_completion(cls, completion: Completion) -> Transcript:
@@ -65,6 +73,7 @@ class Transcript:
         transcript._mask = bytearray(completion.loss_mask.tobytes())
         transcript._versions = list(completion.versions)
         transcript._fences = list(completion.fences)
+        transcript._branches = list(completion.branches)
         return transcript
 
     def __len__(self) -> int:
@@ -109,6 +118,18 @@ class Transcript:
         self._logprobs.extend([0.0] * len(token_ids))
         self._mask.extend(b"\x00" * len(token_ids))
 
+    def branch(self, parent: int | None) -> None:
+        """Let the next tokens follow the first `parent` tokens; None = they begin a root.
+
+        Only the last call before tokens come counts.
+        """
+        start = len(self)
+        assert start and (parent is None or 0 <= parent <= start)
+        if self._branches and self._branches[-1].start == start:
+            self._branches.pop()
+        if parent != start:
+            self._branches.append(Branch(start, parent))
+
     def sign(self, fence: int, incarnation: str) -> None:
         """Note that tokens from here on are made under this fence."""
         if not self._fences or self._fences[-1].fence != fence:
@@ -123,6 +144,11 @@ class Transcript:
             loss_mask=np.frombuffer(self._mask[start:], dtype=np.uint8),
             versions=_spans_between(self._versions, start, len(self)),
             fences=_spans_between(self._fences, start, len(self)),
+            branches=tuple(
+                branch.moved(-start)
+                for branch in self._branches
+                if start <= branch.start < len(self)
+            ),
         )
 
     def _switch_version(self, version: PolicyVersion, start: int) -> None:
@@ -314,6 +340,8 @@ class Rollout:
         Raises:
             ReplayMismatch: `partial` does not fit the conversation, which cannot be used again.
         """
+        if partial.branches:
+            raise ReplayMismatch("its tokens have branches, and this environment makes none")
         self._transcript = Transcript.from_completion(partial)
         self.resumed_at = self.length
         while (end := self._next_turn_end()) is not None:

@@ -19,7 +19,7 @@ from configs.errors import RecordError, quoted
 from configs.tables.buffer import LARGEST_EPISODE_BYTES
 
 from .episode import SCHEMA, Completion, Episode, FenceRun, PolicyVersion, VersionSpan
-from .rules import check_fences
+from .rules import check_fences, check_widths
 from .summaries import checked_chunk, checked_record
 from .wire import MAX_NUMBER, CompletionFields, EpisodeExtras, EpisodeFields, write
 
@@ -123,7 +123,8 @@ def join_completions(chunks: Sequence[Completion]) -> Completion:
     starts = np.cumsum([0, *(chunk.token_ids.size for chunk in chunks)]).tolist()
     versions: list[VersionSpan] = []
     fences: list[FenceRun] = []
-    for shift, chunk in zip(starts, chunks, strict=False):
+    shifted = [*zip(starts, chunks, strict=False)]
+    for shift, chunk in shifted:
         for span in chunk.versions:
             if not versions or versions[-1].version != span.version:
                 versions.append(VersionSpan(span.version, shift + span.start))
@@ -135,7 +136,7 @@ def join_completions(chunks: Sequence[Completion]) -> Completion:
             if not same:
                 fences.append(FenceRun(run.fence, run.incarnation, shift + run.start))
     check_fences([run.fence for run in fences])
-    shifted = [*zip(starts, chunks, strict=False)]
+    ids = [chunk.support_ids for chunk in chunks if chunk.support_ids is not None]
     return Completion(
         token_ids=_concatenate((chunk.token_ids for chunk in chunks), np.int32),
         behaviour_logprobs=_concatenate((chunk.behaviour_logprobs for chunk in chunks), np.float32),
@@ -145,7 +146,7 @@ def join_completions(chunks: Sequence[Completion]) -> Completion:
         branches=tuple(b.moved(shift) for shift, chunk in shifted for b in chunk.branches),
         experts=_joined("experts", [chunk.experts for chunk in chunks]),
         support_sizes=_joined("support_sizes", [chunk.support_sizes for chunk in chunks]),
-        support_ids=_joined("support_ids", [chunk.support_ids for chunk in chunks]),
+        support_ids=np.concatenate(ids) if ids else None,
         teacher_logprobs=_joined("teacher_logprobs", [chunk.teacher_logprobs for chunk in chunks]),
         attachments=tuple(
             a._replace(start=a.start + shift) for shift, chunk in shifted for a in chunk.attachments
@@ -155,17 +156,9 @@ def join_completions(chunks: Sequence[Completion]) -> Completion:
 
 def _joined(name: str, arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:
     """Join the values that chunks have for each of their tokens; None if none has any."""
+    check_widths(name, [None if a is None else a.nbytes // len(a) for a in arrays])
     values = [array for array in arrays if array is not None]
-    if not values:
-        return None
-    shapes = {array.shape[1:] for array in values}
-    if len(values) < len(arrays) or len(shapes) > 1:
-        raise RecordError(
-            f"{name} must be in all chunks of a completion, as many for each token, got "
-            f"{len(values)} of {len(arrays)} chunks with shapes {sorted(shapes)}; their actors run "
-            "with other settings"
-        )
-    return np.concatenate(values)
+    return np.concatenate(values) if values else None
 
 
 def _extras_of(episode: Episode) -> EpisodeExtras | None:

@@ -3,11 +3,11 @@
 Producer: `actors` (whole records, and chunks of unfinished ones). Consumer: `learner`.
 Owns the record's parts; `codec.py` turns them into bytes. Loads without redis and torch.
 
-The tokens of a completion are a log: they are only ever appended. Without branches each follows the
-one before it, and the first follows the prompt. From the start of a branch on they follow an earlier
-token, as after a rewritten history, or none, as the prompt of a sub-agent does: such a branch is a
-root. The path of a token is all that it was sampled after: prompt or root, and the tokens of the log
-that lead to it.
+The tokens of a completion are a log: they are only ever appended. Without branches each follows
+the one before it, and the first follows the prompt. From the start of a branch on they follow an
+earlier token, as after a rewritten history, or none, as the prompt of a sub-agent does: such a
+branch is a root. The path of a token is all that it was sampled after: the prompt or nothing, then
+the tokens of the log that lead to it.
 
     log      0 1 2 3 4 5 6 7 8           branches (5, 3), (7, None)
     paths    prompt 0 1 2 3 4
@@ -148,7 +148,8 @@ class Completion:
     fences: tuple[FenceRun, ...]
     """Starts ascend from 0 and fences never decrease; empty iff T = 0."""
     branches: tuple[Branch, ...] = ()
-    """Starts ascend; a parent is below its start. The first tokens of a record follow the prompt."""
+    """Starts ascend, and a parent is below its start. The first tokens of a record follow the
+    prompt."""
     experts: UInt8 | None = None
     """Experts that each token was routed to; None = not recorded. Shape [T, W]."""
     support_sizes: Int32 | None = None
@@ -213,7 +214,7 @@ class Stretch(NamedTuple):
 def stretches(branches: Sequence[Branch], length: int) -> list[Stretch]:
     """Cut the log of a completion where branches begin and where they leave their parent.
 
-    The parent of a stretch is 0, None, or the end of an earlier one; in a chunk it may lie before it.
+    The parent of a stretch is 0, None, or the end of an earlier one, or lies before the chunk.
     """
     parents = dict(branches)
     cuts = {0, *parents, *(parent for parent in parents.values() if parent and parent > 0)}

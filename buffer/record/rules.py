@@ -144,12 +144,7 @@ def check_episode(fields: EpisodeFields) -> None:
         raise refusal(fields, EpisodeFields, "its numbers must be finite floats")
     if not "".join([fields.inc, *fields.parts, *fields.metrics, *fields.text]).isprintable():
         raise refusal(fields, EpisodeFields, "its names must be printable")
-    branches = fields.completion.branches
-    if branches and (branches[0].start == 0 or any((b.parent or 0) < 0 for b in branches)):
-        raise RecordError(
-            f"branches of a record must start above 0 and have parents >= 0, got "
-            f"{[tuple(branch) for branch in branches[:4]]}; its first tokens follow the prompt"
-        )
+    check_log(fields.completion.branches)
     if fields.extras is not None:
         _check_extras(fields.extras, len(fields.prompt) // 4, len(fields.completion.mask))
 
@@ -248,6 +243,38 @@ def _check_places(name: str, attachments: Sequence[Attachment], length: int) -> 
         raise RecordError(
             f"{name}.start must not descend and stay below {length}, got {starts[:8]}; "
             "the record is refused"
+        )
+
+
+def check_log(branches: Sequence[Branch]) -> None:
+    """Refuse branches that leave the log of a whole completion; raises as above."""
+    if branches and (branches[0].start == 0 or any((b.parent or 0) < 0 for b in branches)):
+        raise RecordError(
+            f"branches of a whole completion must start above 0 and have parents >= 0, got "
+            f"{[tuple(branch) for branch in branches[:4]]}; its first tokens follow the prompt"
+        )
+
+
+def check_chunks(chunks: Sequence[CompletionFields]) -> None:
+    """Refuse chunks of one completion that cannot be joined; raises as above."""
+    check_fences([fence for fields in chunks for fence, _, _ in fields.fences])
+    full = [fields for fields in chunks if fields.mask]
+    for name in ("experts", "support_sizes", "teacher_logprobs"):
+        arrays = [(getattr(fields, name), len(fields.mask)) for fields in full]
+        check_widths(name, [None if a is None else len(a) // tokens for a, tokens in arrays])
+
+
+def check_widths(name: str, widths: Sequence[int | None]) -> None:
+    """Refuse chunks of which only some have values for each token, or longer ones; raises as above.
+
+    Args:
+        name: Name of the field.
+        widths: Bytes for each token of a chunk; None where it has none.
+    """
+    if len(set(widths)) > 1:
+        raise RecordError(
+            f"{name} must be in all chunks of a completion, with as many bytes for each token, got "
+            f"{widths[:8]}; their actors run with other settings"
         )
 
 

@@ -10,9 +10,9 @@ from configs.errors import RecordError
 from .rules import (
     ANY_RUN,
     EpisodeLimits,
+    check_chunks,
     check_completion,
     check_episode,
-    check_fences,
     check_numbers,
 )
 from .wire import COMPLETION, EPISODE, CompletionFields, EpisodeFields, read, read_several
@@ -53,7 +53,7 @@ def chunk_but_numbers(chunk: bytes, max_bytes: int) -> list[CompletionFields]:
     for fields in parts:
         check_completion(fields)
     if len(parts) > 1:
-        check_fences([fence for fields in parts for fence, _, _ in fields.fences])
+        check_chunks(parts)
     return parts
 
 

@@ -22,8 +22,8 @@ from torch import Tensor
 # Sequences of tokens one after another, without pads: the input of a forward pass.
 #
 # A sequence may continue one before it, as completions continue a prompt that is there once, and
-# branches a part of their episode: its positions count on, and it sees that one, those that this one
-# continues, and itself. No other sequence is seen.
+# branches a part of their episode: its positions count on, and it sees what that one sees, and
+# itself. No other sequence is seen.
 #
 # Shapes: S sequences, T tokens of all of them.
 

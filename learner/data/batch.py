@@ -217,7 +217,7 @@ class _Row(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Tokens of one sequence: a whole episode, a prompt of several, or a stretch of a completion."""
+    """Tokens of one sequence: an episode, a prompt of several, or a stretch of a completion."""
 
     token_ids: np.ndarray
     row: int | None

@@ -53,13 +53,25 @@ def test_an_episode_comes_back_byte_for_byte(episode: Episode) -> None:
     assert encode_episode(decoded) == record
     assert decoded.completion.versions == episode.completion.versions
     assert decoded.completion.fences == episode.completion.fences
+    assert decoded.completion.branches == episode.completion.branches
+    assert decoded.completion.attachments == episode.completion.attachments
+    assert (decoded.turn_rewards, decoded.messages) == (episode.turn_rewards, episode.messages)
+    assert decoded.prompt_attachments == episode.prompt_attachments
     for array, other in (
         (decoded.prompt_ids, episode.prompt_ids),
         (decoded.completion.token_ids, episode.completion.token_ids),
         (decoded.completion.behaviour_logprobs, episode.completion.behaviour_logprobs),
         (decoded.completion.loss_mask, episode.completion.loss_mask),
+        (decoded.completion.experts, episode.completion.experts),
+        (decoded.completion.support_sizes, episode.completion.support_sizes),
+        (decoded.completion.support_ids, episode.completion.support_ids),
+        (decoded.completion.teacher_logprobs, episode.completion.teacher_logprobs),
+        (decoded.prompt_experts, episode.prompt_experts),
     ):
-        assert array.dtype == other.dtype
+        if array is None or other is None:
+            assert array is other
+            continue
+        assert (array.dtype, array.shape) == (other.dtype, other.shape)
         assert array.tobytes() == other.tobytes()
     assert (decoded.reward, decoded.metadata) == (episode.reward, episode.metadata)
     assert decoded.reward_parts == episode.reward_parts
@@ -97,10 +109,34 @@ def test_msgspec_writes_what_msgpack_would(episode: Episode) -> None:
     assert msgpack.packb(msgpack.unpackb(record)) == record
 
 
+def _as_recorded_in(first: Completion, second: Completion) -> Completion:
+    """Make the second chunk have values for each token where the first has them, and no others."""
+    tokens = len(second.token_ids)
+    experts, sizes = None, None
+    if first.experts is not None and tokens:
+        experts = np.zeros((tokens, first.experts.shape[1]), np.uint8)
+    elif not len(first.token_ids):
+        experts = second.experts
+    sizes, ids = second.support_sizes, second.support_ids
+    if len(first.token_ids):
+        has_sizes = first.support_sizes is not None and tokens
+        sizes = np.zeros(tokens, np.int32) if has_sizes else None
+        ids = np.zeros(0, np.int32) if has_sizes else None
+    scores = second.teacher_logprobs
+    if len(first.token_ids):
+        has_scores = first.teacher_logprobs is not None and tokens
+        scores = np.zeros(tokens, np.float32) if has_scores else None
+    return replace(
+        second, experts=experts, support_sizes=sizes, support_ids=ids, teacher_logprobs=scores
+    )
+
+
 @pytest.mark.slow
 @given(completions(), completions())
 def test_joined_chunks_are_the_completion(first: Completion, second: Completion) -> None:
     shifted = replace(second, fences=tuple(replace(run, fence=2**53 - 1) for run in second.fences))
+
+    shifted = _as_recorded_in(first, shifted)
 
     joined = join_completions([first, shifted])
 

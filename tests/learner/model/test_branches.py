@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from buffer.record.episode import Branch, Episode
+from buffer.record.episode import Branch, Episode, stretches
 from configs.settings import AlgorithmSettings, CriticSettings
 from learner.algorithm.microbatch import Microbatch
 from learner.algorithm.reference_kl import rewards_to_go
@@ -130,7 +130,7 @@ def _as_one_row(right: Any) -> Any:
 def test_a_wrong_tree_is_found(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = _written_out("qwen3", torch.float64)
 
-    monkeypatch.setattr(batch, "stretches", wrong(batch.stretches))
+    monkeypatch.setattr(batch, "stretches", wrong(stretches))
 
     with pytest.raises(AssertionError):
         assert_equal(_packed("qwen3", torch.float64), rows, EXACT)

@@ -1,4 +1,4 @@
-"""Episodes with branches, and the same written out: a row for each path, every token trained once."""
+"""Episodes with branches, and the same written out: a row a path, each token trained once."""
 
 from __future__ import annotations
 
