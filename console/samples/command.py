@@ -55,7 +55,7 @@ def print_samples(
     """Print samples one below the other; long turns without their middle unless `full`."""
     for sample in samples:
         console.print(Rule(Text(printable(title(sample))), align="left", style=NO_STYLE))
-        blocks = [("prompt", sample.prompt), *((turn.by, turn.text) for turn in sample.turns)]
+        blocks = [("prompt", sample.prompt), *((turn.heading, turn.text) for turn in sample.turns)]
         for name, text in blocks:
             console.print(Text(name, style="bold"))
             body = _body(console, text, width=console.width - 2, full=full)
@@ -97,7 +97,7 @@ def _answer(console: Console, sample: SampleLine, *, width: int, full: bool) -> 
     parts: list[RenderableType] = []
     for turn in sample.turns:
         if len(sample.turns) > 1:
-            parts.append(Text(turn.by, style="bold"))
+            parts.append(Text(turn.heading, style="bold"))
         parts.append(_body(console, turn.text, width=width, full=full))
     parts.append(Text(printable(_numbers(sample.parts)), style="dim"))
     return Group(*parts)

@@ -236,7 +236,15 @@ def _completion(chunks: Sequence[bytes]) -> dict[str, Any]:
         completion: Completion = join_completions([decode_completion(chunk) for chunk in chunks])
     except RecordError as error:
         return {"unfinished completion": f"unreadable: {error}"}
-    return {"token_ids": completion.token_ids.tolist()}
+    return _token_fields(completion)
+
+
+def _token_fields(completion: Completion) -> dict[str, Any]:
+    branches = [tuple(branch) for branch in completion.branches]
+    return {
+        **({"branches": branches} if branches else {}),
+        "token_ids": completion.token_ids.tolist(),
+    }
 
 
 def _record_fields(record: bytes | None) -> dict[str, Any]:
@@ -253,7 +261,7 @@ def _record_fields(record: bytes | None) -> dict[str, Any]:
         "finish reason": episode.finish_reason,
         "prompt tokens": episode.prompt_ids.size,
         "completion tokens": episode.completion.token_ids.size,
-        "token_ids": episode.completion.token_ids.tolist(),
+        **_token_fields(episode.completion),
         **{f"metadata {name}": value for name, value in episode.metadata.items()},
     }
 

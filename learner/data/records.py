@@ -15,7 +15,7 @@ import structlog
 from buffer import operations
 from buffer.operations.values import ClaimedUnit
 from buffer.record.codec import decode_episode
-from buffer.record.episode import Episode
+from buffer.record.episode import Episode, longest_paths
 from buffer.record.object_store import ObjectStore, is_reference
 from configs.errors import RecordError
 from configs.settings import BufferSettings, RewardSettings, RunSettings
@@ -130,11 +130,12 @@ def shape_reward(
         max_completion_tokens: The limit that cut episodes off.
     """
     completion = episode.completion
+    length = longest_paths(completion.branches, len(completion.token_ids)).prompted
     reward, parts = shaped(
         episode.reward,
         episode.reward_parts,
         rewards,
-        tokens=(len(completion.token_ids), max_completion_tokens),
+        tokens=(length, max_completion_tokens),
     )
     if rewards.overlong_filter and episode.finish_reason == "length":
         completion = replace(completion, loss_mask=np.zeros_like(completion.loss_mask))
@@ -153,7 +154,8 @@ def shaped(
         reward: Reward as the actor computed it.
         parts: Parts of that reward.
         rewards: Weights of the parts, and the penalties of length.
-        tokens: Length of the completion, and the limit that cuts completions off.
+        tokens: Length of the completion, of its longest path behind the prompt where it has
+            branches, and the limit that cuts completions off.
     """
     if rewards.weights:
         reward = sum(weight * parts.get(name, 0.0) for name, weight in rewards.weights.items())

@@ -45,6 +45,8 @@ def batch_digest(episodes: Sequence[Episode]) -> str:
         digest.update(completion.token_ids.tobytes())
         digest.update(completion.behaviour_logprobs.tobytes())
         digest.update(completion.loss_mask.tobytes())
+        if completion.branches:
+            digest.update(f"{[tuple(branch) for branch in completion.branches]}".encode())
     return digest.hexdigest()
 
 

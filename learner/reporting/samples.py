@@ -38,13 +38,26 @@ class Origin(NamedTuple):
     """Number of the answer in an evaluation; 0 = the greedy one."""
 
 
-class SampleTurn(msgspec.Struct):
+class SampleTurn(msgspec.Struct, omit_defaults=True):
     """A stretch of the completion that one side wrote."""
 
     by: By
     text: str
     """Special tokens included."""
     tokens: int
+    branch: int | Literal["root"] | None = None
+    """Where a branch begins: tokens of the completion up to the one that it follows, 0 = it follows
+    the prompt, or `root` = it follows nothing; None = the turn follows the one before."""
+
+    @property
+    def heading(self) -> str:
+        """Name the writer, and where a branch begins."""
+        return self.by if self.branch is None else f"{self.by}, {self.place}"
+
+    @property
+    def place(self) -> str:
+        """Say where a branch begins."""
+        return "root" if self.branch == "root" else f"branch from token {self.branch}"
 
 
 class SampleLine(msgspec.Struct):
@@ -80,8 +93,11 @@ class SampleLine(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """The whole text of the completion."""
-        return "".join(turn.text for turn in self.turns)
+        """The whole text of the completion, with a line where a branch begins."""
+        return "".join(
+            turn.text if turn.branch is None else f"\n[{turn.place}]\n{turn.text}"
+            for turn in self.turns
+        )
 
     @property
     def tokens(self) -> int:
@@ -111,8 +127,8 @@ def sample_line(
         question=hashlib.blake2b(episode.prompt_ids.tobytes(), digest_size=4).hexdigest(),
         prompt=_text(episode.prompt_ids.tolist(), decode),
         turns=[
-            SampleTurn(by, _text(token_ids, decode), len(token_ids))
-            for by, token_ids in _stretches(completion)
+            SampleTurn(by, _text(token_ids, decode), len(token_ids), branch)
+            for by, token_ids, branch in _turns(completion)
         ],
         reward=float(episode.reward),
         parts=episode.reward_parts,
@@ -154,16 +170,22 @@ def _packed(completion: Completion) -> str:
     return base64.b64encode(bounded.astype("<f2").tobytes()).decode()
 
 
-def _stretches(completion: Completion) -> Iterator[tuple[By, list[int]]]:
-    """Split a completion where the writer changes."""
+def _turns(
+    completion: Completion,
+) -> Iterator[tuple[By, list[int], int | Literal["root"] | None]]:
+    """Split a completion where the writer changes or a branch begins."""
+    branches: dict[int, int | Literal["root"]] = {
+        start: "root" if parent is None else parent for start, parent in completion.branches
+    }
     token_ids, mask = completion.token_ids, completion.loss_mask
     if not mask.any():  # overlong filtering masks every token, whoever wrote it
         mask = np.ones_like(mask)
-    ends = [*(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(token_ids)]
+    ends = sorted({*(np.flatnonzero(np.diff(mask)) + 1).tolist(), *branches, len(token_ids)})
     start = 0
     for end in ends:
         if end > start:
-            yield "policy" if mask[start] else "environment", token_ids[start:end].tolist()
+            by: By = "policy" if mask[start] else "environment"
+            yield by, token_ids[start:end].tolist(), branches.get(start)
         start = end
 
 

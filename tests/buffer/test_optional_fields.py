@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +38,6 @@ from buffer.record.rules import MAX_EXPERT_BYTES, EpisodeLimits
 from buffer.record.summaries import summaries_of_chunks, summaries_of_records
 from configs.errors import RecordError
 from tests.buffer.support.episodes import completions, example_episode
-import itertools
 
 MOST = 2**20
 NO_ROOM = b"\x00" * 7

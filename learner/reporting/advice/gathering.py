@@ -123,6 +123,10 @@ def _run_past(episodes: Sequence[Episode], vocabulary: Vocabulary) -> dict[str, 
     lengths_B = np.array([len(episode.completion.token_ids) for episode in episodes])
     goes_on_N = np.append(mask_N[1:], False)
     goes_on_N[np.cumsum(lengths_B)[lengths_B > 0] - 1] = False
+    firsts = zip((np.cumsum(lengths_B) - lengths_B).tolist(), episodes, strict=True)
+    for first, episode in firsts:
+        for branch in episode.completion.branches:
+            goes_on_N[first + branch.start - 1] = False
     special_N = np.isin(tokens_N, np.fromiter(vocabulary.special, dtype=np.int32))
     (places,) = np.nonzero(special_N & mask_N & goes_on_N)
     owners = np.repeat(np.arange(len(episodes)), lengths_B)[places]
@@ -152,6 +156,7 @@ def _last_turn(episode: Episode) -> list[int]:
     completion = episode.completion
     (written,) = np.nonzero(completion.loss_mask == 0)  # by the environment
     begin = int(written[-1]) + 1 if len(written) else 0
+    begin = max([begin, *(branch.start for branch in completion.branches)])
     return [int(token) for token in completion.token_ids[begin:]]
 
 

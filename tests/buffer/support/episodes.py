@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
+from typing import Literal, get_args
 
 import numpy as np
 from hypothesis import strategies as st
@@ -113,7 +113,9 @@ def _starts(length: int) -> st.SearchStrategy[list[int]]:
 
 
 _calls = st.lists(st.builds(ToolCall, names, names, names), max_size=2).map(tuple)
-_roles = st.sampled_from(["user", "assistant", "tool"])
+_roles: st.SearchStrategy[Literal["user", "assistant", "tool"]] = st.sampled_from(
+    ["user", "assistant", "tool"]
+)
 
 
 @st.composite

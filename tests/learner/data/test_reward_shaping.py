@@ -82,6 +82,15 @@ def test_overlong_punishment_is_a_part_of_the_reward_with_its_own_factor() -> No
     assert shaped.reward_parts == {"exact": 1.0, "overlong": -0.25}
 
 
+def test_overlong_punishment_is_for_the_longest_path() -> None:
+    settings = _settings(overlong_buffer_tokens=4, overlong_penalty=0.5)
+    forked = make_episode(completion=[8] * 9, reward=1.0, branches=[(6, 3)])
+
+    shaped = _shape(forked, settings)
+
+    assert shaped.reward_parts["overlong"] == -0.25, "6 tokens, not 9"
+
+
 def test_overlong_filtering_masks_what_was_cut_off_and_nothing_else() -> None:
     settings = _settings(overlong_filter=True)
     cut = _shape(_episode({}, length=LIMIT, reason="length"), settings)

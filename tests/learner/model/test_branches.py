@@ -244,12 +244,11 @@ def test_a_trajectory_goes_on_with_the_first_token_that_follows(seed: int) -> No
 
 def test_turns_of_two_conversations_are_two_trajectories() -> None:
     """A sub-agent speaks between two turns; the first conversation goes on where it was."""
-    episode = make_episode(completion=[8, 9, 3, 4, 5, 6], mask=[1, 1, 0, 1, 1, 1])
-    completion = replace(episode.completion, branches=(Branch(2, None), Branch(4, 2)))
-
-    (microbatch,) = _pack(
-        _plan([replace(episode, completion=completion)]), [replace(episode, completion=completion)]
+    episode = make_episode(
+        completion=[8, 9, 3, 4, 5, 6], mask=[1, 1, 0, 1, 1, 1], branches=[(2, None), (4, 2)]
     )
+
+    (microbatch,) = _pack(_plan([episode]), [episode])
 
     assert microbatch.trajectories_N is not None
     assert microbatch.trajectories_N.tolist() == [0, 0, 1, 0, 0]

@@ -26,6 +26,7 @@ def _pair(**changes: object) -> list[Episode]:
         {"logprobs": (-1.0, LAST_BIT)},
         {"mask": (1, 0), "logprobs": (-1.0, -1.0)},
         {"reward": 0.5000000000000001},
+        {"branches": [(1, 0)]},
     ],
     ids="-".join,
 )

@@ -48,6 +48,22 @@ def test_what_the_environment_wrote_is_not_the_policys():
     assert evidence(turns).run_past == {}
 
 
+def test_a_branch_does_not_go_on_behind_the_token_before_it():
+    completion = [8, END, 9, END, 9]
+
+    assert evidence(make_episode(0, completion=completion, branches=[(2, 1)])).run_past == {
+        "<|im_end|>": 1
+    }
+    both = make_episode(1, completion=completion, branches=[(2, 1), (4, 0)])
+    assert evidence(make_episode(0), both).run_past == {}
+
+
+def test_the_last_turn_begins_where_its_branch_does():
+    turns = make_episode(completion=[*NO, 8, 9], branches=[(2, 0)])
+
+    assert list(evidence(turns, vocabulary=LETTERS).ends) == [""]
+
+
 def test_answers_do_not_run_into_each_other():
     assert evidence(make_episode(0, completion=[END]), make_episode(1)).run_past == {}
 

@@ -69,6 +69,27 @@ def test_a_line_has_the_turns_the_log_probs_and_where_they_come_from() -> None:
     assert (made.reward, made.parts, made.finish, made.actor) == (1, {"exact": 1}, "stop", "actor")
 
 
+def test_a_turn_says_where_its_branch_begins() -> None:
+    episode = make_episode(
+        completion=[0, 1, 2, 3, 4, 5, 6],
+        mask=[1, 1, 1, 1, 0, 1, 1],
+        branches=[(3, 1), (4, None), (6, 0)],
+    )
+
+    made = sample_line(Origin(1, 1, "e"), episode, letters)
+
+    assert [(turn.heading, turn.text) for turn in made.turns] == [
+        ("policy", "abc"),
+        ("policy, branch from token 1", "d"),
+        ("environment, root", "e"),
+        ("policy", "f"),
+        ("policy, branch from token 0", "g"),
+    ]
+    assert made.text == "abc\n[branch from token 1]\nd\n[root]\nef\n[branch from token 0]\ng"
+    (read,) = [json.loads(line) for line in encoded([made]).splitlines()]
+    assert [turn.get("branch") for turn in read["turns"]] == [None, 1, "root", None, 0]
+
+
 def test_a_completion_that_is_not_trained_at_all_is_shown_as_the_policys() -> None:
     made = sample_line(Origin(1, 1, "e"), make_episode(completion=[0, 1], mask=[0, 0]), letters)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from buffer.record.episode import Branch, Episode
@@ -45,8 +43,9 @@ def random_branched_episodes(number: int, *, seed: int = 0) -> list[Episode]:
             logprobs=(random.uniform(-4, -2, size=length) * np.array(mask)).tolist(),
             mask=mask,
             reward=float(random.uniform()),
+            branches=branches,
         )
-        episodes.append(replace(episode, completion=replace(episode.completion, branches=branches)))
+        episodes.append(episode)
     return episodes
 
 

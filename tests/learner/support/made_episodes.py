@@ -7,7 +7,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from broker.protocol.messages import TaskSpec
-from buffer.record.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
+from buffer.record.episode import (
+    Branch,
+    Completion,
+    Episode,
+    FenceRun,
+    PolicyVersion,
+    VersionSpan,
+)
 
 FIRST = PolicyVersion(1, 0)
 
@@ -24,6 +31,7 @@ def make_episode(
     versions: Sequence[tuple[PolicyVersion, int]] = ((FIRST, 0),),
     finish_reason: str = "stop",
     purpose: str = "train",
+    branches: Sequence[tuple[int, int | None]] = (),
 ) -> Episode:
     """Make an episode; by default all its tokens were sampled with probability 1/e."""
     mask = [1] * len(completion) if mask is None else list(mask)
@@ -40,6 +48,7 @@ def make_episode(
             loss_mask=np.array(mask, dtype=np.uint8),
             versions=tuple(VersionSpan(version, start) for version, start in versions),
             fences=(FenceRun(1, "actor", 0),),
+            branches=tuple(Branch(*branch) for branch in branches),
         ),
         reward=reward,
         reward_parts={"exact": float(reward == 1.0)},
