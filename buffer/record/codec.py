@@ -21,13 +21,20 @@ from configs.tables.buffer import LARGEST_EPISODE_BYTES
 from .episode import SCHEMA, Completion, Episode, FenceRun, PolicyVersion, VersionSpan
 from .rules import check_fences, check_widths
 from .summaries import checked_chunk, checked_record
-from .wire import MAX_NUMBER, CompletionFields, EpisodeExtras, EpisodeFields, write
+from .wire import (
+    MAX_NUMBER,
+    CompletionExtras,
+    CompletionFields,
+    EpisodeExtras,
+    EpisodeFields,
+    write,
+)
 
 MAX_RECORD_BYTES = LARGEST_EPISODE_BYTES
 
 # Made once: numpy parses the name of a type each time it is given one.
 _INTS, _FLOATS, _BYTES = np.dtype("<i4"), np.dtype("<f4"), np.dtype("u1")
-_NO_EXTRAS = EpisodeExtras()
+_NO_EXTRAS, _NO_VALUES = EpisodeExtras(), CompletionExtras()
 
 
 def encode_episode(episode: Episode, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
@@ -52,7 +59,7 @@ def encode_episode(episode: Episode, *, max_bytes: int = MAX_RECORD_BYTES) -> by
             started=episode.started_at,
             finished=episode.finished_at,
             text=episode.metadata,
-            extras=_extras_of(episode),
+            extras=_episode_extras(episode),
         )
     )
     checked_record(record, max_bytes)
@@ -81,7 +88,7 @@ def decode_episode(record: bytes, *, max_bytes: int = MAX_RECORD_BYTES) -> Episo
         started_at=fields.started,
         finished_at=fields.finished,
         metadata=fields.text,
-        prompt_experts=_experts_of(extras.prompt_experts, len(fields.prompt) // 4),
+        prompt_experts=_to_experts(extras.prompt_experts, len(fields.prompt) // 4),
         prompt_attachments=extras.prompt_attachments,
         turn_rewards=extras.turn_rewards,
         messages=extras.messages,
@@ -161,14 +168,27 @@ def _joined(name: str, arrays: Sequence[np.ndarray | None]) -> np.ndarray | None
     return np.concatenate(values) if values else None
 
 
-def _extras_of(episode: Episode) -> EpisodeExtras | None:
+def _episode_extras(episode: Episode) -> EpisodeExtras | None:
     extras = EpisodeExtras(
-        prompt_experts=_optional("prompt_experts", episode.prompt_experts, _BYTES, ndim=2),
+        prompt_experts=_to_bytes_or_none("prompt_experts", episode.prompt_experts, _BYTES, ndim=2),
         prompt_attachments=episode.prompt_attachments,
         turn_rewards=episode.turn_rewards,
         messages=episode.messages,
     )
     return None if extras == _NO_EXTRAS else extras
+
+
+def _completion_extras(completion: Completion) -> CompletionExtras | None:
+    extras = CompletionExtras(
+        experts=_to_bytes_or_none("experts", completion.experts, _BYTES, ndim=2),
+        support_sizes=_to_bytes_or_none("support_sizes", completion.support_sizes, _INTS),
+        support_ids=_to_bytes_or_none("support_ids", completion.support_ids, _INTS),
+        teacher_logprobs=_to_bytes_or_none(
+            "teacher_logprobs", completion.teacher_logprobs, _FLOATS
+        ),
+        attachments=completion.attachments,
+    )
+    return None if extras == _NO_VALUES else extras
 
 
 def _fields_of(completion: Completion) -> CompletionFields:
@@ -193,11 +213,7 @@ def _fields_of(completion: Completion) -> CompletionFields:
         versions=versions,
         fences=fences,
         branches=completion.branches,
-        experts=_optional("experts", completion.experts, _BYTES, ndim=2),
-        support_sizes=_optional("support_sizes", completion.support_sizes, _INTS),
-        support_ids=_optional("support_ids", completion.support_ids, _INTS),
-        teacher_logprobs=_optional("teacher_logprobs", completion.teacher_logprobs, _FLOATS),
-        attachments=completion.attachments,
+        extras=_completion_extras(completion),
     )
 
 
@@ -211,12 +227,21 @@ def _completion_of(fields: CompletionFields) -> Completion:
         ),
         fences=tuple([FenceRun(*run) for run in fields.fences]),
         branches=fields.branches,
-        experts=_experts_of(fields.experts, len(fields.mask)),
-        support_sizes=_optional_array(fields.support_sizes, _INTS),
-        support_ids=_optional_array(fields.support_ids, _INTS),
-        teacher_logprobs=_optional_array(fields.teacher_logprobs, _FLOATS),
-        attachments=fields.attachments,
+        **_values_of(fields),
     )
+
+
+def _values_of(fields: CompletionFields) -> dict[str, Any]:
+    """Read the optional fields of a completion, by their names."""
+    if (extras := fields.extras) is None:
+        return {}
+    return {
+        "experts": _to_experts(extras.experts, len(fields.mask)),
+        "support_sizes": _to_array_or_none(extras.support_sizes, _INTS),
+        "support_ids": _to_array_or_none(extras.support_ids, _INTS),
+        "teacher_logprobs": _to_array_or_none(extras.teacher_logprobs, _FLOATS),
+        "attachments": extras.attachments,
+    }
 
 
 def _real(value: float) -> float:
@@ -245,7 +270,7 @@ def _to_bytes(name: str, array: object, dtype: np.dtype[Any]) -> memoryview:
     return np.ascontiguousarray(array, dtype).data
 
 
-def _optional(
+def _to_bytes_or_none(
     name: str, array: np.ndarray | None, dtype: np.dtype[Any], *, ndim: int = 1
 ) -> memoryview | None:
     if array is None:
@@ -255,11 +280,11 @@ def _optional(
     return _to_bytes(name, array, dtype)
 
 
-def _optional_array(values: memoryview | None, dtype: np.dtype[Any]) -> np.ndarray | None:
+def _to_array_or_none(values: memoryview | None, dtype: np.dtype[Any]) -> np.ndarray | None:
     return None if values is None else _to_array(values, dtype)
 
 
-def _experts_of(values: memoryview | None, num_tokens: int) -> np.ndarray | None:
+def _to_experts(values: memoryview | None, num_tokens: int) -> np.ndarray | None:
     return None if values is None else _to_array(values, _BYTES).reshape(num_tokens, -1)
 
 

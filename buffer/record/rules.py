@@ -17,7 +17,7 @@ from configs.errors import RecordError
 from configs.settings import RunSettings
 
 from .episode import Attachment, Branch, Episode, longest_paths
-from .wire import CompletionFields, EpisodeExtras, EpisodeFields, refusal
+from .wire import CompletionExtras, CompletionFields, EpisodeExtras, EpisodeFields, refusal
 
 # --------------------------------------------------------------------------------------------------
 # Limits of the episodes of one run: its vocabulary, and the lengths of prompts and completions.
@@ -86,7 +86,11 @@ class EpisodeLimits:
         The prompt of a root is on its path, which may have the tokens of a prompt more. Of a chunk
         that is not the first the tokens before it are not counted.
         """
-        prompted, rooted = longest_paths(branches, length)
+        if branches or length > self.max_completion_tokens:  # nearly all are shorter and have none
+            self._check_paths(*longest_paths(branches, length))
+        self.check_log(length)
+
+    def _check_paths(self, prompted: int, rooted: int) -> None:
         if prompted > self.max_completion_tokens:
             raise RecordError(
                 f"a completion must be at most run.max_completion_tokens = "
@@ -100,7 +104,6 @@ class EpisodeLimits:
                 f"{self.max_completion_tokens}, got {rooted} tokens; its actor runs with other "
                 "settings"
             )
-        self.check_log(length)
 
     def check_log(self, length: int) -> None:
         """Refuse a completion whose branches are too long together; raises as `check_prompt`."""
@@ -144,7 +147,8 @@ def check_episode(fields: EpisodeFields) -> None:
         raise refusal(fields, EpisodeFields, "its numbers must be finite floats")
     if not "".join([fields.inc, *fields.parts, *fields.metrics, *fields.text]).isprintable():
         raise refusal(fields, EpisodeFields, "its names must be printable")
-    check_log(fields.completion.branches)
+    if fields.completion.branches:
+        check_log(fields.completion.branches)
     if fields.extras is not None:
         _check_extras(fields.extras, len(fields.prompt) // 4, len(fields.completion.mask))
 
@@ -161,7 +165,10 @@ def check_completion(fields: CompletionFields) -> None:
     for _, incarnation, _ in fields.fences:
         if not incarnation.isprintable():
             raise refusal(fields, CompletionFields, "its incarnations must be printable")
-    _check_optional(fields)
+    if fields.branches:
+        _check_branches(fields.branches, fields.mask)
+    if fields.extras is not None:
+        _check_values(fields.extras, length)
 
 
 def _check_extras(fields: EpisodeExtras, num_prompt: int, length: int) -> None:
@@ -183,11 +190,8 @@ def _check_extras(fields: EpisodeExtras, num_prompt: int, length: int) -> None:
         )
 
 
-def _check_optional(fields: CompletionFields) -> None:
+def _check_values(fields: CompletionExtras, length: int) -> None:
     """Refuse optional fields of a completion that do not agree with its tokens; raises as above."""
-    length = len(fields.mask)
-    if fields.branches:
-        _check_branches(fields.branches, fields.mask)
     _check_experts("experts", fields.experts, length)
     values = {"support_sizes": fields.support_sizes, "teacher_logprobs": fields.teacher_logprobs}
     for name, array in values.items():
@@ -260,7 +264,7 @@ def check_chunks(chunks: Sequence[CompletionFields]) -> None:
     check_fences([fence for fields in chunks for fence, _, _ in fields.fences])
     full = [fields for fields in chunks if fields.mask]
     for name in ("experts", "support_sizes", "teacher_logprobs"):
-        arrays = [(getattr(fields, name), len(fields.mask)) for fields in full]
+        arrays = [(getattr(fields.extras, name, None), len(fields.mask)) for fields in full]
         check_widths(name, [None if a is None else len(a) // tokens for a, tokens in arrays])
 
 
@@ -319,12 +323,14 @@ def check_numbers(
         )
     if mask != b"\1" * len(mask):  # faster than by numpy
         _check_mixed(np.frombuffer(mask, np.uint8), logprobs)
-    for fields in completions:
-        if fields.support_sizes is not None or fields.teacher_logprobs is not None:
-            _check_optional_numbers(fields, limits)
+    for completion in completions:
+        if completion.extras is not None:
+            _check_extra_numbers(completion.extras, completion.mask, limits)
 
 
-def _check_optional_numbers(fields: CompletionFields, limits: EpisodeLimits) -> None:
+def _check_extra_numbers(
+    fields: CompletionExtras, loss_mask: memoryview, limits: EpisodeLimits
+) -> None:
     if fields.support_sizes is not None and fields.support_ids is not None:
         sizes, ids = (np.frombuffer(x, "<i4") for x in (fields.support_sizes, fields.support_ids))
         if _min(sizes) < 0 or int(sizes.sum(dtype=np.int64)) != len(ids):
@@ -336,7 +342,7 @@ def _check_optional_numbers(fields: CompletionFields, limits: EpisodeLimits) -> 
             raise RecordError(f"support_ids must be >= 0, got {_min(ids)}; the record is refused")
         limits.check_token(int(ids.max(initial=0)))
     if fields.teacher_logprobs is not None:
-        values, mask = np.frombuffer(fields.teacher_logprobs, "<f4"), np.asarray(fields.mask)
+        values, mask = np.frombuffer(fields.teacher_logprobs, "<f4"), np.asarray(loss_mask)
         low, high = float(_min(values)), float(_max(values))
         if not (low > -math.inf and high <= MAX_LOGPROB) or np.any(values[mask == 0]):
             raise RecordError(

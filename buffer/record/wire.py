@@ -61,6 +61,20 @@ _TurnRewards = Annotated[tuple[TurnReward, ...], Meta(max_length=MAX_MESSAGES)]
 _Messages = Annotated[tuple[Message, ...], Meta(max_length=MAX_MESSAGES)]
 
 
+class CompletionExtras(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The optional fields of a completion on the wire, in a map of their own.
+
+    A record without them is read and checked as quickly as if there were none, and its map has the
+    short header of at most 15 fields.
+    """
+
+    experts: memoryview | None = None
+    support_sizes: memoryview | None = None
+    support_ids: memoryview | None = None
+    teacher_logprobs: memoryview | None = None
+    attachments: _Attachments = ()
+
+
 class CompletionFields(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A completion, or a chunk of one, on the wire."""
 
@@ -73,19 +87,11 @@ class CompletionFields(Struct, forbid_unknown_fields=True, omit_defaults=True):
     fences: list[tuple[_Number, _Incarnation, _Number]]
     """Fence, incarnation and first token of each run."""
     branches: _Branches = ()
-    experts: memoryview | None = None
-    support_sizes: memoryview | None = None
-    support_ids: memoryview | None = None
-    teacher_logprobs: memoryview | None = None
-    attachments: _Attachments = ()
+    extras: CompletionExtras | None = None
 
 
 class EpisodeExtras(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The optional fields of an episode on the wire.
-
-    They have a map of their own because msgspec writes a longer header for structs that may have
-    more than 15 fields, also where the fields are left out.
-    """
+    """The optional fields of an episode on the wire, as those of a completion."""
 
     prompt_experts: memoryview | None = None
     prompt_attachments: _Attachments = ()
@@ -266,13 +272,20 @@ _check_attachments = _form_of(
 
 _OPTIONAL: dict[str, object] = {
     field.name: field.default
-    for kind in (CompletionFields, EpisodeExtras, EpisodeFields)
+    for kind in (CompletionFields, CompletionExtras, EpisodeFields, EpisodeExtras)
     for field in fields_of(kind)
     if not field.required
 }
 """Fields that may be left out, by name, and what stands for them then."""
 
 # By the wire's names: the field's name in `Episode`, and its check.
+_COMPLETION_EXTRAS: dict[str, tuple[str, Check]] = {
+    "experts": ("experts", _check_bytes),
+    "support_sizes": ("support_sizes", _check_bytes),
+    "support_ids": ("support_ids", _check_bytes),
+    "teacher_logprobs": ("teacher_logprobs", _check_bytes),
+    "attachments": ("attachments", _check_attachments),
+}
 _COMPLETION: dict[str, tuple[str, Check]] = {
     "schema": ("schema", _check_schema),
     "tokens": ("token_ids", _check_bytes),
@@ -290,13 +303,9 @@ _COMPLETION: dict[str, tuple[str, Check]] = {
         "branches",
         _form_of(_Branches, f"at most {MAX_BRANCHES} branches (start, parent)"),
     ),
-    "experts": ("experts", _check_bytes),
-    "support_sizes": ("support_sizes", _check_bytes),
-    "support_ids": ("support_ids", _check_bytes),
-    "teacher_logprobs": ("teacher_logprobs", _check_bytes),
-    "attachments": ("attachments", _check_attachments),
+    "extras": ("extras", lambda name, value: _check_map(name, value, _COMPLETION_EXTRAS)),
 }
-_EXTRAS: dict[str, tuple[str, Check]] = {
+_EPISODE_EXTRAS: dict[str, tuple[str, Check]] = {
     "prompt_experts": ("prompt_experts", _check_bytes),
     "prompt_attachments": ("prompt_attachments", _check_attachments),
     "turn_rewards": (
@@ -320,7 +329,7 @@ _EPISODE: dict[str, tuple[str, Check]] = {
     "started": ("started_at", _check_real),
     "finished": ("finished_at", _check_real),
     "text": ("metadata", _entries_of(_text_of(MAX_TEXT_CHARS))),
-    "extras": ("extras", lambda name, value: _check_map(name, value, _EXTRAS)),
+    "extras": ("extras", lambda name, value: _check_map(name, value, _EPISODE_EXTRAS)),
 }
 
 
@@ -411,8 +420,9 @@ def _check_plain_completion(fields: CompletionFields) -> None:
     for fence, incarnation, start in fields.fences:
         if not type(fence) is type(start) is int or type(incarnation) is not str:
             raise TypeError("fences have the wrong type")
-    if fields.branches or fields.attachments:
-        _check_plain((fields.branches, fields.attachments))
+    if fields.branches or fields.extras is not None:
+        attachments = () if fields.extras is None else fields.extras.attachments
+        _check_plain((fields.branches, attachments))
 
 
 def _check_plain(value: object) -> None:

@@ -172,6 +172,12 @@ def _in_completion(**changes: object) -> bytes:
     return bytes(msgpack.packb(fields))
 
 
+def _in_values(**changes: object) -> bytes:
+    fields: dict[str, Any] = msgpack.unpackb(encode_episode(FULL))
+    fields["completion"]["extras"] |= changes
+    return bytes(msgpack.packb(fields))
+
+
 def _in_extras(**changes: object) -> bytes:
     fields: dict[str, Any] = msgpack.unpackb(encode_episode(FULL))
     fields["extras"] |= changes
@@ -205,26 +211,26 @@ MESSAGE = [0, "user", "", "", [], ""]
         (_in_completion(branches=[[True, 0]]), "branches must be .*Expected .int., got .bool."),
         (_in_completion(branches={}), "branches must be at most 1024 branches"),
         (_in_completion(branches=[[2, 1]] * (MAX_BRANCHES + 1)), "length <= 1024"),
-        (_in_completion(experts=NO_ROOM), "experts must have 1 to 4096 bytes for each of 6 tokens"),
-        (_in_completion(experts=b""), "experts must have 1 to 4096 bytes"),
-        (_in_completion(experts=b"\x00" * 6 * (MAX_EXPERT_BYTES + 1)), "got 24582 bytes"),
-        (_in_completion(experts=[1] * 6), "experts must be bytes"),
-        (_in_completion(support_sizes=None), "support_ids must come with support_sizes"),
-        (_in_completion(support_ids=None), "support_ids must come with support_sizes"),
-        (_in_completion(support_ids=NO_ROOM), "support_ids must be bytes in multiples of 4"),
-        (_in_completion(support_ids=_ints(1)), "support_sizes must be >= 0 and add up to the 1"),
-        (_in_completion(support_ids=_ints(1, 2, 3, 4, 5, -6)), "support_ids must be >= 0, got -6"),
-        (_in_completion(support_sizes=NO_ROOM), "support_sizes must have 4 bytes for each of 6"),
-        (_in_completion(support_sizes=_ints(-1, 1, 6, 0, 0, 0)), "support_sizes must be >= 0"),
-        (_in_completion(teacher_logprobs=NO_ROOM), "teacher_logprobs must have 4 bytes for each"),
-        (_in_completion(teacher_logprobs=_floats(*[-1] * 6)), "teacher_logprobs must be finite"),
+        (_in_values(experts=NO_ROOM), "experts must have 1 to 4096 bytes for each of 6 tokens"),
+        (_in_values(experts=b""), "experts must have 1 to 4096 bytes"),
+        (_in_values(experts=b"\x00" * 6 * (MAX_EXPERT_BYTES + 1)), "got 24582 bytes"),
+        (_in_values(experts=[1] * 6), "experts must be bytes"),
+        (_in_values(support_sizes=None), "support_ids must come with support_sizes"),
+        (_in_values(support_ids=None), "support_ids must come with support_sizes"),
+        (_in_values(support_ids=NO_ROOM), "support_ids must be bytes in multiples of 4"),
+        (_in_values(support_ids=_ints(1)), "support_sizes must be >= 0 and add up to the 1"),
+        (_in_values(support_ids=_ints(1, 2, 3, 4, 5, -6)), "support_ids must be >= 0, got -6"),
+        (_in_values(support_sizes=NO_ROOM), "support_sizes must have 4 bytes for each of 6"),
+        (_in_values(support_sizes=_ints(-1, 1, 6, 0, 0, 0)), "support_sizes must be >= 0"),
+        (_in_values(teacher_logprobs=NO_ROOM), "teacher_logprobs must have 4 bytes for each"),
+        (_in_values(teacher_logprobs=_floats(*[-1] * 6)), "teacher_logprobs must be finite"),
         (
-            _in_completion(teacher_logprobs=_floats(-1, np.nan, -1, -1, 0, -1)),
+            _in_values(teacher_logprobs=_floats(-1, np.nan, -1, -1, 0, -1)),
             "teacher_logprobs must be finite",
         ),
-        (_in_completion(attachments=[[6, "file", IMAGE]]), "attachments.start must not descend"),
-        (_in_completion(attachments=[[0, "tape", IMAGE]]), "attachments must be at most 1024"),
-        (_in_completion(attachments=[[0, "file", "0f"]]), "attachments must be .*matching regex"),
+        (_in_values(attachments=[[6, "file", IMAGE]]), "attachments.start must not descend"),
+        (_in_values(attachments=[[0, "tape", IMAGE]]), "attachments must be at most 1024"),
+        (_in_values(attachments=[[0, "file", "0f"]]), "attachments must be .*matching regex"),
         (_in_extras(prompt_experts=NO_ROOM), "prompt_experts must have 1 to 4096 bytes"),
         (_in_extras(prompt_attachments=[[3, "file", IMAGE]]), "prompt_attachments.start must"),
         (_in_extras(turn_rewards=[[0, 7, 1.0]]), "turn_rewards must be finite, of tokens up to 6"),
