@@ -25,13 +25,26 @@ from broker.protocol.messages import (
     Lease,
     LeaseRequest,
     Refusal,
+    ReleaseRequest,
     Submission,
     SubmitRequest,
     Verdict,
 )
 from buffer import operations
-from buffer.record.codec import encode_completion, encode_episode
-from buffer.record.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
+from buffer.record.codec import (
+    decode_completion,
+    encode_completion,
+    encode_episode,
+    join_completions,
+)
+from buffer.record.episode import (
+    Branch,
+    Completion,
+    Episode,
+    FenceRun,
+    PolicyVersion,
+    VersionSpan,
+)
 from buffer.store import AsyncStore
 from configs.errors import RecordError, RefusedError
 from tests.broker.support.ring import (
@@ -138,6 +151,27 @@ async def test_what_this_run_can_have_is_taken(redis_url: str, keys: Path) -> No
         record = await actor.submit(submission_of(lease, made(lease, MOST)))
 
     assert chunk.verdicts[0].verdict is record.verdicts[0].verdict is Verdict.OK
+
+
+@in_loop
+async def test_branches_are_taken_in_chunks_and_in_a_record(redis_url: str, keys: Path) -> None:
+    """The next holder gets the chunks as they were, with a parent before its chunk."""
+    first, second = (Branch(2, 1),), (Branch(0, -2), Branch(3, 1))
+    async with ring(redis_url, keys) as running:
+        await begin(running.store, groups=1, vocabulary=VOCABULARY)
+        await publish(running.store, FIRST)
+        actor = await running.actor()
+        lease = await one_lease(actor)
+
+        await actor.beat(beat_of(lease, made(lease, 4, branches=first)))
+        chunk = await actor.beat(beat_of(lease, made(lease, 4, branches=second), 4))
+        await actor.release(ReleaseRequest(((lease.task_id, lease.fence),)))
+        again = await one_lease(actor)
+        stored = join_completions([decode_completion(chunk) for chunk in again.chunks])
+        record = await actor.submit(submission_of(again, stored))
+
+    assert chunk.verdicts[0].verdict is record.verdicts[0].verdict is Verdict.OK
+    assert stored.branches == (Branch(2, 1), Branch(4, 2), Branch(7, 5))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from broker.protocol.messages import TaskSpec
 from buffer import operations
 from buffer.operations.values import BeatLine, NewTask, Rating, SubmitLine
 from buffer.record.codec import encode_completion, encode_episode
+from buffer.record.episode import Branch
 from buffer.store import Store
 from configs.loader import save
 from configs.secrets import write_secret
@@ -56,7 +57,8 @@ def folder(tmp_path, redis_url):
         store.run(operations.claim(lineage, 1, 1))
         store.run(operations.abandon(lineage, 1, "poison", to_dead_letters=True))
         store.run(operations.submit(rows[2:]))
-        chunk = encode_completion(example_episode(tokens=2).completion)
+        branched = replace(example_episode(tokens=2).completion, branches=(Branch(1, 0),))
+        chunk = encode_completion(branched)
         line = BeatLine(tasks[4].task_id, tasks[4].fence, 0, 2, chunk)
         store.run(operations.beat(ttl_ms=60_000, lines=[line]))
         failure = (tasks[4].task_id, tasks[4].fence, "data", "reward raised [red]KeyError")
@@ -137,6 +139,7 @@ def test_a_dead_letter_is_shown_with_all_that_it_keeps(folder):
     failed, poisonous = ask_json("dead", "show", folder, 4), ask_json("dead", "show", folder, 0)
 
     assert (failed["tokens"], failed["token_ids"], failed["last holder"]) == (2, [0, 1], "host-1")
+    assert failed["branches"] == [[1, 0]] and "branches" not in poisonous
     assert failed["spec index"] == 7
     assert (poisonous["reward"], poisonous["metadata answer"]) == (0.25, "cba")
     assert "poison" in ask("dead", "show", folder, 0)
