@@ -20,6 +20,7 @@ from learner.checkpointing.checkpoint import BackgroundSave, Checkpoints
 from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.resume import StartState
 from learner.data.batch import BatchPlan
+from learner.data.policy_lag import mask_stale
 from learner.data.records import Records
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
@@ -135,8 +136,8 @@ class FollowerRank:
 
     def next_batch(
         self,
-        step: int,  # noqa: ARG002 - as every coordinator
-        microbatch_tokens: int,  # noqa: ARG002
+        step: int,
+        microbatch_tokens: int,  # noqa: ARG002 - as every coordinator
     ) -> tuple[BatchPlan, list[Episode]] | None:
         """Receive the plan of batch `step`, and read this rank's episodes; None to stop.
 
@@ -150,7 +151,11 @@ class FollowerRank:
             return None
         plan = BatchPlan.decode(message)
         with phase("fetch"):
-            return plan, self._records.episodes(plan.task_ids_of(self._ranks.data_rank))
+            episodes = self._records.episodes(plan.task_ids_of(self._ranks.data_rank))
+        lineages = self._start.lineages
+        return plan, mask_stale(
+            episodes, plan.mask, step=step, lineages=lineages, reused=plan.reused
+        )
 
     def advance(self, step: int) -> None:
         """Do nothing: rank 0 does it."""

@@ -158,6 +158,7 @@ class RankZero:
             num_minibatches=self._algorithm.num_minibatches,
             cost=self._cost,
         )
+        plan = replace(plan, mask=batch.mask, reused=tuple(batch.uses))
         self._ranks.broadcast(plan.encode())
         self._batch, self._claimed_at = batch, time.monotonic()
         by_id = {episode.task_id: episode for episode in batch.episodes}
@@ -173,7 +174,7 @@ class RankZero:
         """Count the trained batch, and write its figures and samples into the run's files."""
         batch, self._batch = self._batch, None
         assert batch is not None, "a batch is trained after it was claimed"
-        self._samples.keep_batch(batch.step, batch.episodes)
+        self._samples.keep_batch(batch.step, batch.sampled)
         line = self._batch_log.record(
             batch,
             trained,

@@ -17,13 +17,14 @@ from .operation import (
     Reply,
     ScriptCall,
     Steps,
+    encode_mask,
     nothing,
     parse_claim,
     repeated,
     single,
     sliced,
 )
-from .values import Claim, Rating, ReusedUnit
+from .values import Claim, Rating, ReusedUnit, StaleMask
 
 RECORDS_PER_CALL, FIRST_RECORDS = 64, 4
 """Most records of a reply, and how many are asked for before their sizes are known."""
@@ -146,13 +147,16 @@ def abandon(lineage: int, k: int, reason: str, *, to_dead_letters: bool = False)
     return repeated("abandon", (lineage, k, reason, SLICE, int(to_dead_letters)))
 
 
-def seal(lineage: int, k: int, ratings: Sequence[Rating] = ()) -> Operation[int]:
+def seal(
+    lineage: int, k: int, ratings: Sequence[Rating] = (), *, mask: StaleMask | None = None
+) -> Operation[int]:
     """Freeze batch k, so that every replay of it is the same; return the number of its units.
 
-    Units with a rating are kept for reuse when the batch is committed.
+    Units with a rating are kept for reuse when the batch is committed. The mask is part of the
+    claim until then.
     """
     rows = ((r.group_id, f"{r.uses} {r.born} {r.rank:.17g}") for r in ratings)
-    return single("seal", (lineage, k, *(x for row in rows for x in row)), int)
+    return single("seal", (lineage, k, encode_mask(mask), *(x for row in rows for x in row)), int)
 
 
 def advance(lineage: int, k: int) -> Operation[None]:

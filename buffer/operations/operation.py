@@ -24,6 +24,7 @@ from .values import (
     EvalCounts,
     LeaseAnswer,
     LeasedTask,
+    StaleMask,
     Stats,
     StoredPublication,
 )
@@ -176,13 +177,19 @@ def parse_beats(replies: list[Reply]) -> list[BeatVerdict]:
     ]
 
 
+def encode_mask(mask: StaleMask | None) -> str:
+    """Write what a batch is sealed with: its mask, or 1 for none."""
+    return "1" if mask is None else " ".join(map(str, mask))
+
+
 def parse_claim(reply: Reply, units: int) -> Claim:
     """Parse the last reply of claim.lua, for a batch of `units`."""
     if reply[0] == b"CLOSED":
         return Claim(sealed=False, complete=False, starts=0, units=[])
     sealed, starts = bool(reply[1]), reply[2]
+    mask = StaleMask(*map(int, reply[1].split())) if b" " in reply[1] else None
     held = [ClaimedUnit(int(unit[0]), [int(task) for task in unit[1:]]) for unit in reply[3:]]
-    return Claim(sealed, sealed or len(held) >= units, starts, held)
+    return Claim(sealed, sealed or len(held) >= units, starts, held, mask)
 
 
 def parse_publication(reply: Reply) -> StoredPublication | None:

@@ -12,6 +12,7 @@ from .operation import (
     Reply,
     ScriptCall,
     Steps,
+    encode_mask,
     nothing,
     parse_actors,
     parse_publication,
@@ -20,7 +21,15 @@ from .operation import (
     single,
     sliced,
 )
-from .values import ActorSeen, LeasingPauses, RedisMemory, Stats, StoredPublication, SuspendedKey
+from .values import (
+    ActorSeen,
+    LeasingPauses,
+    RedisMemory,
+    StaleMask,
+    Stats,
+    StoredPublication,
+    SuspendedKey,
+)
 
 LAYOUT = "2"
 """Layout of the keys: a run goes on only under scripts of the same layout."""
@@ -194,7 +203,12 @@ def confirm(run_id: str) -> Operation[str]:
 
 
 def reconcile(
-    lineage: int, k: int, group_ids: Sequence[int], *, sealed: bool = True
+    lineage: int,
+    k: int,
+    group_ids: Sequence[int],
+    *,
+    sealed: bool = True,
+    mask: StaleMask | None = None,
 ) -> Operation[int]:
     """Restore the units that batch k was trained on, in order; return how many had to move.
 
@@ -203,12 +217,13 @@ def reconcile(
     Committed units are left alone, and so are dead members: the batch was trained without them.
     """
     total = len(group_ids)
+    seal = encode_mask(mask) if sealed else ""
 
     def steps() -> Steps[int]:
         moved = 0
         for first in range(0, max(total, 1), UNITS_PER_CALL):
             part = group_ids[first : first + UNITS_PER_CALL]
-            moved += yield ScriptCall("reconcile", (lineage, k, total, int(sealed), first, *part))
+            moved += yield ScriptCall("reconcile", (lineage, k, total, seal, first, *part))
         return moved
 
     return Operation("reconcile", steps)

@@ -237,6 +237,21 @@ class ClaimedUnit(NamedTuple):
     task_ids: list[int]
 
 
+class StaleMask(NamedTuple):
+    """Tokens that a sealed batch does not train, by their lag. Producer and consumer: the learner.
+
+    It is sealed with the batch, so that a replay masks the same tokens: a later lineage would count
+    other lags, and settings may change between two lives of the learner.
+    """
+
+    lineage: int
+    """Lineage that sealed the batch, in which lags are counted."""
+    max_lag: int
+    """Largest lag of a trained token of new units, batches."""
+    reused_max_lag: int
+    """The same of reused units, batches."""
+
+
 class Claim(NamedTuple):
     """The units of batch k at present."""
 
@@ -247,6 +262,8 @@ class Claim(NamedTuple):
     """Lives of the learner that began with the batch since it was last trained."""
     units: list[ClaimedUnit]
     """Its units, oldest first; of an incomplete batch only those that are new to the caller."""
+    mask: StaleMask | None = None
+    """The mask that it was sealed with, if any."""
 
 
 class Rating(NamedTuple):

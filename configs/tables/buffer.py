@@ -68,10 +68,12 @@ class BufferSettings(SettingsTable):
     Otherwise prompts with long answers, which are late more often, would be lost more often.
 
     Set it to false when prompts that were dropped once should not be sampled again."""
-    on_stale: Literal["drop", "train"] = "drop"
-    """Treatment of a group older than `run.max_policy_lag` when it is claimed.
+    on_stale: Literal["drop", "mask", "train"] = "drop"
+    """Treatment of tokens older than `run.max_policy_lag` when their group is claimed: drop the
+    group, mask them and train its other tokens, or train all.
 
-    Set it to `train` when dropped groups cost more than their staleness."""
+    Set it to `mask` when long episodes are dropped for their first tokens, to `train` when masked
+    tokens cost more than their staleness."""
 
 
 class ReplaySettings(SettingsTable):
@@ -103,6 +105,7 @@ class ReplaySettings(SettingsTable):
     Raise it when groups are expensive to sample."""
     max_lag: Positive = 100
     """Most batches by which a kept group's oldest trained token may lag; older groups are dropped.
+    With `buffer.on_stale: mask` older tokens are masked, and groups without a newer one dropped.
 
     Lower it when old groups disturb training (`effective_sample_size` is low)."""
     max_bytes: Positive = 256 * 2**20

@@ -282,6 +282,8 @@ class _LiveViewParts:
         lag = [f"{number_or_dash(progress.policy_lag, '{:.2f}')} batches"]
         if progress.policy_lag_max is not None:
             lag.append(f"at most {progress.policy_lag_max}")
+        if progress.fresh_trained is not None and progress.fresh_trained < 1:
+            lag.append(f"{progress.fresh_trained:.1%} of fresh tokens trained")
         # The wait comes first, as it is the one that asks for another number of actors.
         phases = sorted(progress.phases.items(), key=lambda phase: phase[0] != "wait")
         time = [f"{name} {share:.0%}" for name, share in phases if share >= LEAST_SHARE]

@@ -179,6 +179,8 @@ class Progress:
     """Mean lag of the newest batch, batches."""
     policy_lag_max: int | None = None
     """Largest lag of a token of the newest batch, batches."""
+    fresh_trained: float | None = None
+    """Share of the fresh tokens of the newest batch that were trained."""
     idle_fraction: float | None = None
     """Share of the last batches' time in which the learner waited for episodes."""
     phases: dict[str, float] = field(default_factory=dict)
@@ -318,6 +320,7 @@ def summarise(rows: list[Row], results: Mapping[int, HeldOut], *, steps: int) ->
         else None,
         policy_lag=number(rows[-1], "policy_lag_mean"),
         policy_lag_max=int(number(rows[-1], "policy_lag_max")),
+        fresh_trained=number(rows[-1], "fresh_trained_fraction", default=1.0),
         idle_fraction=min(1.0, sum(number(row, "wait_s") for row in timed) / wall_s)
         if is_timed
         else None,

@@ -160,6 +160,8 @@ class Microbatch:
     """Number of each token's episode, ascending: 0 to B - 1. Shape [N], int64."""
     rewards_B: Tensor
     """Reward of each episode. Shape [B], float32."""
+    oldest_lags_B: Tensor
+    """Policy lag of each episode's oldest token, trained or not, batches. Shape [B], int64."""
     minibatch: int
     """Index of its optimizer step within an epoch, from 0."""
     trajectories_N: Tensor | None = None
@@ -246,6 +248,7 @@ def empty_microbatch(minibatch: int = 0) -> Microbatch:
         lags_N=nothing.long(),
         episodes_N=nothing.long(),
         rewards_B=torch.zeros(1),
+        oldest_lags_B=torch.zeros(1, dtype=torch.int64),
         minibatch=minibatch,
     )
 

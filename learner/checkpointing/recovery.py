@@ -145,7 +145,7 @@ def _reassert_batches(store: RunsOperations, run: RunSettings, facts: LedgerSnap
         if claim.k <= facts.checkpoint_step:
             store.run(operations.reconcile(lineage, claim.k, ()))
     for k, groups in sorted(facts.batches.items()):
-        store.run(operations.reconcile(lineage, k, groups))
+        store.run(operations.reconcile(lineage, k, groups, mask=facts.masks.get(k)))
     store.run(operations.advance(lineage, facts.step))
     store.run(operations.commit(lineage, facts.checkpoint_step))
     return len(forgotten)

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import torch
 
+from buffer.operations.values import StaleMask
 from buffer.record.episode import Episode, stretches, trajectories
 from configs.errors import RecordError
 from configs.settings import AlgorithmSettings
@@ -55,6 +56,10 @@ class BatchPlan:
     rows: tuple[PlanRow, ...]
     counts: tuple[MinibatchSize, ...]
     """Counts of each minibatch."""
+    mask: StaleMask | None = None
+    """The mask that the batch was sealed with."""
+    reused: tuple[int, ...] = ()
+    """Groups that are trained again."""
 
     def task_ids_of(self, rank: int) -> list[int]:
         """List the tasks whose episodes a rank trains."""
@@ -289,6 +294,7 @@ def _concatenate(rows: Sequence[_Row]) -> Microbatch:
         lags_N=torch.from_numpy(lags_N.astype(np.int64)),
         episodes_N=torch.from_numpy(np.repeat(np.arange(len(rows)), repeats)),
         rewards_B=torch.tensor([row.episode.reward for row in rows], dtype=torch.float32),
+        oldest_lags_B=torch.tensor([row.lags.max(initial=0) for row in rows], dtype=torch.int64),
         minibatch=rows[0].planned.minibatch,
         trajectories_N=_trajectories(rows, masks),
     )

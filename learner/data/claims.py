@@ -10,13 +10,14 @@ judged as they arrive, so that decoding is nearly done when the last one is in.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import structlog
 
 from buffer import operations
-from buffer.operations.values import Claim, ClaimedUnit, Stats
+from buffer.operations.values import Claim, ClaimedUnit, StaleMask, Stats
 from buffer.record.episode import Episode
 from configs.errors import DeadlineError, DeterminismError, RecordError
 from configs.settings import (
@@ -33,6 +34,7 @@ from learner.stopping import take_left_batch
 
 from .group_filter import IMPOSSIBLE, STALE, UNREADABLE, DropCounts, GroupFilter
 from .ledger import Ledger
+from .policy_lag import FreshTokens, Int64, mask_stale, trained_lags
 from .records import Records, missing_parts
 from .retrying_store import RetryingStore
 from .reuse import Reuse, ReusedGroup
@@ -52,7 +54,13 @@ class ClaimedBatch:
     step: int
     episodes: tuple[Episode, ...]
     """Episodes in the order of the claim: oldest unit first, members by id; then those of groups
-    that are trained again. Rewards are shaped."""
+    that are trained again. Rewards are shaped, and stale tokens masked."""
+    sampled: tuple[Episode, ...]
+    """The same episodes before stale tokens are masked."""
+    mask: StaleMask | None
+    """The mask that it was sealed with."""
+    tokens: FreshTokens
+    """Tokens of its new groups, and of groups dropped as stale while it filled."""
     is_replay: bool
     """Whether an earlier life of the learner sealed it."""
     filtered_groups: int = 0
@@ -104,7 +112,13 @@ class Claims:
             run, buffer, algorithm, ledger=ledger, vocabulary=vocabulary, rewards=rewards
         )
         self._records = Records(store, run, buffer, rewards)
-        self._reuse = Reuse(store, run, replay, ledger=ledger, records=self._records)
+        is_masking = buffer.on_stale == "mask"
+        self._mask = (
+            StaleMask(ledger.lineage, run.max_policy_lag, replay.max_lag) if is_masking else None
+        )
+        self._reuse = Reuse(
+            store, run, replay, ledger=ledger, records=self._records, is_masking=is_masking
+        )
         self._recoveries = store.recoveries
         self._started: int | None = None
         self._left = take_left_batch(run.folder)
@@ -168,18 +182,18 @@ class Claims:
         if bad or not claim.complete:
             return None
         reused = self._reuse.draw(step)
-        if not self._pin(step, claim, reused):
+        if not self._pin(step, claim, reused, self._mask):
             return None
         ratings = self._reuse.rate(step, self._episodes)
-        self._store.run(operations.seal(self._lineage, step, ratings))
-        return self._assemble(step, claim.units, reused, is_replay=False)
+        self._store.run(operations.seal(self._lineage, step, ratings, mask=self._mask))
+        return self._assemble(step, claim.units, reused, mask=self._mask, is_replay=False)
 
-    def _pin(self, step: int, claim: Claim, reused: Iterable[int]) -> bool:
+    def _pin(self, step: int, claim: Claim, reused: Iterable[int], mask: StaleMask | None) -> bool:
         """Pin the batch in the ledger; False if the store was rewound meanwhile."""
         with self._store.lock:
             if self._recoveries != self._store.recoveries:
                 return False
-            self._ledger.hold(step, (unit.group_id for unit in claim.units), reused)
+            self._ledger.hold(step, (unit.group_id for unit in claim.units), reused, mask)
             return True
 
     def _check_deadline(self) -> None:
@@ -306,9 +320,9 @@ class Claims:
                 )
             self._episodes[unit.group_id] = episodes
         reused = self._reuse.replay(step)
-        if not self._pin(step, claim, reused):
+        if not self._pin(step, claim, reused, claim.mask):
             return None
-        return self._assemble(step, claim.units, reused, is_replay=True)
+        return self._assemble(step, claim.units, reused, mask=claim.mask, is_replay=True)
 
     def _assemble(
         self,
@@ -316,21 +330,51 @@ class Claims:
         units: Iterable[ClaimedUnit],
         reused: Mapping[int, ReusedGroup],
         *,
+        mask: StaleMask | None,
         is_replay: bool,
     ) -> ClaimedBatch:
-        episodes = [episode for unit in units for episode in self._episodes[unit.group_id]]
+        sampled = [episode for unit in units for episode in self._episodes[unit.group_id]]
         self._episodes.clear()
-        episodes += [episode for group in reused.values() for episode in group.episodes]
-        uses = {group_id: group.uses for group_id, group in reused.items()}
-        missing = missing_parts(episodes, self._rewards)
+        sampled += [episode for group in reused.values() for episode in group.episodes]
+        lineages = self._ledger.lineages
+        episodes = mask_stale(sampled, mask, step=step, lineages=lineages, reused=reused)
         return ClaimedBatch(
             step,
             tuple(episodes),
-            is_replay,
-            self._filter.num_filtered,
-            uses,
-            missing,
+            sampled=tuple(sampled),
+            mask=mask,
+            tokens=self._count_fresh(step, sampled, episodes, reused, mask),
+            is_replay=is_replay,
+            filtered_groups=self._filter.num_filtered,
+            uses={group_id: group.uses for group_id, group in reused.items()},
+            missing_parts=missing_parts(episodes, self._rewards),
             in_order=self._in_order,
+        )
+
+    def _count_fresh(
+        self,
+        step: int,
+        sampled: Iterable[Episode],
+        trained: Iterable[Episode],
+        reused: Container[int],
+        mask: StaleMask | None,
+    ) -> FreshTokens:
+        """Count the tokens of new groups, and of groups dropped as stale while the batch filled."""
+        lineage = self._lineage if mask is None else mask.lineage
+
+        def lags_of(episodes: Iterable[Episode]) -> Int64:
+            new = (episode for episode in episodes if episode.group_id not in reused)
+            return trained_lags(new, step, lineage, self._ledger.lineages)
+
+        trained_N, new_N = lags_of(trained), lags_of(sampled)
+        sampled_N = np.concatenate([new_N, self._filter.stale_lags_N])
+        bound = self._run.max_policy_lag
+        return FreshTokens(
+            sampled=len(sampled_N),
+            trained=len(trained_N),
+            masked=len(new_N) - len(trained_N),
+            fresh=int(np.count_nonzero(sampled_N <= bound)),
+            fresh_trained=int(np.count_nonzero(trained_N <= bound)),
         )
 
 

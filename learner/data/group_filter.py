@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import structlog
 
 from buffer.record.episode import Episode, PolicyVersion
@@ -18,7 +19,7 @@ from configs.settings import AlgorithmSettings, BufferSettings, RewardSettings, 
 
 from .grades import ACCURACY, EXACT, weighs_exact
 from .ledger import Ledger
-from .policy_lag import oldest_lag
+from .policy_lag import trained_lags
 from .records import OVERLONG
 
 # --------------------------------------------------------------------------------------------------
@@ -91,7 +92,8 @@ class GroupFilter:
         vocabulary: int,
         rewards: RewardSettings | None = None,
     ) -> None:
-        self._max_policy_lag = None if buffer.on_stale == "train" else run.max_policy_lag
+        self._max_policy_lag = run.max_policy_lag
+        self._on_stale = buffer.on_stale
         self._is_filtering = algorithm.filter_zero_variance
         self._metric = algorithm.filter_metric
         self._trains_exact = rewards is None or weighs_exact(rewards)
@@ -100,10 +102,13 @@ class GroupFilter:
         self._limits = EpisodeLimits.for_run(run, vocabulary=vocabulary)
         self.num_filtered = 0
         """Groups of equal rewards dropped from the present batch."""
+        self.stale_lags_N = np.zeros(0, dtype=np.int64)
+        """Lags of the sampled tokens of groups dropped from it as stale."""
 
     def begin_batch(self) -> None:
-        """Start counting groups of equal rewards for another batch."""
+        """Start counting dropped groups for another batch."""
         self.num_filtered = 0
+        self.stale_lags_N = self.stale_lags_N[:0]
 
     def reason_to_drop(self, step: int, episodes: Sequence[Episode]) -> str | None:
         """Name the reason not to train a group in batch `step`; None to train it.
@@ -160,10 +165,15 @@ class GroupFilter:
         return False
 
     def _is_stale(self, step: int, episodes: Sequence[Episode]) -> bool:
-        if self._max_policy_lag is None:
+        """Find groups with a stale token; where those are masked, groups without a fresh one."""
+        lags_N = trained_lags(episodes, step, self._ledger.lineage, self._ledger.lineages)
+        if self._on_stale == "train" or not len(lags_N):
             return False
-        lineage, lineages = self._ledger.lineage, self._ledger.lineages
-        return any(oldest_lag(e, step, lineage, lineages) > self._max_policy_lag for e in episodes)
+        decisive = lags_N.min() if self._on_stale == "mask" else lags_N.max()
+        if decisive <= self._max_policy_lag:
+            return False
+        self.stale_lags_N = np.concatenate([self.stale_lags_N, lags_N])
+        return True
 
 
 def _check_version(episode: Episode, newest: PolicyVersion) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from broker.protocol.messages import Publication
+from buffer.operations.values import StaleMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class LedgerSnapshot:
     """Groups of the batches since then: k -> trained, or k = step + 1, held."""
     reused: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Groups that those batches train again."""
+    masks: Mapping[int, StaleMask | None] = field(default_factory=dict)
+    """Masks that those batches are sealed with."""
     second_tries: Mapping[int, int] = field(default_factory=dict)
     """Group -> the dropped group whose prompt it asks again."""
     waiting: tuple[int, ...] = ()
@@ -78,13 +81,20 @@ class Ledger:
         """The facts as they are now."""
         return self._facts
 
-    def hold(self, k: int, group_ids: Iterable[int], reused: Iterable[int] = ()) -> None:
-        """Note the groups that batch k is about to be sealed with: new ones, and reused ones."""
+    def hold(
+        self,
+        k: int,
+        group_ids: Iterable[int],
+        reused: Iterable[int] = (),
+        mask: StaleMask | None = None,
+    ) -> None:
+        """Note what batch k is about to be sealed with: new groups, reused ones, and the mask."""
         with self._lock:
             self._facts = replace(
                 self._facts,
                 batches={**self._facts.batches, k: tuple(group_ids)},
                 reused={**self._facts.reused, k: tuple(reused)},
+                masks={**self._facts.masks, k: mask},
             )
 
     def advance(self, step: int) -> None:
@@ -102,6 +112,7 @@ class Ledger:
                 checkpointed=facts.groups_up_to(step),
                 batches={k: groups for k, groups in facts.batches.items() if k > step},
                 reused={k: groups for k, groups in facts.reused.items() if k > step},
+                masks={k: mask for k, mask in facts.masks.items() if k > step},
             )
 
     def ask_again(self, group_ids: Iterable[int]) -> list[int]:

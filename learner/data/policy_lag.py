@@ -9,18 +9,48 @@ counts both sides of the fork:
 
 where fork is the earliest step at which any later lineage, up to the learner's own, left the
 branch.
+
+A token is fresh up to the bound of its batch, and stale beyond it. With `buffer.on_stale: mask`
+stale tokens stay in their rows as context, and their loss mask is 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from buffer.operations.values import StaleMask
 from buffer.record.episode import Episode, PolicyVersion
 
 Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class FreshTokens:
+    """Sampled tokens of new groups and of groups dropped as stale, and what became of them."""
+
+    sampled: int = 0
+    trained: int = 0
+    masked: int = 0
+    """Tokens of trained groups that were masked as stale."""
+    fresh: int = 0
+    """Tokens within `run.max_policy_lag` at their claim."""
+    fresh_trained: int = 0
+
+    def __add__(self, other: FreshTokens) -> FreshTokens:
+        """Add the tokens of another batch."""
+        return FreshTokens(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+    def figures(self) -> dict[str, float]:
+        """Return what the lag bound cost; docs/metrics.md has the meaning of each figure."""
+        return {
+            "fresh_trained_fraction": self.fresh_trained / self.fresh if self.fresh else 1.0,
+            "sampled_trained_fraction": self.trained / self.sampled if self.sampled else 1.0,
+            "stale_masked_tokens": self.masked,
+        }
 
 
 def policy_lag(
@@ -56,8 +86,48 @@ def token_lags(episode: Episode, step: int, lineage: int, lineages: Mapping[int,
     return lags_T
 
 
+def trained_lags(
+    episodes: Iterable[Episode], step: int, lineage: int, lineages: Mapping[int, int]
+) -> Int64:
+    """Compute the lags of the trained tokens of episodes, batches. Shape [N]."""
+    lags = [
+        token_lags(episode, step, lineage, lineages)[episode.completion.loss_mask.astype(bool)]
+        for episode in episodes
+    ]
+    return np.concatenate(lags) if lags else np.zeros(0, dtype=np.int64)
+
+
 def oldest_lag(episode: Episode, step: int, lineage: int, lineages: Mapping[int, int]) -> int:
     """Compute the lag of the oldest trained token of an episode; 0 if none is trained."""
-    lags_T = token_lags(episode, step, lineage, lineages)
-    trained_T = episode.completion.loss_mask.astype(bool)
-    return int(lags_T[trained_T].max(initial=0))
+    return int(trained_lags([episode], step, lineage, lineages).max(initial=0))
+
+
+def mask_stale(
+    episodes: Iterable[Episode],
+    mask: StaleMask | None,
+    *,
+    step: int,
+    lineages: Mapping[int, int],
+    reused: Container[int],
+) -> list[Episode]:
+    """Set the loss mask of stale tokens to 0; all else stays, the reward included.
+
+    A function of records and of what was sealed with the batch: whenever and on whichever rank it
+    is computed, the same tokens are masked.
+
+    Args:
+        episodes: Episodes of a sealed batch, all of them or a rank's share.
+        mask: The mask that the batch was sealed with; None = all tokens are trained.
+        step: The batch.
+        lineages: lineage -> step it forked at.
+        reused: Groups of the batch that are trained again.
+    """
+    if mask is None:
+        return list(episodes)
+    masked = []
+    for episode in episodes:
+        bound = mask.reused_max_lag if episode.group_id in reused else mask.max_lag
+        is_fresh_T = token_lags(episode, step, mask.lineage, lineages) <= bound
+        loss_mask = np.where(is_fresh_T, episode.completion.loss_mask, np.uint8(0))
+        masked.append(replace(episode, completion=replace(episode.completion, loss_mask=loss_mask)))
+    return masked

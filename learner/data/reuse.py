@@ -24,7 +24,7 @@ from configs.settings import ReplaySettings, RunSettings
 from configs.validation.store import KEEP_AT_MEMORY
 
 from .ledger import Ledger
-from .policy_lag import oldest_lag
+from .policy_lag import trained_lags
 from .records import Records
 from .retrying_store import RetryingStore
 
@@ -53,12 +53,14 @@ class Reuse:
         *,
         ledger: Ledger,
         records: Records,
+        is_masking: bool,
     ) -> None:
         self._store = store
         self._records = records
         self._run = run
         self._replay = replay
         self._ledger = ledger
+        self._is_masking = is_masking
         self._trimmed_at: float | None = None
         share = self._replay.fraction / (1 - self._replay.fraction)
         groups = max(1, round(share * self._run.groups_per_batch))
@@ -146,8 +148,11 @@ class Reuse:
         return group is not None and self._lag(step, group.episodes) <= self._replay.max_lag
 
     def _lag(self, step: int, episodes: Sequence[Episode]) -> int:
-        ledger = self._ledger
-        return max(oldest_lag(e, step, ledger.lineage, ledger.lineages) for e in episodes)
+        """Return the lag of the token by which a group is judged, as `GroupFilter` does it."""
+        lags_N = trained_lags(episodes, step, self._ledger.lineage, self._ledger.lineages)
+        if not len(lags_N):
+            return 0
+        return int(lags_N.min() if self._is_masking else lags_N.max())
 
 
 def spread(rewards_G: np.ndarray) -> float:

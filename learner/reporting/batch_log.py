@@ -22,6 +22,7 @@ from configs.traces import trace_batch
 from learner.data.claims import ClaimedBatch
 from learner.data.grades import ACCURACY
 from learner.data.group_filter import DropCounts
+from learner.data.policy_lag import FreshTokens
 from learner.training.guards import Alert
 from learner.training.step import TrainedBatch
 
@@ -117,7 +118,7 @@ class BatchLog:
             lineages=self._lineages,
             uses=batch.uses,
         )
-        self._count(figures, trained, times, claimed_at=claimed_at)
+        self._count(batch.tokens, figures, trained, times, claimed_at=claimed_at)
         self._trace(batch, claimed_at=claimed_at)
         alerts = [*alerts, *_missing_parts(batch), *self._tracking.alerts()]
         self._log_alerts(batch.step, alerts)
@@ -140,6 +141,7 @@ class BatchLog:
             "time": time.time(),
             "is_replay": batch.is_replay,
             **asdict(figures),
+            **batch.tokens.figures(),
             "environments": environment_figures(batch.episodes, self._environment_of),
             **_training_figures(trained),
             "alerts": [alert.name for alert in alerts],
@@ -214,10 +216,17 @@ class BatchLog:
         self._tracking.close()
 
     def _count(
-        self, figures: BatchFigures, trained: TrainedBatch, times: StepTimes, *, claimed_at: float
+        self,
+        tokens: FreshTokens,
+        figures: BatchFigures,
+        trained: TrainedBatch,
+        times: StepTimes,
+        *,
+        claimed_at: float,
     ) -> None:
         """Add to the totals; the wait for a life's first batch is start-up, not idleness."""
         totals, now = self.totals, time.monotonic()
+        totals.fresh_tokens += tokens
         totals.add(
             figures,
             skipped=trained.outcome.skipped_steps,

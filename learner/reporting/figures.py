@@ -62,6 +62,9 @@ OFF_POLICY = (
         most=1.0),
     CLIPPED := Plot("Clipped tokens",
         "Share of tokens on which a bound of the loss acted.", least=0.0),
+    TRAINED_SHARE := Plot("Share of tokens trained",
+        "Fresh tokens are within the bound of the policy lag at their claim.", least=0.0,
+        most=1.0),
     LAG := Plot("Policy lag",
         "Batches between the policy that sampled a token and the one that trains it.", least=0.0),
 )  # fmt: skip
@@ -252,6 +255,19 @@ FIGURES = (
         Metric("nyala_learner_policy_lag_max", "gauge", "batches",
             "Largest policy lag of the batch."), ChartLine(LAG, "largest"), live="recent"),
     Figure("policy_lag_histogram", "tokens by lag", "Lag -> trained tokens.", "lag"),
+    Figure("fresh_trained_fraction", "0 to 1", "Share of fresh tokens (within "
+        "`run.max_policy_lag` at their claim) that were trained, over the new groups of the batch "
+        "and the groups dropped as stale while it filled; 1 if there are none.", "lag",
+        Metric("nyala_learner_fresh_trained_ratio", "gauge", "0 to 1",
+            "Share of tokens within the lag bound that were trained."),
+        ChartLine(TRAINED_SHARE, "fresh tokens", is_optional=True), live="newest"),
+    Figure("sampled_trained_fraction", "0 to 1", "Share of all sampled tokens of the same groups "
+        "that were trained.", "lag",
+        chart=ChartLine(TRAINED_SHARE, "all sampled tokens", is_optional=True)),
+    Figure("stale_masked_tokens", "tokens", "Sampled tokens of new groups that were context only "
+        "because they were stale (`buffer.on_stale: mask`).", "lag",
+        Metric("nyala_learner_stale_masked_tokens_total", "counter", "tokens",
+            "Tokens that were context only because they were stale.")),
     Figure("mixed_version_episodes", "episodes",
         "Episodes sampled by more than one policy version.", "lag"),
     Figure("response_length_mean", "tokens", "Completion tokens per episode.", "response",
@@ -265,7 +281,7 @@ FIGURES = (
             "Episodes cut off by the token limit."),
             ChartLine(NO_SIGNAL, "cut off by the token limit")),
     Figure("masked_episodes", "episodes", "Episodes without a trained token, due to overlong "
-        "filtering.", "response"),
+        "filtering or because all of them are stale.", "response"),
     Figure("episodes_by_length", "episodes by name", "Bucket of completion tokens -> episodes; "
         "`dropped_by_length` counts dropped ones.", "response"),
     # Speed, and the phases of a batch.

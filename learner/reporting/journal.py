@@ -67,6 +67,7 @@ def summarise(
         "generation_paused_fraction": round(paused, 4) if paused is not None else None,
         "policy_lag_mean": round(totals.policy_lag_mean, 4),
         "policy_lag_max": totals.policy_lag_max,
+        **{name: round(value, 4) for name, value in totals.fresh_tokens.figures().items()},
         "skipped_steps": totals.skipped_steps,
         "skipped_for_loss": totals.skipped_for_loss,
         "rollbacks": guards.rollbacks,

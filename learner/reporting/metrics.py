@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from buffer.record.episode import Episode
 from learner.data.grades import mean_parts
 from learner.data.group_filter import by_length
-from learner.data.policy_lag import Int64, token_lags
+from learner.data.policy_lag import FreshTokens, trained_lags
 from learner.profiling import TRAINING, PhaseMeasurements
 
 
@@ -70,8 +70,8 @@ def batch_figures(
     rewards = np.array([episode.reward for episode in episodes], dtype=np.float64)
     lengths = [len(episode.completion.token_ids) for episode in episodes]
     reused = [episode for episode in episodes if episode.group_id in uses]
-    lags_N = _trained_lags(episodes, step, lineage, lineages)
-    reused_lags_N = _trained_lags(reused, step, lineage, lineages)
+    lags_N = trained_lags(episodes, step, lineage, lineages)
+    reused_lags_N = trained_lags(reused, step, lineage, lineages)
     return BatchFigures(
         episodes=len(episodes),
         groups=len({episode.group_id for episode in episodes}),
@@ -137,17 +137,6 @@ def _figures_of(episodes: Sequence[Episode]) -> dict[str, float]:
     return figures | ({"accuracy": float(np.mean(exact))} if exact else {})
 
 
-def _trained_lags(
-    episodes: Sequence[Episode], step: int, lineage: int, lineages: dict[int, int]
-) -> Int64:
-    """Policy lags of the trained tokens of episodes, batches. Shape [N]."""
-    lags = [
-        token_lags(episode, step, lineage, lineages)[episode.completion.loss_mask.astype(bool)]
-        for episode in episodes
-    ]
-    return np.concatenate(lags) if lags else np.zeros(0, dtype=np.int64)
-
-
 def _zero_variance_groups(episodes: Sequence[Episode]) -> int:
     rewards: dict[int, set[float]] = defaultdict(set)
     for episode in episodes:
@@ -192,6 +181,8 @@ class Totals:
     policy_lag_sum: float = 0.0
     """Sum of the policy lag over trained tokens."""
     policy_lag_max: int = 0
+    fresh_tokens: FreshTokens = field(default_factory=FreshTokens)
+    """Tokens of the groups of all batches, and of those dropped as stale."""
     skipped_steps: int = 0
     """Optimizer steps skipped because loss or gradient were not finite."""
     skipped_for_loss: int = 0

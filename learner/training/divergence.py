@@ -14,7 +14,7 @@ from torch import Tensor
 
 from configs.settings import AlgorithmSettings
 from learner.algorithm.losses import PolicyLoss
-from learner.algorithm.microbatch import Microbatch, Segments
+from learner.algorithm.microbatch import Microbatch
 from learner.algorithm.reference_kl import ESTIMATORS
 from learner.model.ranks import Ranks
 
@@ -362,8 +362,8 @@ class DivergenceMeter:
         A token after a swap in the midst of its episode was sampled over keys and values of older
         weights (`actors.kv_on_swap`), so that pi is not its mu, whatever its version.
         """
-        segments = Segments(microbatch.episodes_N, len(microbatch.rewards_B))
-        return ~segments.any(microbatch.lags_N != 0) & (not self._has_moved)
+        is_new_B = microbatch.oldest_lags_B == 0
+        return is_new_B[microbatch.episodes_N] & (not self._has_moved)
 
     def _terms(
         self,

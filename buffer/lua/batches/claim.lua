@@ -1,7 +1,7 @@
 --- @include keys
 -- ARGV: lineage, k, units, start (0|1), most tasks to move in one call, units in it that the caller has read,
 -- in order of their ids (0|1)
--- -> {'CLOSED'} | {'MORE'} | {'OK', sealed, starts, {group id, task id, ...}, ...}
+-- -> {'CLOSED'} | {'MORE'} | {'OK', mask it was sealed with ('' = unsealed), starts, {group id, task id, ...}, ...}
 -- Sticky: what batch k has claimed stays in it; until it is sealed, the oldest complete units fill it up.
 -- While it is not full, and the caller knew all that it held, only what this call moved is listed: most
 -- calls move nothing. In order of ids the batch has the k-th units by number and no others, however they came.
@@ -12,7 +12,7 @@ if meta[1] ~= 'RUNNING' then return { 'CLOSED' } end
 local k = ARGV[2]
 if tonumber(k) <= tonumber(meta[2]) then return redis.error_reply('COMMITTED ' .. meta[2]) end
 local claim, state, size = claim_key(k), claim_state_key(k), group_size()
-local sealed = call('HEXISTS', state, 'sealed')
+local sealed = call('HGET', state, 'sealed') or ''
 draw_on_reserve()
 call('ZADD', CLAIMS, k, k)
 if ARGV[4] == '1' then call('HINCRBY', state, 'starts', 1) end
@@ -32,7 +32,7 @@ end
 
 local answer = { 'OK', sealed, tonumber(call('HGET', state, 'starts') or '0') }
 local held = call('ZCARD', claim)
-local missing = sealed == 1 and 0 or tonumber(ARGV[3]) - held
+local missing = sealed ~= '' and 0 or tonumber(ARGV[3]) - held
 if missing > 0 then
   local room = math.min(missing, units_of(ARGV[5], size))
   local oldest = complete_units(room)

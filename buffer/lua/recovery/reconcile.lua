@@ -1,5 +1,5 @@
 --- @include keys, withdrawal
--- ARGV: lineage, k, units of the batch, sealed (0|1), position of the first, then group ids.  -> units moved
+-- ARGV: lineage, k, units of the batch, mask it was sealed with ('' = unsealed), position of the first, then group ids.  -> units moved
 -- The units that batch k has for the learner; wherever this store has them, they move to that claim. Their
 -- records may be gone. Scores below zero keep the learner's order and mark them apart from the rest.
 local refused = refuse_learner(ARGV[1])
@@ -43,6 +43,6 @@ if call('EXISTS', claim) == 0 then
   call('ZREM', CLAIMS, k)
 else
   call('ZADD', CLAIMS, k, k)
-  if ARGV[4] == '1' then call('HSET', claim_state_key(k), 'sealed', 1) end
+  if ARGV[4] ~= '' then call('HSET', claim_state_key(k), 'sealed', ARGV[4]) end
 end
 return moved

@@ -230,7 +230,7 @@ class AdvisorThread:
         self._looks, self._workless = 0, 0
         self.fleet.batch(time.monotonic(), wait_s=seen.wait_s, span_s=seen.span_s)
         return replace(
-            evidence_of(batch.step, batch.episodes, seen.figures, self._vocabulary),
+            evidence_of(batch.step, batch.sampled, seen.figures, self._vocabulary),
             filtered_groups=batch.filtered_groups,
             entropy=divergence.entropy,
             effective_sample_size=divergence.effective_sample_size,

@@ -69,10 +69,12 @@ def groups_dropped(window: Window, settings: Settings, holds_already: bool) -> s
     if not often or share <= (DROPPED_NO_MORE if holds_already else DROPPED):
         return None
     reason, run = counts.most_common(1)[0][0], settings.run
+    on_stale = settings.buffer.on_stale
+    other = "mask" if on_stale == "drop" else "train"
     remedy = (
-        f"raise run.max_policy_lag (now {run.max_policy_lag}), set buffer.on_stale: train (now "
-        f"{settings.buffer.on_stale}), or shorten the longest answers: run.max_completion_tokens "
-        f"(now {run.max_completion_tokens})"
+        f"raise run.max_policy_lag (now {run.max_policy_lag}), set buffer.on_stale: {other} (now "
+        f"{on_stale}), or shorten the longest answers: run.max_completion_tokens (now "
+        f"{run.max_completion_tokens})"
         if reason == "stale"
         else "the learner's log has the cause of each"
     )

@@ -70,12 +70,13 @@ def test_greedy_answers_are_not_ranked_among_sampled_ones():
 
 def test_a_branch_is_named_at_its_first_turn():
     turns = [SampleTurn("policy", "ab", 2), SampleTurn("policy", "cd", 2, branch=1)]
-    console = Console(file=io.StringIO(), width=80)
+    output = io.StringIO()
+    console = Console(file=output, width=80)
 
     print_samples(console, [sample(turns=turns)], full=True)
     print_side_by_side(console, [sample(turns=turns), sample()], full=True)
 
-    assert console.file.getvalue().count("policy, branch from token 1") == 2
+    assert output.getvalue().count("policy, branch from token 1") == 2
 
 
 def test_a_part_of_the_reward_ranks_in_its_place():

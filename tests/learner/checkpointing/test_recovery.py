@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from broker.protocol.messages import Publication
 from buffer import operations
+from buffer.operations.values import StaleMask
 from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from configs.errors import CheckpointError, LostLineage
@@ -105,11 +106,14 @@ def test_recovery_may_be_repeated(store: Store, settings: Settings) -> None:
 
 
 def test_a_batch_held_in_memory_is_claimed_again(store: Store, settings: Settings) -> None:
-    put_right(store, settings, facts_of_step_2(batches={2: (4, 3), 3: (5, 6)}))
+    mask = StaleMask(3, 1, 100)
+    batches = {2: (4, 3), 3: (5, 6)}
+    put_right(store, settings, facts_of_step_2(batches=batches, masks={2: None, 3: mask}))
 
     claim = store.run(operations.claim(3, 3, 2))
 
     assert claim.sealed
+    assert (claim.mask, store.run(operations.claim(3, 2, 2)).mask) == (mask, None)
     assert [unit.group_id for unit in claim.units] == [5, 6]
     assert store.run(operations.stats()).version == 2, "it is not trained yet"
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from broker.protocol.messages import Publication
+from buffer.operations.values import StaleMask
 from buffer.record.episode import PolicyVersion
 from configs.worker import Worker
 from tests.learner.support.tiny_run import new_ledger
@@ -27,7 +28,7 @@ def test_facts_that_were_read_never_change() -> None:
     ledger = new_ledger(1)
     ledger.ask_again([0, 1])
     ledger.create([5])
-    ledger.hold(1, [2], [9])
+    ledger.hold(1, [2], [9], StaleMask(1, 2, 3))
     ledger.open_round(0)
     before, copy = ledger.facts, repr(ledger.facts)
     iterators = [iter(before.second_tries), iter(before.batches), iter(before.open_rounds)]
@@ -47,6 +48,7 @@ def test_facts_that_were_read_never_change() -> None:
     assert ledger.facts.asked_again == {0: 5, 1: 6, 3: 7}
     assert ledger.facts.checkpointed == {2}
     assert (ledger.facts.batches, ledger.facts.reused) == ({2: (4,)}, {2: ()})
+    assert (before.masks, ledger.facts.masks) == ({1: StaleMask(1, 2, 3)}, {2: None})
     assert (ledger.facts.step, ledger.facts.reach, ledger.facts.open_rounds) == (1, 8, {1})
     assert ledger.facts.publication == published
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from buffer.operations.values import StaleMask
 from buffer.record.episode import PolicyVersion
-from learner.data.policy_lag import oldest_lag, policy_lag, token_lags
+from learner.data.policy_lag import mask_stale, oldest_lag, policy_lag, token_lags
 from tests.learner.support.made_episodes import make_episode
 
 # Lineage 1 ran to step 12; 2 forked from it at 10 and ran to 14; 3 forked at 11.
@@ -47,3 +48,28 @@ def test_the_oldest_trained_token_decides() -> None:
 
     assert oldest_lag(masked, 6, 1, {1: 0}) == 1
     assert oldest_lag(trained, 6, 1, {1: 0}) == 5
+
+
+@pytest.mark.parametrize(
+    ("max_lag", "trained"),
+    [(0, [0, 0, 0, 0, 0, 1]), (2, [0, 0, 0, 1, 0, 1]), (4, [0, 1, 0, 1, 0, 1])],
+)
+def test_a_token_at_the_bound_is_trained_and_the_next_older_one_is_context(
+    max_lag: int, trained: list[int]
+) -> None:
+    # An actor with older weights went on from the fifth token.
+    steps = [(0, 0), (1, 1), (3, 3), (0, 4), (5, 5)]
+    versions = [(PolicyVersion(1, step), start) for step, start in steps]
+    episode = make_episode(
+        completion=[8] * 6, mask=[1, 1, 0, 1, 1, 1], versions=versions, reward=0.5
+    )
+
+    [masked] = mask_stale([episode], StaleMask(1, max_lag, 99), step=6, lineages={1: 0}, reused=())
+    [reused] = mask_stale([episode], StaleMask(1, 99, max_lag), step=6, lineages={1: 0}, reused={0})
+    [unmasked] = mask_stale([episode], None, step=6, lineages={1: 0}, reused=())
+
+    assert masked.completion.loss_mask.tolist() == trained
+    assert reused.completion.loss_mask.tolist() == trained
+    assert unmasked is episode
+    assert masked.completion.token_ids is episode.completion.token_ids
+    assert (masked.reward, masked.completion.versions) == (0.5, episode.completion.versions)

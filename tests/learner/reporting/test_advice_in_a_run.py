@@ -82,7 +82,7 @@ def test_advice_ends_with_its_thread_and_training_does_not(
 
     monkeypatch.setattr(advisor._queue, "put", put_and_tell)
     advisor.advice = (Advice("old", "text"),)
-    batch = SimpleNamespace(step=1, episodes=[make_episode()], filtered_groups=0)
+    batch = SimpleNamespace(step=1, sampled=[make_episode()], filtered_groups=0)
     trained, figures = SimpleNamespace(divergence=SimpleNamespace()), SimpleNamespace()
     advisor.start()
 
@@ -126,8 +126,8 @@ def test_actors_are_looked_at_between_batches_and_not_as_one_ends(
         advisor.start()
         for step in range(1, 13):
             wait_until(lambda: watched.looks >= 5)
-            batch: Any = SimpleNamespace(step=step, episodes=[make_episode()], filtered_groups=0)
-            figures = batch_figures(batch.episodes, step=step, lineage=1, lineages={1: 0}, uses={})
+            batch: Any = SimpleNamespace(step=step, sampled=[make_episode()], filtered_groups=0)
+            figures = batch_figures(batch.sampled, step=step, lineage=1, lineages={1: 0}, uses={})
             advisor.see(batch, trained, figures, seconds={"wait": 0.0, "all": 1.0}, dropped={})
             watched.looks = 0
         advisor.close()

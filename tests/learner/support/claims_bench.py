@@ -57,13 +57,15 @@ class Bench:
         first: int = 0,
         version: tuple[int, int] | None = None,
         answered_by: tuple[int, int] | None = None,
+        versions_of: Callable[[int], Sequence[tuple[PolicyVersion, int]]] | None = None,
         prompt: Sequence[int] = (5, 6, 7),
         completion: Sequence[int] = (8, 9),
         reward: Callable[[int], float] = lambda task_id: float(task_id % 2),
     ) -> None:
         """Create `units` groups and let an actor at `version` finish them.
 
-        `answered_by` is what it says its version is, `reward` what it gives for a task.
+        `answered_by` is what it says its version is, `versions_of` the versions of a task's
+        tokens in its place, `reward` what it gives for a task.
         """
         size = self.settings.run.group_size
         ids = range(first * size, (first + units) * size)
@@ -74,13 +76,13 @@ class Bench:
 
         def answer(task_id: int, _spec: TaskSpec) -> Episode:
             group_id = task_id // size
-            span = (PolicyVersion(*(answered_by or version)), 0)
+            spans = [(PolicyVersion(*(answered_by or version)), 0)]
             return make_episode(
                 task_id,
                 group_id=group_id,
                 prompt=prompt,
                 completion=completion,
-                versions=[span],
+                versions=spans if versions_of is None else versions_of(task_id),
                 reward=reward(task_id),
             )
 

@@ -24,15 +24,19 @@ def make_prepared(
     lengths = [1] * len(log_mu_N) if lengths is None else lengths
     assert sum(lengths) == len(log_mu_N)
     nothing_N = torch.zeros(len(log_mu_N), dtype=torch.int64)
+    lags_N = nothing_N if lags_N is None else lags_N
+    episodes_N = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    nothing_B = torch.zeros(len(lengths), dtype=torch.int64)
     microbatch = Microbatch(
         sequences=Sequences.from_token_ids([[0]] * len(lengths)),
         indices_N=nothing_N,
         behaviour_logprobs_N=log_mu_N,
         advantages_N=advantages_N,
         weights_N=weights_N,
-        lags_N=nothing_N if lags_N is None else lags_N,
-        episodes_N=torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)),
+        lags_N=lags_N,
+        episodes_N=episodes_N,
         rewards_B=torch.zeros(len(lengths)),
+        oldest_lags_B=nothing_B.scatter_reduce(0, episodes_N, lags_N, "amax"),
         minibatch=0,
     )
     return PreparedMicrobatch(microbatch, log_prox_N=log_prox_N, log_ratio_bound=log_ratio_bound)

@@ -36,6 +36,7 @@ IS_LOW = [False, False, False, True, False, False]
 IS_HIGH = [True, True, False, False, False, False]
 LOG_RATIOS_TO_REF = [0.1, -0.3, 0.7, 0.0, 1.2, -0.4]
 EPISODES = [0, 0, 1, 2, 2, 2]
+OLDEST_LAGS = [0, 1, 2]
 N = len(LOG_RHOS)
 
 
@@ -50,6 +51,7 @@ def _microbatch(rows: slice = slice(None)) -> Microbatch:
         lags_N=torch.tensor(LAGS[rows]),
         episodes_N=episodes - first,
         rewards_B=torch.zeros(len(set(EPISODES[rows]))),
+        oldest_lags_B=torch.tensor([OLDEST_LAGS[number] for number in sorted(set(EPISODES[rows]))]),
     )
 
 
@@ -118,7 +120,7 @@ def test_a_temperature_that_is_off_shows_in_what_likely_tokens_differ_by(ranks: 
     pi_N, mu_N = pi.gather(1, drawn)[:, 0], mu.gather(1, drawn)[:, 0]
     entropies_N = -(pi.exp() * pi).sum(-1)
     microbatch = replace(
-        _microbatch(), behaviour_logprobs_N=mu_N, lags_N=torch.zeros(N, dtype=torch.int64)
+        _microbatch(), behaviour_logprobs_N=mu_N, oldest_lags_B=torch.zeros(3, dtype=torch.int64)
     )
     meter = DivergenceMeter(AlgorithmSettings(), ranks.device)
 
@@ -252,7 +254,6 @@ def test_the_kl_estimates_are_unbiased(ranks: Ranks) -> None:
         empty_microbatch(),
         behaviour_logprobs_N=row,
         advantages_N=row,
-        lags_N=row,
         episodes_N=row.long(),
     )
     meter = DivergenceMeter(AlgorithmSettings(), ranks.device)

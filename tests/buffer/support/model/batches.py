@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from buffer.operations.values import Claim as ClaimAnswer
-from buffer.operations.values import ClaimedUnit, Rating, ReusedUnit
+from buffer.operations.values import ClaimedUnit, Rating, ReusedUnit, StaleMask
 from tests.buffer.support.model.state import Claim, Kept, Model, Refused, by_age
 
 
@@ -73,7 +73,8 @@ def claim(
     listed = moved if only_moved and in_one_call else batch.in_order()
     found = [ClaimedUnit(unit, model.finished(unit)) for unit in listed]
     complete = batch.is_sealed or len(found) >= units
-    return ClaimAnswer(batch.is_sealed, complete, batch.starts or 0, found)
+    mask = batch.mask if batch.is_sealed else None
+    return ClaimAnswer(batch.is_sealed, complete, batch.starts or 0, found, mask)
 
 
 def drop(model: Model, lineage: int, k: int, units: Sequence[int], reason: str) -> int:
@@ -89,14 +90,16 @@ def _check_unsealed(model: Model, k: int) -> None:
         raise Refused(f"SEALED {k}")
 
 
-def seal(model: Model, lineage: int, k: int, ratings: Sequence[Rating]) -> int:
+def seal(
+    model: Model, lineage: int, k: int, ratings: Sequence[Rating], *, mask: StaleMask | None
+) -> int:
     """Every replay of batch k is the same from now on."""
     model.check_learner(lineage)
     batch = model.claims.get(k)
     if batch is None or not batch.units:
         raise Refused(f"UNCLAIMED {k}")
     batch.ratings |= {r.group_id: (r.uses, r.born, r.rank) for r in ratings}
-    batch.is_sealed = True
+    batch.is_sealed, batch.mask = True, mask
     return len(batch.units)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from buffer.operations.keys import EVAL_BASE
+from buffer.operations.operation import encode_mask
 from tests.buffer.support.model.batches import kept_in_order
 from tests.buffer.support.model.state import Conversation, Model, Task
 
@@ -114,7 +115,7 @@ def _units(model: Model) -> dict[str, Any]:
     for k, batch in model.claims.items():
         found[f"c:{k}"] = _scored(batch.units)
         ratings = {f"keep:{u}": f"{m} {b} {r:.17g}" for u, (m, b, r) in batch.ratings.items()}
-        sealed = 1 if batch.is_sealed else None
+        sealed = encode_mask(batch.mask) if batch.is_sealed else None
         found[f"c:{k}:s"] = _hash({"sealed": sealed, "starts": batch.starts, **ratings})
     return found
 

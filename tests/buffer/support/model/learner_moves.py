@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from buffer import operations
 from buffer.operations.keys import EVAL_BASE
-from buffer.operations.values import Claim, NewTask, Rating
+from buffer.operations.values import Claim, NewTask, Rating, StaleMask
 from tests.buffer.support.model import batches, recovery
 from tests.buffer.support.model.both import Modelled
 
@@ -72,9 +72,10 @@ def seal(h: Modelled) -> None:
         for unit in units
         if h.rng.random() < 0.7
     ]
+    mask = mask_of(lineage, k)
     h.same(
-        operations.seal(lineage, k, ratings),
-        lambda: batches.seal(model, lineage, k, ratings),
+        operations.seal(lineage, k, ratings, mask=mask),
+        lambda: batches.seal(model, lineage, k, ratings, mask=mask),
     )
 
 
@@ -239,6 +240,11 @@ def recreate(h: Modelled) -> None:
 def a_lineage(h: Modelled) -> int:
     """The learner's, now and then another one."""
     return max(0, h.model.lineage + h.rng.choice([0] * 30 + [-1, 1]))
+
+
+def mask_of(lineage: int, k: int) -> StaleMask | None:
+    """Every second batch has one."""
+    return StaleMask(lineage, k, 2 * k) if k % 2 else None
 
 
 def a_batch(h: Modelled) -> int:

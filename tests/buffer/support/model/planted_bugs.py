@@ -97,7 +97,7 @@ SECOND = (
     Bug("reuse", "call('ZREM', AGES, gid)", ""),
     Bug("trim_replay", "<= tonumber(ARGV[2])", "< tonumber(ARGV[2])"),
     Bug("confirm", "call('HSET', META, 'seen', ARGV[1])", ""),
-    Bug("reconcile", "if ARGV[4] == '1' then", "if ARGV[4] == '0' then"),
+    Bug("reconcile", "if ARGV[4] ~= '' then", "if ARGV[4] == '' then"),
     Bug("publish", "known[2] == ARGV[2] and", "known[2] ~= ARGV[2] and"),
 )
 """Written when the histories found those above, before they met any of these."""

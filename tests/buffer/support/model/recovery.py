@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from buffer.operations.values import NewTask
+from buffer.operations.values import NewTask, StaleMask
 from tests.buffer.support.model.state import RESUMED, Claim, Model, Refused, Round, Task
 
 
@@ -85,7 +85,15 @@ def recovered(model: Model, lineage: int, server: str) -> int:
     return grace_ms
 
 
-def reconcile(model: Model, lineage: int, k: int, units: Sequence[int], *, sealed: bool) -> int:
+def reconcile(
+    model: Model,
+    lineage: int,
+    k: int,
+    units: Sequence[int],
+    *,
+    sealed: bool,
+    mask: StaleMask | None,
+) -> int:
     """The units that batch k has for the learner are in its claim, in order; others leave it."""
     model.check_learner(lineage)
     batch = model.claims.get(k, Claim())
@@ -109,7 +117,7 @@ def reconcile(model: Model, lineage: int, k: int, units: Sequence[int], *, seale
     if not batch.units:
         model.remove_claim(k)
     elif sealed:
-        batch.is_sealed = True
+        batch.is_sealed, batch.mask = True, mask
     return moved
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from buffer.operations.keys import EVAL_BASE
+from buffer.operations.values import StaleMask
 
 RESUMED = -1
 """Place of a resumed task among the ready ones: ahead of all that nobody has begun."""
@@ -140,6 +141,7 @@ class Claim:
 
     units: dict[int, int] = field(default_factory=dict)
     is_sealed: bool = False
+    mask: StaleMask | None = None
     starts: int | None = None
     ratings: dict[int, tuple[int, int, float]] = field(default_factory=dict)
 

@@ -7,7 +7,7 @@ from buffer.operations.keys import EVAL_BASE
 from tests.buffer.support.model import batches, leases, recovery, views
 from tests.buffer.support.model.actor_moves import beat, reap
 from tests.buffer.support.model.both import EVERY_MS, LONGEST_MS, TIMEOUT_MS, TTL_MS, Modelled
-from tests.buffer.support.model.learner_moves import a_batch, a_lineage, take_over
+from tests.buffer.support.model.learner_moves import a_batch, a_lineage, mask_of, take_over
 
 
 def pass_time(h: Modelled) -> None:
@@ -114,9 +114,10 @@ def recover(h: Modelled) -> None:
     held = [unit for batch in model.claims.values() for unit in batch.in_order()]
     since = rng.sample(units, min(len(units), rng.randint(0, 3))) if rng.random() < 0.5 else held
     k, sealed = a_batch(h), rng.random() < 0.8
+    mask = mask_of(lineage, k)
     h.same(
-        operations.reconcile(lineage, k, since[:3], sealed=sealed),
-        lambda: recovery.reconcile(model, lineage, k, since[:3], sealed=sealed),
+        operations.reconcile(lineage, k, since[:3], sealed=sealed, mask=mask),
+        lambda: recovery.reconcile(model, lineage, k, since[:3], sealed=sealed, mask=mask),
     )
     server = rng.choice([model.server] * 4 + ["0" * 40])
     h.same(
