@@ -189,26 +189,23 @@ def test_a_batch_that_was_sealed_without_a_mask_is_replayed_without_one(
     assert masks_of(replay.episodes) == [[1, 1, 1, 1]] * 8
 
 
-def test_another_rank_masks_the_same_tokens_of_its_share(bench: Bench, tmp_path: Path) -> None:
+def test_other_ranks_mask_the_same_tokens(bench: Bench, tmp_path: Path) -> None:
     settle(bench, tmp_path, "mask")
     fill(bench, 2, MIXED)
     batch = seal(bench)
-    plan = replace(plan_of(bench, batch, ranks=2), mask=batch.mask)
+    plan = replace(plan_of(bench, batch, ranks=3), mask=batch.mask)
     records = Records(bench.patient, bench.settings.run, BufferSettings(), RewardSettings())
-    follower = FollowerRank(
-        cast("Ranks", SimpleNamespace(broadcast=lambda _: plan.encode(), data_rank=1)),
-        records,
-        cast("StartState", SimpleNamespace(lineages=bench.ledger.lineages)),
-        cast("BackgroundSave", None),
-    )
+    start = cast("StartState", SimpleNamespace(lineages=bench.ledger.lineages))
+    masks: dict[int, list[int]] = {}
 
-    received = follower.next_batch(STEP, 16384)
+    for rank in range(3):
+        ranks = cast("Ranks", SimpleNamespace(broadcast=lambda _: plan.encode(), data_rank=rank))
+        follower = FollowerRank(ranks, records, start, cast("BackgroundSave", None))
+        received = follower.next_batch(STEP, 16384)
+        assert received is not None and received[0] == plan
+        masks |= {e.task_id: e.completion.loss_mask.tolist() for e in received[1]}
 
-    assert received is not None
-    share = [e for e in batch.episodes if e.task_id in plan.task_ids_of(1)]
-    assert 0 < len(share) < len(batch.episodes)
-    assert masks_of(received[1]) == masks_of(share)
-    assert received[0] == plan
+    assert [masks[task_id] for task_id in range(8)] == MIXED_MASKS * 2
 
 
 def test_reused_groups_are_masked_by_the_bound_of_reuse(bench: Bench, tmp_path: Path) -> None:
