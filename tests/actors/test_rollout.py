@@ -9,47 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.chat import read_prompt
 from actors.engine.engine import Delta
 from actors.engine.turns import StopStrings
-from actors.environments.base import Conversation
 from actors.environments.calculator import Calculator
 from actors.environments.calls import drive
 from actors.episodes.rollout import ReplayMismatch, Rollout, RolloutContext, State
-from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.codec import decode_completion, encode_completion, join_completions
 from buffer.record.episode import Completion, FenceRun, PolicyVersion, VersionSpan
 from tests.actors.support.fake_engine import STOP, CharacterTokenizer, Policy, sample, scripted
+from tests.actors.support.made_rollout import calculator_talk, make_rollout
 from tests.actors.support.scripted_talk import Talk
 
 OLD, NEW = PolicyVersion(1, 4), PolicyVersion(1, 5)
 MULTIPLY = {"8*3=": "[8*3]", "24;": "31"}
-
-
-def calculator_talk() -> Talk:
-    return Talk("7+8*3=", "24;")
-
-
-def make_rollout(
-    talk: Conversation,
-    *,
-    fence: int = 10,
-    incarnation: str = "first",
-    limit: int = 64,
-    partial: Completion | None = None,
-) -> Rollout:
-    lease = Lease(
-        task_id=7,
-        fence=fence,
-        spec=TaskSpec(group_id=3, index=3, seed=5, purpose="train", temperature=0.7),
-        length=0,
-    )
-    tokenizer = CharacterTokenizer()
-    maker = RolloutContext(tokenizer, incarnation, limit)
-    rollout = Rollout(lease, talk, tokenizer.encode_prompt(read_prompt(talk.prompt)), maker)
-    if partial is not None and len(partial.token_ids):
-        drive(rollout.resume(partial))
-    return rollout
 
 
 def play(

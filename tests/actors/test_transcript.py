@@ -21,7 +21,7 @@ from buffer.record.codec import (
 from buffer.record.episode import Branch, Completion, PolicyVersion, VersionSpan
 from buffer.record.rules import EpisodeLimits
 from configs.errors import RecordError
-from tests.actors.test_rollout import calculator_talk, make_rollout
+from tests.actors.support.made_rollout import calculator_talk, make_rollout
 from tests.learner.support.made_branches import path_to
 from tests.learner.support.made_episodes import make_episode
 

@@ -178,7 +178,11 @@ async def test_branches_are_taken_in_chunks_and_in_a_record(redis_url: str, keys
     ("offset", "changes", "reason"),
     [
         (0, {"token_ids": np.array([1, 2, 10**6, 3], np.int32)}, r"run.model = 64, got 1000000"),
-        (0, {"fences": (FenceRun(2**53 - 1, "actor-1", 0),)}, r"fences up to \d+, got 9007"),
+        (
+            0,
+            {"fences": (FenceRun(2**53 - 1, "actor-1", 0),)},
+            r"fences up to \d+, .* got 9007",
+        ),
         (MOST - 3, {}, r"as run.max_completion_tokens = 1024 allows, got 1025"),
     ],
 )

@@ -26,9 +26,9 @@ from buffer.record.episode import (
     Completion,
     Episode,
     Message,
+    MessageCall,
     PathLengths,
     Stretch,
-    ToolCall,
     TurnReward,
     longest_paths,
     stretches,
@@ -62,7 +62,7 @@ FULL = replace(
     turn_rewards=(TurnReward(0, 2, 0.5), TurnReward(2, 6, -1.0)),
     messages=(
         Message(0, "user", "What?", "", (), ""),
-        Message(0, "assistant", "", "hm", (ToolCall("call-1", "look", '{"x": 1}'),), ""),
+        Message(0, "assistant", "", "hm", (MessageCall("call-1", "look", '{"x": 1}'),), ""),
         Message(4, "tool", "That.", "", (), "call-1"),
     ),
 )

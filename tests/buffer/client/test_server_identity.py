@@ -95,7 +95,7 @@ def test_no_client_works_with_a_server_in_cluster_mode(tmp_path, admits):
     with server_in_cluster_mode(tmp_path / "node") as url:
         with (
             Store(url, "run", admits=admits) as store,
-            pytest.raises(StoreUnfit, match=r"or the Sentinels.*cluster-enabled no"),
+            pytest.raises(StoreUnfit, match=r"or the sentinels.*cluster-enabled no"),
         ):
             store.run(operations.stats())
         with pytest.raises(StoreUnfit, match="got a server in cluster mode") as refusal:

@@ -80,5 +80,5 @@ def test_a_change_that_is_not_known_is_refused_when_the_model_is_loaded(
     save_random_model(tmp_path, "granite")
     monkeypatch.setattr("configs.architecture.FACTORS", {})
 
-    with pytest.raises(SettingsError, match="got GraniteForCausalLM, which changes those"):
+    with pytest.raises(SettingsError, match="got GraniteForCausalLM, whose logits differ"):
         load_causal_lm(tmp_path)
