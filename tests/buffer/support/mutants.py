@@ -22,12 +22,12 @@ class Mutant(NamedTuple):
 
 
 _UNSEAL = """
-for _, gid in ipairs(sealed == 1 and call('ZRANGE', claim, 0, -1) or {}) do
+for _, gid in ipairs(sealed ~= '' and call('ZRANGE', claim, 0, -1) or {}) do
   call('ZREM', claim, gid)
   call('ZADD', BUF, call('HINCRBY', META, 'arrivals', 1), gid)
   for _, id in ipairs(members(gid, size)) do call('SMOVE', CLAIMED, DONE, id) end
 end
-sealed = 0
+sealed = ''
 """
 
 MUTANTS = {
