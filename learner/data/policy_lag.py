@@ -120,7 +120,7 @@ def mask_stale(
         mask: The mask that the batch was sealed with; None = all tokens are trained.
         step: The batch.
         lineages: lineage -> step it forked at.
-        reused: Groups of the batch that are trained again.
+        reused: Groups of the batch that are trained again; `mask` has a bound of its own for them.
     """
     if mask is None:
         return list(episodes)

@@ -44,7 +44,11 @@ ALONE = SequenceGroup()
 
 
 class SequenceSplit:
-    """The tokens of one microbatch over the ranks of a group: consecutive parts, equally long."""
+    """The tokens of one microbatch over the ranks of a group: consecutive parts, without padding.
+
+    Their lengths differ by one token at most. Fewer tokens than ranks are not cut: every rank runs
+    all of them, and the first one scores them.
+    """
 
     def __init__(self, group: SequenceGroup, sequences: Sequences, indices_N: Tensor) -> None:
         """Cut the tokens of a microbatch.
