@@ -259,7 +259,7 @@ PATTERNS = {
 
 
 def describe_all(error: ValidationError) -> list[str]:
-    """Describe every problem that pydantic found, in the order of the file."""
+    """Describe every problem that pydantic found, in its order."""
     lines: dict[
         str, None
     ] = {}  # a union reports one problem for each of its branches; we word the setting once

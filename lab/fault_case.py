@@ -79,7 +79,7 @@ class FaultResult:
 
     @property
     def holds(self) -> bool:
-        """Whether the run recovered and every invariant held."""
+        """Whether the run recovered and every invariant held; true of a fault that was skipped."""
         return not self.violations and self.error is None
 
     def cells(self) -> tuple[str, ...]:

@@ -277,7 +277,7 @@ def example_prompts(run: RunSettings, most: int, *, seconds: float) -> list[tupl
 
 
 def example_scores(run: RunSettings) -> list[Score | None]:
-    """Score three ways through the first item: its demonstration, its answer, and empty turns.
+    """Score three ways through the first item: its demonstration, its answer, and an empty turn.
 
     The score of a way that does not end the episode is None. Errors of the class come as they are.
     """

@@ -203,7 +203,7 @@ def _send(replies: BinaryIO, message: Reply) -> None:
 
 
 def main() -> None:
-    """Serve on the pipes that this process was started with."""
+    """Serve on the socket that this process was started with."""
     die_with_parent()
     reward, memory_mb, inherited = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     requests, replies = (

@@ -102,6 +102,7 @@ class Study:
         self._numbers: dict[str, int] = {}
 
     def __len__(self) -> int:
+        """Return the number of runs in all, or of those that were made if they are more."""
         return max(self._trials, len(self._study.trials))
 
     def points(self) -> Iterator[SweepPoint]:

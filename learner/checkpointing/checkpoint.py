@@ -93,7 +93,7 @@ def adapter_of(path: Path) -> Adapter | None:
     """Read the identity of a checkpoint's adapters; None = it has the weights themselves.
 
     Raises:
-        CheckpointError: The checkpoint's state cannot be read.
+        CheckpointError: Its `state.json` is not a learner's state, or is one of another schema.
     """
     return LearnerState.decode((path / STATE).read_text(encoding="utf-8")).adapter
 

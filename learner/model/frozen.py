@@ -4,12 +4,12 @@ A weight in 4 bits ("nf4", NormalFloat: Dettmers et al. 2023, arXiv:2305.14314) 
 
     weight = bfloat16(scale of its block * level of its code)
 
-with 64 elements of a row in a block, and the largest of them as its scale. The 16 levels lie as the
-quantiles of a normal distribution do. Scales and levels are of bfloat16, so that each product is
-rounded once: CPU and card, one rank and several, learner and export get the same bits, and actors
-are sent these bits. Blocks lie within rows, so any number of ranks can share the rows.
+with 64 elements of a row in a block, and the largest magnitude of them as its scale. The 16 levels
+lie as the quantiles of a normal distribution do. Scales and levels are of bfloat16, so that each
+product is rounded once: CPU and card, one rank and several, learner and export get the same bits,
+and actors are sent these bits. Blocks lie within rows, so any number of ranks can share the rows.
 
-Shapes: N outputs, M inputs, K elements of a block, T tokens.
+Shapes: N outputs, M inputs, K elements of a block.
 """
 
 from __future__ import annotations

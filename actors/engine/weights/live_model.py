@@ -200,10 +200,11 @@ class LiveModel:
 
 
 def value_for_card(value: Tensor, into: Tensor) -> Tensor:
-    """Return a value that a card can copy to its place by itself.
+    """Return a value, of its own type, from which a card can fill its place by itself.
 
-    A core would first copy a value of another type or in several pieces, such as the columns of one
-    worker of several. So the card takes the whole range in which the value lies, and picks it out.
+    One of the place's type and in one piece is returned as it is. A core would first copy any
+    other, such as the columns of one worker of several. So the whole range in which it lies is
+    copied to the card, and the value is returned as a view of that copy.
     """
     if value.dtype == into.dtype and value.is_contiguous():
         return value
