@@ -91,7 +91,7 @@ class TurnReward(NamedTuple):
     reward: float
 
 
-class MessageCall(NamedTuple):
+class RecordedCall(NamedTuple):
     """A call of a tool, as the policy wrote it."""
 
     call_id: _CallText
@@ -108,7 +108,7 @@ class Message(NamedTuple):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: _MessageText
     reasoning: _MessageText
-    calls: Annotated[tuple[MessageCall, ...], Meta(max_length=MAX_CALLS)]
+    calls: Annotated[tuple[RecordedCall, ...], Meta(max_length=MAX_CALLS)]
     call_id: _CallText
     """The call that a message of a tool answers; "" for others."""
 

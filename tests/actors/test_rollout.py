@@ -3,25 +3,54 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.chat import read_prompt
 from actors.engine.engine import Delta
 from actors.engine.turns import StopStrings
+from actors.environments.base import Conversation
 from actors.environments.calculator import Calculator
 from actors.environments.calls import drive
 from actors.episodes.rollout import ReplayMismatch, Rollout, RolloutContext, State
+from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.codec import decode_completion, encode_completion, join_completions
-from buffer.record.episode import Completion, FenceRun, PolicyVersion, VersionSpan
+from buffer.record.episode import Branch, Completion, FenceRun, PolicyVersion, VersionSpan
 from tests.actors.support.fake_engine import STOP, CharacterTokenizer, Policy, sample, scripted
-from tests.actors.support.made_rollout import calculator_talk, make_rollout
 from tests.actors.support.scripted_talk import Talk
 
 OLD, NEW = PolicyVersion(1, 4), PolicyVersion(1, 5)
 MULTIPLY = {"8*3=": "[8*3]", "24;": "31"}
+
+
+def calculator_talk() -> Talk:
+    return Talk("7+8*3=", "24;")
+
+
+def make_rollout(
+    talk: Conversation,
+    *,
+    fence: int = 10,
+    incarnation: str = "first",
+    limit: int = 64,
+    partial: Completion | None = None,
+) -> Rollout:
+    lease = Lease(
+        task_id=7,
+        fence=fence,
+        spec=TaskSpec(group_id=3, index=3, seed=5, purpose="train", temperature=0.7),
+        length=0,
+    )
+    tokenizer = CharacterTokenizer()
+    maker = RolloutContext(tokenizer, incarnation, limit)
+    rollout = Rollout(lease, talk, tokenizer.encode_prompt(read_prompt(talk.prompt)), maker)
+    if partial is not None and len(partial.token_ids):
+        drive(rollout.resume(partial))
+    return rollout
 
 
 def play(
@@ -113,6 +142,14 @@ def test_a_request_names_its_random_numbers_and_what_there_is_of_its_turn():
     assert CharacterTokenizer().decode(request.turn) == "31"
     assert request.token_ids[-2:] == request.turn
     assert request.stream == fresh.stream
+
+
+def test_an_environment_without_branches_does_not_continue_them():
+    begun = play(make_rollout(calculator_talk()), scripted(MULTIPLY), stop_at=6)
+    branched = replace(begun.completion(), branches=(Branch(3, 1),))
+
+    with pytest.raises(ReplayMismatch, match="its tokens have branches"):
+        make_rollout(calculator_talk(), partial=branched)
 
 
 def test_version_switches_inside_a_delta_become_spans_of_the_completion():

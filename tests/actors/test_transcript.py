@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from msgspec import structs
 
 from actors.episodes.maker import _partial
-from actors.episodes.rollout import ReplayMismatch, Transcript
-from broker.protocol.messages import Lease
+from actors.episodes.rollout import Transcript
+from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.codec import (
     decode_completion,
     decode_episode,
@@ -21,7 +20,6 @@ from buffer.record.codec import (
 from buffer.record.episode import Branch, Completion, PolicyVersion, VersionSpan
 from buffer.record.rules import EpisodeLimits
 from configs.errors import RecordError
-from tests.actors.support.made_rollout import calculator_talk, make_rollout
 from tests.learner.support.made_branches import path_to
 from tests.learner.support.made_episodes import make_episode
 
@@ -104,17 +102,10 @@ def test_only_the_last_branch_before_tokens_counts() -> None:
     assert transcript.completion().branches == (Branch(3, 2),), "it goes on where it was"
 
 
-def test_an_environment_without_branches_does_not_continue_them() -> None:
-    completion = replace(make_episode().completion, branches=(Branch(1, 0),))
-
-    with pytest.raises(ReplayMismatch, match="its tokens have branches"):
-        make_rollout(calculator_talk(), partial=completion)
-
-
 def test_branches_that_leave_the_stored_tokens_are_not_resumed() -> None:
     completion = replace(make_episode().completion, branches=(Branch(1, -1),))
-    lease = Lease(7, 10, make_rollout(calculator_talk()).lease.spec, 2)
-    lease = structs.replace(lease, chunks=(encode_completion(completion),))
+    spec = TaskSpec(group_id=3, index=3, seed=5, purpose="train", temperature=0.7)
+    lease = Lease(7, 10, spec, 2, chunks=(encode_completion(completion),))
 
     with pytest.raises(RecordError, match="parents >= 0"):
         _partial(lease, EpisodeLimits())

@@ -26,8 +26,8 @@ from buffer.record.episode import (
     Completion,
     Episode,
     Message,
-    MessageCall,
     PathLengths,
+    RecordedCall,
     Stretch,
     TurnReward,
     longest_paths,
@@ -62,7 +62,7 @@ FULL = replace(
     turn_rewards=(TurnReward(0, 2, 0.5), TurnReward(2, 6, -1.0)),
     messages=(
         Message(0, "user", "What?", "", (), ""),
-        Message(0, "assistant", "", "hm", (MessageCall("call-1", "look", '{"x": 1}'),), ""),
+        Message(0, "assistant", "", "hm", (RecordedCall("call-1", "look", '{"x": 1}'),), ""),
         Message(4, "tool", "That.", "", (), "call-1"),
     ),
 )

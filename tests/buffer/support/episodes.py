@@ -16,8 +16,8 @@ from buffer.record.episode import (
     Episode,
     FenceRun,
     Message,
-    MessageCall,
     PolicyVersion,
+    RecordedCall,
     TurnReward,
     VersionSpan,
 )
@@ -112,7 +112,7 @@ def _starts(length: int) -> st.SearchStrategy[list[int]]:
     return st.sets(st.integers(0, length - 1), max_size=4).map(lambda starts: sorted(starts | {0}))
 
 
-_calls = st.lists(st.builds(MessageCall, names, names, names), max_size=2).map(tuple)
+_calls = st.lists(st.builds(RecordedCall, names, names, names), max_size=2).map(tuple)
 _roles: st.SearchStrategy[Literal["user", "assistant", "tool"]] = st.sampled_from(
     ["user", "assistant", "tool"]
 )

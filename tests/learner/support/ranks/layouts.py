@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from buffer.record.episode import Branch, Episode
 from configs.settings import AlgorithmSettings, LearnerSettings, ParallelSettings
 from configs.validation.learner import layout_of
 from learner.algorithm.microbatch import Microbatch, PreparedMicrobatch, empty_microbatch
@@ -108,8 +109,16 @@ def arranged(ranks: Ranks, parallel: dict[str, int]) -> Ranks:
     return replace(ranks, mesh=mesh, sequence=sequence, tensor=tensor)
 
 
+def _branched(episode: Episode) -> Episode:
+    """Let the tokens from the third on follow the first, and those from the fifth on the prompt."""
+    completion = episode.completion
+    branches = [Branch(2, 1), Branch(4, 0)]
+    begun = tuple(branch for branch in branches if branch.start < len(completion.token_ids))
+    return replace(episode, completion=replace(completion, branches=begun))
+
+
 def _microbatches(ranks: int, rank: int) -> list[Microbatch]:
-    episodes = random_group_episodes(4, 3, seed=1)
+    episodes = [_branched(episode) for episode in random_group_episodes(4, 3, seed=1)]
     plan = plan_batch(
         1,
         episodes,
