@@ -159,7 +159,7 @@ def read_pairs(path: Path) -> list[Pair]:
     if not pairs:
         raise SettingsError(
             f"--pairs must hold at least one pair, got an empty file {path}; write one pair a "
-            "line, or leave --pairs out"
+            "line, or name another file"
         )
     return pairs
 

@@ -225,7 +225,7 @@ class EnvironmentLanes:
         The thread of such a call is left behind, and another takes its place.
 
         Raises:
-            DeadlineError: Too many calls never end: the environment cannot be used.
+            DeadlineError: `num_threads` + `MAX_HUNG` calls never end: it cannot be used.
         """
         now = time.monotonic()
         most = self._num_threads // len(self._lanes)

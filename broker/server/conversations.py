@@ -1,9 +1,9 @@
 """Conversations of live agents: their mailboxes in the store, and long polls for what is new there.
 
-Hosts take conversations, call and hear; actors listen and say. A long poll is woken when what it
-waits for passes through this broker, and by the tick for what passed through another one: the
-store numbers all changes. Each peer has one long poll of a kind; a newer one ends it. No state
-but the requests that wait.
+Hosts take conversations, call and hear; actors want agents, listen and say. A long poll is woken
+when what it waits for passes through this broker, and by the tick for what passed through another
+one: the store numbers all changes. Each peer has one long poll of a kind; a newer one ends it. No
+state but the requests that wait.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Conversations:
     async def answer_actor(
         self, message: WantRequest | ListenRequest, incarnation: str, tag: str
     ) -> object:
-        """Answer a request of an actor."""
+        """Answer an actor: verdicts on the agents that it wants, or new calls (or a `LongPoll`)."""
         if isinstance(message, ListenRequest):
             return await self._listen(message, incarnation, tag)
         rows = [(want.task_id, want.fence, want.payload) for want in message.wants]

@@ -76,7 +76,7 @@ from .validation import (
     check_lease,
     check_says,
     check_submissions,
-    refuse_run,
+    refuse_misplaced,
     refuse_without_store,
 )
 
@@ -245,9 +245,9 @@ class Service:
             await self._store.run(operations.actor_seen(seen))
 
     async def _answer(self, envelope: Envelope, key: str, tag: str, route: bytes) -> object | None:
-        if envelope.run != self._run:
-            return refuse_run(self._run, envelope.run)
         message = envelope.message
+        if refusal := refuse_misplaced(self._episodes, envelope.run, message):
+            return refusal
         if isinstance(message, Hello):
             if not (
                 self._key_hellos.take_token(tag) and self._holder_hellos.take_token(holder_of(tag))

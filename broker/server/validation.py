@@ -40,6 +40,7 @@ from buffer.record.rules import EpisodeLimits
 from buffer.record.summaries import Summary, summaries_of_chunks, summaries_of_records
 from buffer.record.wire import MAX_INCARNATION_CHARS
 from configs.errors import RecordError, StoreError, quoted
+from configs.settings import RunSettings
 
 # --------------------------------------------------------------------------------------------------
 # Permissions: the requests that a broker accepts from each role; no role includes another.
@@ -57,6 +58,7 @@ from configs.errors import RecordError, StoreError, quoted
 
 HOST_REQUESTS = (TakeRequest, CallRequest, RepliesRequest, EndRequest)
 """Requests of hosts, which say no HELLO: their tickets are what they may do."""
+CONVERSATION_REQUESTS = (*HOST_REQUESTS, WantRequest, ListenRequest, SayRequest)
 
 PERMISSIONS: dict[Role, frozenset[type]] = {
     Role.ACTOR: frozenset(
@@ -109,6 +111,25 @@ def refuse_run(run: str, got: str) -> Refusal:
         f"run must be {run!r}, which this broker serves, got {quoted(got)}; correct run.name or "
         "broker.endpoint",
     )
+
+
+def refuse_misplaced(run: RunSettings, got: str, message: object) -> Refusal | None:
+    """Return the refusal of a message for another run, or for agents that this run does not have.
+
+    Args:
+        run: Settings of the broker's run.
+        got: Name of the run that the message is for.
+        message: The message.
+    """
+    if got != run.name:
+        return refuse_run(run.name, got)
+    if isinstance(message, CONVERSATION_REQUESTS) and not run.has_agents:
+        return Refusal(
+            "mismatch",
+            f"run.environment must be agent for conversations of live agents, got "
+            f"{run.environment}; take part in a run that has them",
+        )
+    return None
 
 
 def refuse_without_store(error: StoreError) -> Refusal:

@@ -41,17 +41,24 @@ class EpisodeLimits:
     """All turns and the environment's tokens on one path together."""
     max_log_tokens: int = MAX_VOCABULARY
     """The tokens of all branches together."""
+    may_branch: bool = True
 
     @classmethod
     def for_run(cls, run: RunSettings, *, vocabulary: int | None) -> EpisodeLimits:
         """Return the limits of a run; a vocabulary that is not known yet bounds nothing.
 
-        No environment lets a completion branch, so its log may be as long as a path, and so may the
-        bytes that a lease fills in the store (`max_partial_bytes`).
+        Only live agents let a completion branch. Elsewhere branches are refused: each repeats the
+        keys of a whole path in attention, so that a record of 45 KB could fill a card.
         """
         bound = MAX_VOCABULARY if vocabulary is None else vocabulary
         longest = run.max_completion_tokens
-        return cls(bound, run.max_prompt_tokens, longest, max_log_tokens=longest)
+        return cls(
+            bound,
+            run.max_prompt_tokens,
+            longest,
+            max_log_tokens=longest,
+            may_branch=run.has_agents,
+        )
 
     def check_episode(self, episode: Episode) -> None:
         """Refuse an episode that is beyond any of the limits; raises as `check_prompt`."""
@@ -86,6 +93,11 @@ class EpisodeLimits:
         The prompt of a root is on its path, which may have the tokens of a prompt more. Of a chunk
         that is not the first the tokens before it are not counted.
         """
+        if branches and not self.may_branch:
+            raise RecordError(
+                f"a completion must have no branches unless run.environment is agent, got "
+                f"{len(branches)}; its actor runs with other settings"
+            )
         if branches or length > self.max_completion_tokens:  # nearly all are shorter and have none
             self._check_paths(*longest_paths(branches, length))
         self.check_log(length)

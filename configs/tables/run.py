@@ -48,6 +48,10 @@ class TracingSettings(SettingsTable):
     Raise it to find rare episodes, lower it when a collector has too much to store."""
 
 
+LIVE_AGENTS = "agent"
+"""The `run.environment` whose conversations are held by processes that have loops of their own."""
+
+
 class RunSettings(SettingsTable):
     """Settings that all roles share. An actor is refused if they differ, except names of files."""
 
@@ -201,6 +205,11 @@ class RunSettings(SettingsTable):
     def folder(self) -> Path:
         """Folder with the files of this run."""
         return self.directory / self.name
+
+    @property
+    def has_agents(self) -> bool:
+        """Whether live agents hold conversations: only then may episodes branch."""
+        return any(run.environment == LIVE_AGENTS for run in self.by_environment.values())
 
     @property
     def by_environment(self) -> dict[str, RunSettings]:

@@ -208,8 +208,9 @@ class RemoteRun:
         """
         if key.suffix != ".key":
             raise SettingsError(
-                f"--key must be a file such as ana.key, got {key}; make one with `nyala keys add "
-                f"ana --role observer --in RUN`, and copy broker.pub beside it"
+                f"--key must be a file such as ana.key, whose name ends in .key, got {key}; name "
+                "that, or make one with `nyala keys add ana --role observer --in RUN`, and copy "
+                "broker.pub beside it"
             )
         self.name = address.run
         self._address = address

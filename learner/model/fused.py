@@ -8,8 +8,8 @@ all of its tensors. A module that is not known here keeps its own method.
                 in most of them with the sum before it, and the gradient of what goes on from there
     rotary      where both halves of a head are turned by the same angles, and all of it is turned
     activation  SiLU and GELU by tanh of a gate, beside one product or as half of it
-    products    of the same states, where their weights are narrow copies (`one_rank.py`): queries,
-                keys and values are one, and gate and what passes it
+    products    of the same states, where weights are copied to a narrower dtype (`one_rank.py`):
+                queries, keys and values are one, and gate and what passes it
 
 Layers that are compiled are left to the compiler, and those on a CPU to torch.
 """
@@ -169,7 +169,10 @@ Joined = list[nn.Linear]
 
 
 def join_products(modules: Iterable[nn.Module]) -> list[Joined]:
-    """Join the products of linear layers with the same input; list the layers of each product."""
+    """Join the products of linear layers with the same input; list the layers of each product.
+
+    Layers with adapters keep products of their own.
+    """
     products = []
     for module in modules:
         for names in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):

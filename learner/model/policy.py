@@ -238,8 +238,10 @@ def shard(
 ) -> Policy:
     """Shard a policy over the ranks of `mesh` with FSDP2: each layer a unit, the rest one more.
 
-    One rank needs no FSDP2 unless its weights are offloaded or its layers compiled: then parameters
-    stay plain tensors, with the same results, and each layer makes its copies of them in `dtype`.
+    One rank that offloads no weights does without FSDP2 where it has weights to cast and layers are
+    not compiled (`narrows`), and on a CPU where it has none to cast (`stays_whole`). Its parameters
+    stay plain tensors, with the same results, and each layer makes copies in `dtype` of those in
+    another.
 
     Args:
         policy: The whole policy, equal on every rank; weights may still be without memory.
@@ -322,7 +324,7 @@ def stays_whole(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> bool
 
 
 def narrows(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> bool:
-    """Whether there is nothing to gather or to move, but something to cast."""
+    """Whether one rank has nothing to gather, but something to cast; on any device."""
     parameters = [*module.parameters()]
     is_whole = mesh.size() == 1 and not any(isinstance(p, DTensor) for p in parameters)
     return is_whole and any(p.dtype != dtype for p in parameters)

@@ -143,7 +143,7 @@ class SampleWriter:
                 self._put(Origin(step, self._lineage, environment), episode)
 
     def keep_answers(self, step: int, answers: Iterable[EvaluationAnswer]) -> None:
-        """Keep the greedy answers of an evaluation and a few sampled ones, as `keep_batch`."""
+        """Keep, as `keep_batch`, the greedy answer and 4 sampled ones of each question."""
         for answer in answers if self._settings.max_mb else ():
             if answer.sample <= SAMPLED_ANSWERS:
                 origin = Origin(step, self._lineage, answer.environment, answer.sample)

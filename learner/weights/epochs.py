@@ -76,8 +76,8 @@ class WeightEpochs:
     """Membership by JOIN, and the state machine of one epoch at a time.
 
     Args:
-        join_s: Time for a group to form.
-        send_s: Time from SEND to the last ack.
+        join_s: Time for a group to form: READY has a share of it, the rendezvous after SEND all.
+        send_s: Time of the broadcast after that.
         clock: Monotonic seconds.
     """
 

@@ -26,7 +26,14 @@ from broker.server import conversations
 from buffer import operations
 from configs.errors import RefusedError
 from tests.broker.support.ring import FIRST, Ring, begin, fingerprint, ring
-from tests.broker.support.talks import ActorSide, HostSide, answer_all, host_of, host_pair
+from tests.broker.support.talks import (
+    ActorSide,
+    HostSide,
+    agent_ring,
+    answer_all,
+    host_of,
+    host_pair,
+)
 from tests.waiting import still_waits
 
 LATENCY_CALLS = 60
@@ -39,7 +46,7 @@ async def both(here: Ring) -> tuple[ActorSide, HostSide]:
 
 def test_an_agent_is_told_asks_is_answered_and_ends(redis_url: str, keys: Path) -> None:
     async def story() -> None:
-        async with ring(redis_url, keys) as here:
+        async with agent_ring(redis_url, keys) as here:
             await begin(here.store, groups=1)
             actor, host = await both(here)
             assert host.ticket.payload == b"told"
@@ -64,7 +71,7 @@ def test_an_agent_is_told_asks_is_answered_and_ends(redis_url: str, keys: Path) 
 
 def test_an_actor_with_an_outdated_fence_answers_nobody(redis_url: str, keys: Path) -> None:
     async def story() -> None:
-        async with ring(redis_url, keys) as here:
+        async with agent_ring(redis_url, keys) as here:
             await begin(here.store, groups=1)
             actor, host = await both(here)
             await host.call(b"question")
@@ -85,7 +92,7 @@ def test_an_actor_with_an_outdated_fence_answers_nobody(redis_url: str, keys: Pa
 
 def test_a_host_with_the_ticket_of_another_changes_nothing(redis_url: str, keys: Path) -> None:
     async def story() -> None:
-        async with ring(redis_url, keys) as here:
+        async with agent_ring(redis_url, keys) as here:
             await begin(here.store, groups=1)
             actor, host = await both(here)
             await host.call(b"question")
@@ -107,7 +114,7 @@ def test_a_host_with_the_ticket_of_another_changes_nothing(redis_url: str, keys:
 
 def test_a_host_may_be_a_host_and_nothing_else(redis_url: str, keys: Path) -> None:
     async def story() -> None:
-        async with ring(redis_url, keys) as here:
+        async with agent_ring(redis_url, keys) as here:
             await begin(here.store, groups=1)
             actor, host = await both(here)
             lease = actor.lease
@@ -136,7 +143,7 @@ def test_a_host_may_be_a_host_and_nothing_else(redis_url: str, keys: Path) -> No
 
 def test_calls_out_of_order_or_too_long_are_refused(redis_url: str, keys: Path) -> None:
     async def story() -> None:
-        async with ring(redis_url, keys) as here:
+        async with agent_ring(redis_url, keys) as here:
             await begin(here.store, groups=1)
             _, host = await both(here)
             task, ticket = host.ticket.task_id, host.ticket.ticket
@@ -161,7 +168,7 @@ def test_calls_out_of_order_or_too_long_are_refused(redis_url: str, keys: Path) 
 
 def test_a_reply_too_long_to_be_delivered_is_refused(redis_url: str, keys: Path) -> None:
     async def story() -> None:
-        async with ring(redis_url, keys) as here:
+        async with agent_ring(redis_url, keys) as here:
             await begin(here.store, groups=1)
             actor, host = await both(here)
             await host.call(b"question")
@@ -179,7 +186,7 @@ def test_a_long_poll_ends_at_its_time_or_when_the_peer_asks_again(
     redis_url: str, keys: Path
 ) -> None:
     async def story() -> None:
-        async with ring(redis_url, keys, long_poll_s=30.0) as here:
+        async with agent_ring(redis_url, keys, long_poll_s=30.0) as here:
             await begin(here.store, groups=1)
             actor, _ = await both(here)
             began = time.monotonic()
@@ -203,7 +210,7 @@ def test_the_long_polls_of_a_key_are_bounded(
     monkeypatch.setattr(conversations, "MAX_WAITING", 2)
 
     async def story() -> None:
-        async with ring(redis_url, keys, long_poll_s=30.0) as here:
+        async with agent_ring(redis_url, keys, long_poll_s=30.0) as here:
             await begin(here.store, groups=1)
             pair = host_pair(keys, "host-1")
             clients = [here.client(f"life-{number}", keys=pair) for number in range(3)]
@@ -222,7 +229,7 @@ def test_the_long_polls_of_a_key_are_bounded(
 
 def test_a_lost_host_costs_its_conversations_alone(redis_url: str, keys: Path) -> None:
     async def story() -> None:
-        async with ring(redis_url, keys, lease_timeout_s=2.0, reap_every_s=0.1) as here:
+        async with agent_ring(redis_url, keys, lease_timeout_s=2.0, reap_every_s=0.1) as here:
             await begin(here.store, groups=1)
             client = await here.actor()
             first, second = await ActorSide.begin(client), await ActorSide.begin(client)
@@ -254,7 +261,7 @@ def test_a_conversation_goes_back_to_hosts_when_nothing_was_called(
     redis_url: str, keys: Path
 ) -> None:
     async def story() -> None:
-        async with ring(redis_url, keys, lease_timeout_s=1.0, reap_every_s=0.1) as here:
+        async with agent_ring(redis_url, keys, lease_timeout_s=1.0, reap_every_s=0.1) as here:
             await begin(here.store, groups=1)
             client = await here.actor()
             actor = await ActorSide.begin(client)
@@ -274,8 +281,8 @@ def test_a_conversation_goes_back_to_hosts_when_nothing_was_called(
 def test_news_of_another_broker_wake_a_long_poll(redis_url: str, keys: Path) -> None:
     async def story() -> None:
         async with (
-            ring(redis_url, keys, long_poll_s=30.0) as here,
-            ring(redis_url, keys, long_poll_s=30.0) as there,
+            agent_ring(redis_url, keys, long_poll_s=30.0) as here,
+            agent_ring(redis_url, keys, long_poll_s=30.0) as there,
         ):
             await begin(here.store, groups=1)
             actor = await ActorSide.begin(await here.actor())
@@ -300,8 +307,8 @@ def test_the_round_trip_of_a_call_is_measured(
 
     async def story(number: int) -> float:
         async with (
-            ring(redis_url, keys, long_poll_s=5.0) as here,
-            ring(redis_url, keys, long_poll_s=5.0) as there,
+            agent_ring(redis_url, keys, long_poll_s=5.0) as here,
+            agent_ring(redis_url, keys, long_poll_s=5.0) as there,
         ):
             if number == 1:
                 await begin(here.store, groups=2)
@@ -338,3 +345,16 @@ async def keep_alive(actor: ActorSide) -> None:
     while True:
         await actor.client.beat(BeatRequest((sign_of_life(actor),), FIRST))
         await asyncio.sleep(0.1)
+
+
+def test_a_run_without_live_agents_refuses_conversations(redis_url: str, keys: Path) -> None:
+    async def story() -> None:
+        async with ring(redis_url, keys) as here:
+            await begin(here.store, groups=1)
+
+            with pytest.raises(RefusedError, match=r"run.environment must be agent .* reasoning"):
+                await ActorSide.begin(await here.actor())
+            with pytest.raises(RefusedError, match=r"run.environment must be agent"):
+                await HostSide.begin(host_of(here))
+
+    asyncio.run(story())

@@ -15,11 +15,12 @@ from buffer.store import AsyncStore, Store
 from configs.settings import Settings
 from console.run.redis_server import free_port
 from tests.broker.support.broker_process import process
-from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, ring
+from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello
 from tests.broker.support.talks import (
     TOKENS,
     ActorSide,
     HostSide,
+    agent_ring,
     answer_all,
     host_of,
 )
@@ -27,6 +28,8 @@ from tests.learner.support.rewinding_redis import rewinding_redis
 from tests.waiting import until
 
 CALLS = 30
+
+AGENTS = "run.environment=agent"
 
 
 async def keep_lease(actor: ActorSide) -> None:
@@ -48,8 +51,8 @@ def test_an_agent_notices_only_a_pause_when_a_broker_and_redis_are_killed(
         await begin(store, groups=1)
         here = Ring(store, first_at, keys)
         with (
-            process(run_settings, url) as first,
-            process(run_settings, url, f"broker.endpoint={second_at}"),
+            process(run_settings, url, AGENTS) as first,
+            process(run_settings, url, AGENTS, f"broker.endpoint={second_at}"),
         ):
             client = here.client("actor-1", other_endpoints=[second_at])
             await client.hello(hello("actor-1"), deadline_s=30)
@@ -83,7 +86,7 @@ def test_an_agent_notices_only_a_pause_when_a_broker_and_redis_are_killed(
 
 def test_the_next_actor_goes_on_where_the_dead_one_was(redis_url: str, keys: Path) -> None:
     async def story() -> None:
-        async with ring(redis_url, keys, lease_timeout_s=2.0, reap_every_s=0.1) as here:
+        async with agent_ring(redis_url, keys, lease_timeout_s=2.0, reap_every_s=0.1) as here:
             await begin(here.store, groups=1)
             dead = await ActorSide.begin(await here.actor())
             host = await HostSide.begin(host_of(here))
@@ -115,7 +118,7 @@ def test_a_reply_that_a_rewound_store_has_lost_ends_the_conversation(
     tmp_path: Path, keys: Path
 ) -> None:
     async def story(url: str) -> None:
-        async with ring(url, keys, lease_timeout_s=30.0) as here:
+        async with agent_ring(url, keys, lease_timeout_s=30.0) as here:
             await begin(here.store, groups=1)
             actor = await ActorSide.begin(await here.actor())
             host = await HostSide.begin(host_of(here))

@@ -157,7 +157,7 @@ async def test_what_this_run_can_have_is_taken(redis_url: str, keys: Path) -> No
 async def test_branches_are_taken_in_chunks_and_in_a_record(redis_url: str, keys: Path) -> None:
     """The next holder gets the chunks as they were, with a parent before its chunk."""
     first, second = (Branch(2, 1),), (Branch(0, -2), Branch(3, 1))
-    async with ring(redis_url, keys) as running:
+    async with ring(redis_url, keys, environment="agent") as running:
         await begin(running.store, groups=1, vocabulary=VOCABULARY)
         await publish(running.store, FIRST)
         actor = await running.actor()
@@ -177,6 +177,7 @@ async def test_branches_are_taken_in_chunks_and_in_a_record(redis_url: str, keys
 @pytest.mark.parametrize(
     ("offset", "changes", "reason"),
     [
+        (0, {"branches": (Branch(2, 1),)}, r"no branches unless run.environment is agent, got 1"),
         (0, {"token_ids": np.array([1, 2, 10**6, 3], np.int32)}, r"run.model = 64, got 1000000"),
         (
             0,

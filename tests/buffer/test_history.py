@@ -18,7 +18,7 @@ from tests.buffer.support.mutants import MUTANTS, Mutant, broken
 
 FIRST_SEED = int(os.environ.get("NYALA_SEED", "0"))
 SEEDS = int(os.environ.get("NYALA_SEEDS", "1" if "NYALA_SEED" in os.environ else "16"))
-SEEDS_PER_MUTANT = 60  # three times what the rarest of them needed
+SEEDS_PER_MUTANT = 120  # three times what the rarest of them needed, with and without agents
 
 
 @contextmanager

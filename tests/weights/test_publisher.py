@@ -248,7 +248,7 @@ def test_a_publisher_that_can_never_be_started_is_an_error(monkeypatch, watch):
     monkeypatch.setattr(sidecar, "MAX_RESTARTS", 1)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
 
-    with pytest.raises(WeightsError, match=r"last: it cannot be started: .*No such file"):
+    with pytest.raises(WeightsError, match=r"time because it cannot be started: .*No such file"):
         watch(lambda line: None)
 
 

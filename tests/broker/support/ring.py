@@ -35,11 +35,13 @@ FIRST = PolicyVersion(1, 0)
 
 
 def settings_with(
+    *,
     pause_at_memory: float = 0.8,
     object_store: str | None = None,
     max_run_bytes: int | None = None,
     max_completion_tokens: int = 1024,
     max_episode_bytes: int = 2**18,
+    environment: str = "reasoning_gym",
     **broker: Any,
 ) -> Settings:
     defaults: dict[str, Any] = {
@@ -51,6 +53,7 @@ def settings_with(
         run=RunSettings(
             name=RUN,
             model="init",
+            environment=environment,
             group_size=GROUP,
             groups_per_batch=2,
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,13 @@ from broker.transport.allow_list import Role, add
 from broker.transport.keys import KeyPair, load_pair
 from buffer.record.codec import encode_completion
 from tests.broker.support.records import completion
-from tests.broker.support.ring import FIRST, Ring
+from tests.broker.support.ring import FIRST, Ring, ring
 from tests.waiting import until
 
 TOKENS = 3
+
+agent_ring = partial(ring, environment="agent")
+"""A broker of a run with live agents."""
 
 
 def host_pair(keys: Path, name: str) -> KeyPair:

@@ -71,8 +71,8 @@ class History:
             actors.lease: 3,
             actors.generate: 6,
             actors.submit: 4,
-            talks.serve: 5,
-            talks.answer: 6,
+            talks.serve: 5 * world.has_agents,
+            talks.answer: 6 * world.has_agents,
             learners.learn: 2,
             self._mishap: 2 * world.faults,
         }
@@ -134,7 +134,7 @@ class History:
         mishaps: dict[Happening, float] = {
             faults.expire: 6,
             faults.crash: 3,
-            talks.crash_host: 2,
+            talks.crash_host: 2 * world.has_agents,
             faults.arrive_late: 3,
             learners.be_careless: 3,
             faults.requeue: 1,

@@ -42,7 +42,7 @@ def lease(world: World) -> None:
         assert task.fence > highest, f"I8: task {task.task_id} was granted under an old fence"
         world.highest[task.task_id] = world.promises.holder[task.task_id] = task.fence
     if not world.chance(0.05):  # else the reply is lost, and the leases with it
-        actor.held |= {task.task_id: _resume(task) for task in answer.tasks}
+        actor.held |= {task.task_id: _resume(world, task) for task in answer.tasks}
 
 
 def generate(world: World) -> None:
@@ -129,7 +129,7 @@ def _someone(world: World) -> Actor:
     return world.rng.choice(world.actors + (world.zombies if world.chance(0.4) else []))
 
 
-def _resume(task: LeasedTask) -> Held:
+def _resume(world: World, task: LeasedTask) -> Held:
     tokens = b"".join(task.chunks).decode().split()
     assert len(tokens) == task.length, f"I3: {task.length} tokens stored, got {tokens}"
-    return Held(task.task_id, task.fence, tokens, len(tokens))
+    return Held(task.task_id, task.fence, tokens, len(tokens), world.talks(task.task_id))

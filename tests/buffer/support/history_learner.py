@@ -200,7 +200,9 @@ def _drop(world: World, call: Operation[int], reason: str) -> None:
 def _lag_of(world: World, task: int, record: bytes) -> int:
     """Check what the record says of its making; returns the lag of its oldest token."""
     tokens = [tuple(map(int, token.split("."))) for token in record.decode().split()]
-    assert [token[0] for token in tokens] == [task] * length_of(task), f"I3: {tokens}"
+    assert [token[0] for token in tokens] == [task] * length_of(task, talks=world.talks(task)), (
+        f"I3: {tokens}"
+    )
     assert [token[2] for token in tokens] == list(range(len(tokens))), f"I3: {tokens}"
     fences = [token[1] for token in tokens]
     assert fences == sorted(fences), f"I4: {tokens}"

@@ -42,6 +42,8 @@ class Held:
     tokens: list[str]
     sent: int
     """Tokens that the actor believes the store has."""
+    talks: bool
+    """Whether a live agent makes its turns."""
 
     calls: list[bytes] = field(default_factory=list)
     """Bodies of its agent's calls."""
@@ -52,14 +54,9 @@ class Held:
     """Its agent has ended."""
 
     @property
-    def talks(self) -> bool:
-        """Whether a live agent makes its turns."""
-        return talks(self.task)
-
-    @property
     def target(self) -> int:
         """Length of the finished episode."""
-        return length_of(self.task)
+        return length_of(self.task, talks=self.talks)
 
     @property
     def is_finished(self) -> bool:
@@ -148,6 +145,7 @@ class World:
     def __init__(self, url: str, seed: int, scripts: LoadScript) -> None:
         """Begin the run with its first learner."""
         self.rng = random.Random(seed)
+        self.has_agents = seed % 2 == 0  # whose moves are many, and leave fewer for all others
         self.client = redis.Redis.from_url(url)
         self.client.flushdb()
         self.store = Store(url, "history", scripts=scripts)
@@ -207,6 +205,10 @@ class World:
             self.store.run(operation)
         return answer
 
+    def talks(self, task: int) -> bool:
+        """Whether a live agent makes the turns of a task."""
+        return self.has_agents and task % 4 == 1
+
     def lag(self, version: tuple[int, int], step: int) -> int:
         """Count the batches by which tokens are behind, abandoned branches included."""
         lineage, k = version
@@ -214,19 +216,14 @@ class World:
         return max(0, step - fork) + (k - fork)
 
 
-def length_of(task: int) -> int:
+def length_of(task: int, *, talks: bool) -> int:
     """Length of a task's finished episode."""
-    return TURN_TOKENS * turns_of(task) if talks(task) else 2 + task % 7
+    return TURN_TOKENS * turns_of(task) if talks else 2 + task % 7
 
 
 def turns_of(task: int) -> int:
     """Calls that a task's agent makes before it ends."""
     return 1 + task % 3
-
-
-def talks(task: int) -> bool:
-    """Whether a live agent makes the turns of a task."""
-    return task % 4 == 1
 
 
 def units_of(tasks: list[int]) -> list[int]:

@@ -37,7 +37,7 @@ MUTANTS = {
     "no dedupe": Mutant("tasks", "if task[1] == 'D' then return 'DUP' end", "", "I1"),
     "no offset check": Mutant("beats", "offset == length or replaces", "true", "I3"),
     "claim not sticky": Mutant(
-        "claim", "call('ZADD', CLAIMS, k, k)", _UNSEAL + "call('ZADD', CLAIMS, k, k)", "I7"
+        "claim", "call('ZADD', CLAIMS, k, k)", _UNSEAL + "call('ZADD', CLAIMS, k, k)", "I6|I7"
     ),
     "reap forgets to remove": Mutant(
         "reap", "reaped[#reaped + 1] = id", "call('ZADD', leases, now, id) reaped[1] = id", "I1"
@@ -118,7 +118,7 @@ MUTANTS = {
     "a drop has no reason": Mutant("units", "call('SADD', REASONS, reason)", "", "I2"),
     "a commit forgets the tasks": Mutant("commit", "forget(trained, COMMITTED)", "", "I2"),
     "create is not idempotent": Mutant(
-        "create", "if call('GETBIT', KNOWN, ids[1]) == 0 then", "do", "I1|I3"
+        "create", "if call('GETBIT', KNOWN, ids[1]) == 0 then", "do", "I1|I3|I8"
     ),
     "a revived lease stays ready": Mutant("beats", "call('ZREM', ready_key(id), id)", "", "I1|I3"),
     "a use is not counted": Mutant("replay", "'uses', uses)", "'uses', 0)", "R1"),

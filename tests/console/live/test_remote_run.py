@@ -156,7 +156,10 @@ def test_an_address_has_host_port_and_run(text: str) -> None:
     ("arguments", "error"),
     [
         (["tcp://hub:5757/demo"], "--key must be the file of an observer's key, got none"),
-        (["tcp://hub:5757/demo", "--key", "ana"], "--key must be a file such as ana.key"),
+        (
+            ["tcp://hub:5757/demo", "--key", "ana"],
+            "ana.key, whose name ends in .key, got ana; name that",
+        ),
         (["tcp://hub:5757/demo", "--key", "none.key"], "none.key must be a key that this process"),
         (["runs/demo", "--key", "ana.key"], "--key must be given with tcp://HOST:PORT/NAME"),
     ],
