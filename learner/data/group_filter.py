@@ -166,8 +166,10 @@ class GroupFilter:
 
     def _is_stale(self, step: int, episodes: Sequence[Episode]) -> bool:
         """Find groups with a stale token; where those are masked, groups without a fresh one."""
+        if self._on_stale == "train":
+            return False
         lags_N = trained_lags(episodes, step, self._ledger.lineage, self._ledger.lineages)
-        if self._on_stale == "train" or not len(lags_N):
+        if not len(lags_N):
             return False
         decisive = lags_N.min() if self._on_stale == "mask" else lags_N.max()
         if decisive <= self._max_policy_lag:

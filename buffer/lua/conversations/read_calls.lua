@@ -15,7 +15,7 @@ local function rewards_of(id)
   return rewards
 end
 
-local function read(id, known, calls, box)
+local function read(id, calls, box)
   local line = { 'OK', box[1] or '0', tonumber(box[2]), box[3] or '', box[3] and rewards_of(id) or {} }
   for at, text in ipairs(call('LRANGE', calls_key(id), calls, -1)) do
     if room <= 0 then break end
@@ -37,7 +37,7 @@ for i = 4, #ARGV, 4 do
     elseif not box[2] then
       line = { 'UNCALLED' }
     else
-      line = read(id, known, tonumber(ARGV[i + 3]), box)
+      line = read(id, tonumber(ARGV[i + 3]), box)
     end
   end
   answer[#answer + 1] = line
