@@ -26,14 +26,13 @@ from actors.episodes.held_leases import SwapGate
 from actors.episodes.maker import EpisodeMaker
 from actors.rewards.pool import RewardPool
 from actors.weights.links import ActorIdentity
-from broker.client import BrokerClient
+from broker.client import BrokerClient, check_endpoints, client_of
 from broker.protocol.messages import Enrol, Hello, Receipt
-from broker.transport.enrolled import broker_public_keys
-from broker.transport.keys import ACTOR, ENROLMENT, KeyPair, load_pair, load_public, new_pair
-from configs.errors import RefusedError, SettingsError
+from broker.transport.keys import ACTOR, ENROLMENT, KeyPair, load_pair, new_pair
+from configs.errors import RefusedError
 from configs.hashes import run_hashes
 from configs.machine import without_collection
-from configs.settings import BrokerSettings, Settings
+from configs.settings import Settings
 
 from .capacity import CacheMeter, leases_for
 from .engine_of_settings import line_to_worker, make_engine
@@ -66,13 +65,13 @@ async def run_actor(
     Raises:
         NyalaError: A failure that ends the actor; `exit_code` says whether another start may help.
     """
-    _check_endpoints(settings.broker)
+    check_endpoints(settings)
     _log_engine(settings)
     log.info("starting", stage=f"looking for the broker at {settings.broker.endpoint}")
     keys = await until_event(_own_keys(settings, incarnation, key), stop.wait())
     if keys is None:
         return
-    client = _client(settings, keys, incarnation)
+    client = client_of(settings, keys, incarnation)
     meter = CacheMeter() if settings.actors.max_concurrent_episodes == "auto" else None
     with without_collection():
         engine, device = make_engine(settings, line := line_to_worker(settings), meter)
@@ -198,7 +197,7 @@ async def _own_keys(settings: Settings, incarnation: str, key: str | None) -> Ke
     if key is not None or (folder / f"{ACTOR}.key").exists():
         return load_pair(folder, key or ACTOR)
     pair = new_pair()
-    client = _client(settings, load_pair(folder, ENROLMENT), incarnation)
+    client = client_of(settings, load_pair(folder, ENROLMENT), incarnation)
     try:
         receipt = await _enrolled(client, Enrol(pair.public.decode()))
     finally:
@@ -219,36 +218,6 @@ async def _enrolled(client: BrokerClient, request: Enrol) -> Receipt:
                 raise
             log.warning("no place for this actor yet", reason=str(refusal))
         await asyncio.sleep(FULL_PAUSE_S * random.uniform(0.5, 1.5))
-
-
-def _client(settings: Settings, keys: KeyPair, incarnation: str) -> BrokerClient:
-    folder = _keys_folder(settings)
-    return BrokerClient(
-        settings.broker.endpoint,
-        server_key=load_public(folder, "broker"),
-        other_endpoints=settings.broker.other_endpoints,
-        read_server_keys=lambda: broker_public_keys(folder),
-        keys=keys,
-        run=settings.run.name,
-        incarnation=incarnation,
-        max_message_bytes=settings.broker.max_message_bytes,
-    )
-
-
-def _check_endpoints(broker: BrokerSettings) -> None:
-    """Refuse port 0, with which a run's settings leave the choice to `nyala up`."""
-    if broker.endpoint.endswith(":0"):
-        raise SettingsError(
-            f"broker.endpoint must have the port at which the run's broker listens, got "
-            f"{broker.endpoint}; give the folder of the run or its own config.yaml, or "
-            f"--set broker.endpoint=tcp://HOST:PORT (docs/fleet.md)"
-        )
-    for endpoint in broker.other_endpoints:
-        if endpoint.endswith(":0"):
-            raise SettingsError(
-                f"broker.other_endpoints must have the ports at which brokers of the run listen, "
-                f"got {endpoint}; write the port of that broker in place of 0 (docs/fleet.md)"
-            )
 
 
 def _keys_folder(settings: Settings) -> Path:

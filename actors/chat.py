@@ -47,7 +47,7 @@ def read_prompt(prompt: GivenPrompt, what: str = "the prompt of an item") -> Pro
         (ChatMessage(role='user', content='7+8='),)
     """
     if isinstance(prompt, str):
-        return _without_half_pairs(prompt)
+        return without_half_pairs(prompt)
     if any(isinstance(message, str) for message in prompt):
         raise SettingsError(
             f"{what} must be a text, or messages of role and content, got a list of texts, "
@@ -91,10 +91,11 @@ def _read_message(message: Any, what: str) -> ChatMessage:
             f"{quoted(message)}; give each message these two keys and no other, without images or "
             "tool calls, which are not supported"
         )
-    return ChatMessage(_without_half_pairs(filled["role"]), _without_half_pairs(filled["content"]))
+    return ChatMessage(without_half_pairs(filled["role"]), without_half_pairs(filled["content"]))
 
 
-def _without_half_pairs(text: str) -> str:
+def without_half_pairs(text: str) -> str:
+    """Return a text with U+FFFD for each half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

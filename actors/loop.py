@@ -12,6 +12,8 @@ Consumes leases and the engine's tokens; produces records. Its tasks, each with 
 | score | finished episodes | `Scoring`'s queue, within time limits |
 | groups | finished episodes | the rest of their group, or a time limit |
 | next turns | episodes that go on | `Scoring`'s queue |
+| hear agents | the broker's long poll | calls of live agents, or a new conversation |
+| answer agents | replies that wait | ended turns, then the broker |
 | deliver | the outbox | finished episodes, then the broker |
 | beat | the clock, then the broker | never waits for the engine |
 | weights | the publisher | `WeightReceiver` |
@@ -35,6 +37,7 @@ import structlog
 
 from actors.engine.engine import Engine
 from actors.environments.calls import EnvironmentSource
+from actors.episodes.agent_mail import AgentMail
 from actors.episodes.environment_workers import EnvironmentWorkers
 from actors.episodes.heartbeat import PUNCTUALITY, Heartbeat
 from actors.episodes.held_leases import HeldLeases, SwapGate
@@ -82,6 +85,7 @@ async def until_event(work: Coroutine[Any, Any, T], event: Coroutine[Any, Any, o
 # Episode loop of one actor.
 
 GIVE_UP_S = 600.0  # a broker is restarted in seconds, its machine in minutes
+AWAY_PER_SLOT = 4  # live agents between two calls, for each place: they sample a part of their time
 UNACKED_PER_SLOT = 2  # finished episodes for each place in the engine before leasing stops
 GROUP_WAIT_S = 60.0  # half of the time that a lease may stand still
 LEAVE_S = 2.0  # to release leases after a failure, and for BYE
@@ -179,7 +183,7 @@ class ActorLoop:
         self.phase, self._hello, self._prepare = ActorPhase.JOIN, hello, prepare
         self._stop, self._published = asyncio.Event(), asyncio.Event()
         self._is_broker_gone = False
-        self.room = ConcurrencyLimit(hello.capacity, group_size=run.group_size)
+        self.room = room = ConcurrencyLimit(hello.capacity, group_size=run.group_size)
         self._tuner = None if meter is None else Tuner(self.room, actors, meter)
         self._drain_s, self._give_up_s, self._group_wait_s = actors.drain_s, give_up_s, group_wait_s
         self._broker, self._engine, self._weights = broker, engine, weights
@@ -188,8 +192,9 @@ class ActorLoop:
         self._leases = leases = _empty_table(gate, actors)
         self._environment = calls = EnvironmentWorkers(actors)
         self._scoring = Scoring(calls, leases=leases, outbox=self._outbox)
+        mail = AgentMail(broker, engine, leases, deadline_s=give_up_s)
         self.sampling = Sampling(
-            engine, calls, self._scoring, leases=leases, outbox=self._outbox, room=self.room
+            engine, calls, self._scoring, leases=leases, outbox=self._outbox, mail=mail, room=room
         )
         self.heartbeat = Heartbeat(
             broker,
@@ -302,6 +307,8 @@ class ActorLoop:
             self.sampling.pump(),
             self.sampling.begin_turns(),
             self.sampling.deliver(),
+            self.sampling.hear_agents(),
+            self.sampling.answer_agents(),
             self._environment.serve(),
             *scorers,
             *gatherers,
@@ -317,13 +324,15 @@ class ActorLoop:
         while True:
             await self._outbox.until_below(UNACKED_PER_SLOT * room.most)
             most, full_from = room.most, room.full_from
-            if leases.num_active >= full_from:
-                await until_event(leases.until_active_below(full_from), room.other_than(most))
+            if leases.num_active >= full_from or leases.num_away >= AWAY_PER_SLOT * most:
+                has_room = leases.until_active_below(full_from, away=AWAY_PER_SLOT * most)
+                await until_event(has_room, room.other_than(most))
                 continue
             if self._weights.is_dirty:
                 await asyncio.sleep(DIRTY_PAUSE_S)
                 continue
             free, version = most - leases.num_active, self._engine.version
+            free = min(free, AWAY_PER_SLOT * most - leases.num_away)
             request = LeaseRequest(free, version, takes_over=not is_grouped)
             # The broker decides by the version of the request: newer weights may be let in at once.
             reply = await until_event(

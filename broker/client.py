@@ -62,8 +62,10 @@ from broker.protocol.messages import (
     Verdicts,
     Welcome,
 )
-from broker.transport.keys import KeyPair
-from configs.errors import DeadlineError, RecordError, RefusedError
+from broker.transport.enrolled import broker_public_keys
+from broker.transport.keys import KeyPair, load_public
+from configs.errors import DeadlineError, RecordError, RefusedError, SettingsError
+from configs.settings import Settings
 
 from .connection import Connection, ReadKeys
 
@@ -474,6 +476,51 @@ class BrokerClient:
         for answer in self._pending.values():
             if not answer.done():
                 answer.set_result(result)
+
+
+def client_of(settings: Settings, keys: KeyPair, incarnation: str) -> BrokerClient:
+    """Make a client of a run's brokers.
+
+    Args:
+        settings: Settings of the run.
+        keys: The client's own key pair.
+        incarnation: This life of the process.
+
+    Raises:
+        SettingsError: The endpoint or the broker's public key is missing.
+    """
+    check_endpoints(settings)
+    folder = settings.broker.keys or settings.run.folder / "keys"
+    return BrokerClient(
+        settings.broker.endpoint,
+        server_key=load_public(folder, "broker"),
+        other_endpoints=settings.broker.other_endpoints,
+        read_server_keys=lambda: broker_public_keys(folder),
+        keys=keys,
+        run=settings.run.name,
+        incarnation=incarnation,
+        max_message_bytes=settings.broker.max_message_bytes,
+    )
+
+
+def check_endpoints(settings: Settings) -> None:
+    """Refuse port 0, with which a run's settings leave the choice to `nyala up`.
+
+    Raises:
+        SettingsError: An endpoint has port 0.
+    """
+    if settings.broker.endpoint.endswith(":0"):
+        raise SettingsError(
+            f"broker.endpoint must have the port at which the run's broker listens, got "
+            f"{settings.broker.endpoint}; give the folder of the run or its own config.yaml, or "
+            f"--set broker.endpoint=tcp://HOST:PORT (docs/fleet.md)"
+        )
+    for endpoint in settings.broker.other_endpoints:
+        if endpoint.endswith(":0"):
+            raise SettingsError(
+                f"broker.other_endpoints must have the ports at which brokers of the run listen, "
+                f"got {endpoint}; write the port of that broker in place of 0 (docs/fleet.md)"
+            )
 
 
 def _jitter(pause_s: float) -> float:

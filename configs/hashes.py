@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from configs.tables.environments import OF_ROWS
 from configs.tables.run import RunSettings
 
 from .errors import SettingsError
@@ -89,8 +90,8 @@ def _environment_and_data(run: RunSettings) -> dict[str, object]:
 
 
 def data_files(run: RunSettings) -> dict[str, str]:
-    """Return the files of the environment `dataset`, by the key that names each."""
-    if run.environment != "dataset":
+    """Return the files of an environment of rows, by the key that names each."""
+    if run.environment not in OF_ROWS:
         return {}
     names = {key: run.environment_settings.get(key) for key in ("path", "held_out")}
     return {key: str(name) for key, name in names.items() if name is not None}

@@ -24,6 +24,7 @@ from . import durable
 from .error_text import describe_all
 from .errors import SettingsError, quoted
 from .settings import Settings
+from .tables.environments import OF_ROWS
 from .user_code import beside, looked_in
 
 Tree = dict[str, Any]
@@ -98,7 +99,7 @@ def _find_files(tree: Tree, folder: Path, *, environment: str | None) -> None:
             continue
         _make_absolute(table, FILES, folder)
         named = environment if environment and table is run else table.get("environment")
-        if named == "dataset":
+        if named in OF_ROWS:
             _make_absolute(table.get("environment_settings"), DATA_FILES, folder)
 
 

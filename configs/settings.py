@@ -12,6 +12,7 @@ from __future__ import annotations
 from pydantic import model_validator
 
 from configs.tables.actors import ActorSettings, FleetSettings
+from configs.tables.agents import AgentSettings
 from configs.tables.algorithm import AlgorithmSettings, CriticSettings, RewardSettings
 from configs.tables.base import SettingsTable
 from configs.tables.broker import BrokerSettings
@@ -25,6 +26,7 @@ from .tables.all_tables import AllTables
 
 __all__ = [
     "ActorSettings",
+    "AgentSettings",
     "AlgorithmSettings",
     "BrokerSettings",
     "BufferSettings",

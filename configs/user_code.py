@@ -24,7 +24,7 @@ looked_in: list[Path] = []
 """Folders of the settings files that this process has read: what they name is looked for there, and
 then in the folder in which the command is typed."""
 
-PACKAGES = ("actors", "broker", "buffer", "configs", "console", "learner")
+PACKAGES = ("actors", "agents", "broker", "buffer", "configs", "console", "learner")
 
 
 def source_of(name: str, *, setting: str) -> Path:

@@ -45,6 +45,10 @@ VERBS = {
         "Ask a model the held-out questions of a run, as its evaluations do, and train nothing.",
     ),
     "actor": ("console.verbs.roles", "Join a run with one more actor."),
+    "agents": (
+        "console.verbs.roles",
+        "Host agents of a run, whose turns they make with loops of their own.",
+    ),
     "join-pack": (
         "console.verbs.join_pack",
         "Write one file with which another machine joins a run.",

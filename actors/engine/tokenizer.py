@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from actors.chat import FORMS, ChatMessage, Prompt, ToolCall, as_given, as_messages, read_calls
 from configs.architecture import present_model
@@ -39,6 +39,15 @@ TRIAL = ToolCall("name_of_the_tool", {"argument": "a value", "number": 3})
 
 DATE = "date_string"
 """Variable of chat templates that write the day, as those of Llama 3 name it."""
+
+
+class Chat(NamedTuple):
+    """What a chat template renders for a live agent: messages with their calls, and functions."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Any] = ()
+    variables: Mapping[str, Any] = {}
+    """Further variables of the template."""
 
 
 class Tokenizer(Protocol):
@@ -193,6 +202,48 @@ class ModelTokenizer:
         )
         return text
 
+    @property
+    def shows_reasoning(self) -> bool:
+        """Whether the chat template takes the reasoning of a turn as a field of its own."""
+        return "reasoning_content" in str(self._tokenizer.chat_template)
+
+    def check_chat(self, chat: Chat) -> None:
+        """Refuse a chat that the template does not take; raises as `encode_chat`."""
+        self._render_chat(chat)
+
+    def encode_chat(self, chat: Chat) -> tuple[int, ...]:
+        """Tokens of a chat, up to where the policy begins its turn.
+
+        Raises:
+            SettingsError: There is no chat template, or it does not take this chat.
+        """
+        return self._encode(self._render_chat(chat))
+
+    def encode_next(self, before: Chat, chat: Chat, *, is_open: bool) -> tuple[int, ...] | None:
+        """Tokens between the end of the policy's last turn and its next one.
+
+        Args:
+            before: The chat up to that turn, which is its last message.
+            chat: The same with further messages.
+            is_open: The turn did not end with its end token; that comes first.
+
+        Returns:
+            None if the template writes something in `before` differently once others follow, as
+            one that drops earlier thinking does.
+
+        Raises:
+            SettingsError: The template does not take this chat.
+        """
+        closed, whole = self._render_chat(before, go_on=False), self._render_chat(chat)
+        texts = map(self._tokenizer.convert_ids_to_tokens, self._stop_token_ids)
+        ends = [(closed.rfind(stop) + len(stop), stop) for stop in texts if stop and stop in closed]
+        if not ends:
+            return self._encode(whole[len(closed) :]) if whole.startswith(closed) else None
+        end, stop = max(ends)
+        if not whole.startswith(closed[:end]):
+            return None
+        return self._after_stops(self._encode(stop + whole[end:]), 1, with_last=is_open)
+
     def turn_frame(self) -> TurnFrame | None:
         """Return the texts that the template puts around the policy's turn; None without one."""
         if not self._chat:
@@ -295,6 +346,15 @@ class ModelTokenizer:
                 f"{shown}; choose another model, or an environment without tools"
             )
         return functions
+
+    def _render_chat(self, chat: Chat, *, go_on: bool = True) -> str:
+        if not self._chat:
+            _bare((), "messages")
+        messages = json.loads(self._marked(json.dumps(chat.messages, ensure_ascii=False)))
+        more = dict(chat.variables)
+        if chat.tools:
+            more["tools"] = json.loads(self._marked(json.dumps(chat.tools, ensure_ascii=False)))
+        return self._render(messages, go_on=go_on, **more)
 
     def _written_call(self, functions: list[Any]) -> str:
         """Render a call as the template writes it; nothing if it leaves tools or results out."""

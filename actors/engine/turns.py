@@ -93,7 +93,7 @@ class StopStrings:
             strings: At least one.
             decode: Text of tokens.
         """
-        self._strings = tuple(strings)
+        self.strings = tuple(strings)
         self._decode = decode
         # Every token that counts has at least one byte.
         self.window = max(len(text.encode()) for text in strings) + SPARE_TOKENS
@@ -114,11 +114,11 @@ class StopStrings:
 
     def cut(self, text: str) -> str:
         """Return the text before the first of the strings."""
-        return before(self._strings, text)
+        return before(self.strings, text)
 
     def _has_one(self, token_ids: Sequence[int]) -> bool:
         text = self._decode(token_ids)
-        return any(stop in text for stop in self._strings)
+        return any(stop in text for stop in self.strings)
 
 
 def before(strings: Sequence[str], text: str) -> str:

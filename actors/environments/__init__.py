@@ -1,6 +1,7 @@
 """Environments: prompts, steps and scores.
 
 adapters/      Environments written for other projects, taken as they are
+agent          Tasks of live agents: `environment: agent`
 answer_process  Answers that are compared in processes of their own, with a limit of CPU time
 answer_worker  Process that compares answers: `python -P -m actors.environments.answer_worker SCORER
                MEMORY`

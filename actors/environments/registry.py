@@ -23,14 +23,15 @@ from actors.chat import Prompt, read_prompt, text_of
 from configs.errors import DeadlineError, NyalaError, SettingsError, quoted
 from configs.settings import RunSettings
 from configs.user_code import explain, load_user_code
+from configs.user_python import UserPython, installed_python, requirements_of
 from configs.worker import Worker
 
 from .adapters.forms import FACTORY, adapt, over_rows
+from .agent import Agent
 from .base import Conversation, Environment, Score, tools_of
 from .calls import EnvironmentSource, call, finish
 from .dataset.environment import Dataset
 from .hosted.environment import Host, HostedEnvironment, HostSettings
-from .hosted.python import host_python, requirements_of
 
 # --------------------------------------------------------------------------------------------------
 # Foreign code under a deadline.
@@ -75,6 +76,7 @@ PARTS = ("prompt", "answer", "demonstration", "step", "score")
 
 OURS = {
     "reasoning_gym": "actors.environments.reasoning_gym:ReasoningGym",
+    "agent": "actors.environments.agent:Agent",
     "dataset": "actors.environments.dataset.environment:Dataset",
     "calculator": "actors.environments.calculator:Calculator",
 }
@@ -113,7 +115,7 @@ def for_each(run: RunSettings, work: Callable[[RunSettings], T], *, limit_s: flo
     """
     for alone in run.by_environment.values():
         with naming(alone):
-            host_python(alone)  # installs for as long as it takes
+            installed_python(UserPython.of_environment(alone))  # installs for as long as it takes
             result = call_within(limit_s, partial(work, alone), what="run.environment")
         yield result
 
@@ -131,7 +133,7 @@ def make_environment(run: RunSettings, *, workers: int = 1) -> Environment:
     Raises:
         SettingsError: The environment is unknown, refuses its settings, or fails.
     """
-    python = host_python(run)
+    python = installed_python(UserPython.of_environment(run))
     return (
         _make_from_settings(run, _adapt_first)
         if python is None
@@ -140,13 +142,13 @@ def make_environment(run: RunSettings, *, workers: int = 1) -> Environment:
 
 
 def make_dataset(run: RunSettings) -> Dataset:
-    """Make the rows of a run with the environment `dataset`, without a class that plays them.
+    """Make the rows of a run with the environment `dataset` or `agent`, without what plays them.
 
     Raises:
         SettingsError: The settings or the rows are refused.
     """
-    dataset: Dataset = _make_from_settings(run, lambda dataset, *_: dataset)
-    return dataset
+    environment: Dataset | Agent = _make_from_settings(run, lambda environment, *_: environment)
+    return environment.rows if isinstance(environment, Agent) else environment
 
 
 def _adapt_first(first: Any, run: RunSettings, make: Callable[[], Any]) -> Environment:
@@ -167,7 +169,7 @@ def _make_hosted(run: RunSettings, python: Path, workers: int) -> Environment:
         )
     settings = HostSettings(
         python,
-        requirements_of(run),
+        requirements_of(UserPython.of_environment(run)),
         name,
         run.environment_settings if rows is None else rows.factory_settings,
         "run.environment" if rows is None else FACTORY,

@@ -111,5 +111,5 @@ class Heartbeat:
             return
         self._sent_at = time.monotonic()
         self._on_publication(reply.publication)
-        for held in self._leases.settle(portion, reply.verdicts):
+        for held in self._leases.apply_verdicts(portion, reply.verdicts):
             self._sampling.lose(held)

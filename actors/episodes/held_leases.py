@@ -2,8 +2,8 @@
 
     GRANTED --begin--> ACTIVE --close--> CLOSED --end--> ENDED
        |                ^  |                               ^
-       |          resume|  |wait                           |
-       |               WAITING                             |
+       |          resume|  |wait, leave                    |
+       |            WAITING, AWAY                          |
        +-------------------+----- released, or lost -------+
 
 Heartbeats keep a lease alive in each stage but the last, and bring the store the tokens that
@@ -18,8 +18,9 @@ Invariant: a lease is in the table exactly until it has ended. No I/O; the clock
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import structlog
@@ -28,6 +29,7 @@ from broker.protocol.messages import Beat, Lease, TaskVerdict, Verdict
 from buffer.record.codec import encode_completion
 from configs.traces import UNTRACED, LeaseTrace, begin_lease_trace
 
+from .agent_rollout import AgentRollout
 from .rollout import Rollout, State
 
 # --------------------------------------------------------------------------------------------------
@@ -85,6 +87,8 @@ class LeaseStage(StrEnum):
     """The environment, the engine or a reward function has its episode."""
     WAITING = "waiting"
     """Its episode is finished and waits for others of its group; it holds no place."""
+    AWAY = "away"
+    """Its live agent has not called; it holds no place."""
     CLOSED = "closed"
     """Its record or failure is in the outbox, or it waits for its release."""
     ENDED = "ended"
@@ -106,10 +110,12 @@ class HeldLease:
     stage: LeaseStage = LeaseStage.GRANTED
     started_at: float = 0.0
     """Begin of the work, Unix seconds."""
-    rollout: Rollout | None = None
+    rollout: Rollout | AgentRollout | None = None
     """None until the environment has begun the episode."""
-    request_id: str | None = None
-    """Set while the engine has the episode."""
+    request_ids: set[str] = field(default_factory=set)
+    """Requests that the engine has: one at most, but of a live agent any number."""
+    ticket: int = 0
+    """Number under which a host has the episode's live agent; 0 = none is known."""
     environment: int = 0
     """Number of its environment among those of the run."""
     place: object | None = None
@@ -122,7 +128,7 @@ class HeldLease:
         """Whether this actor no longer holds the lease."""
         return self.stage is LeaseStage.ENDED
 
-    def begun(self) -> Rollout:
+    def begun(self) -> Rollout | AgentRollout:
         """Return the rollout of an episode that the environment has begun."""
         assert self.rollout is not None
         return self.rollout
@@ -137,7 +143,13 @@ class HeldLease:
             return 0.0  # what is new is sent alone
         return min(LONGEST_PAUSE_S, self.rollout.length / WHOLE_TOKENS_PER_S)
 
-    def start(self, rollout: Rollout) -> None:
+    def agent(self) -> AgentRollout | None:
+        """Return the episode if a live agent makes its turns, and may call again."""
+        rollout = self.rollout
+        is_live = isinstance(rollout, AgentRollout) and rollout.state is State.SAMPLING
+        return rollout if is_live and isinstance(rollout, AgentRollout) else None
+
+    def start(self, rollout: Rollout | AgentRollout) -> None:
         """Take the episode that the environment has begun."""
         self.rollout = rollout
         if rollout.restarted:
@@ -181,7 +193,7 @@ class HeldLeases:
         self._clock = clock
         self._by_task: dict[int, HeldLease] = {}
         self._changed = asyncio.Event()
-        self.num_active = 0
+        self.num_active = self.num_away = 0
 
     def __len__(self) -> int:
         return len(self._by_task)
@@ -213,8 +225,12 @@ class HeldLeases:
         """Give the place of a finished episode to another while its group is made."""
         self._enter(held, LeaseStage.WAITING)
 
+    def leave(self, held: HeldLease) -> None:
+        """Give the place of an episode to another while its live agent works."""
+        self._enter(held, LeaseStage.AWAY)
+
     def resume(self, held: HeldLease) -> None:
-        """Go on with an episode that has waited."""
+        """Go on with an episode that has waited, or whose live agent was away."""
         self._enter(held, LeaseStage.ACTIVE)
 
     def close(self, held: HeldLease) -> None:
@@ -235,9 +251,9 @@ class HeldLeases:
             del self._by_task[task_id]
             self._enter(held, LeaseStage.ENDED)
 
-    async def until_active_below(self, limit: int) -> None:
-        """Wait until fewer leases than this are active."""
-        while self.num_active >= limit:
+    async def until_active_below(self, limit: int, *, away: float = math.inf) -> None:
+        """Wait until fewer leases than this are active, and fewer than `away` are away."""
+        while self.num_active >= limit or self.num_away >= away:
             self._changed.clear()
             await self._changed.wait()
 
@@ -260,18 +276,19 @@ class HeldLeases:
             pause_s = max(self._snapshot_s, held.least_pause_s())
             is_due = final or (not is_finished and now - held.stored_at >= pause_s)
             if is_due and held.has_news():
-                beats.append(_chunk(held))
+                beats.append(next_chunk(held))
             elif not final and now - held.confirmed_at >= self._heartbeat_s:
                 beats.append(Beat(task_id, held.lease.fence))
         return beats
 
-    def settle(self, beats: Iterable[Beat], verdicts: Iterable[TaskVerdict]) -> list[HeldLease]:
+    def apply_verdicts(
+        self, beats: Iterable[Beat], verdicts: Iterable[TaskVerdict]
+    ) -> list[HeldLease]:
         """Apply the store's verdicts, one for each beat.
 
         Returns:
             Leases that another actor holds by now; the caller ends them.
         """
-        now = self._clock()
         lost: list[HeldLease] = []
         for beat, verdict in zip(beats, verdicts, strict=True):
             held = self._by_task.get(beat.task_id)
@@ -280,14 +297,19 @@ class HeldLeases:
             if verdict.verdict in (Verdict.OUTDATED, Verdict.GONE):
                 lost.append(held)
             elif verdict.verdict in (Verdict.OK, Verdict.GAP):
-                held.note_stored(beat, verdict.length)
-                held.confirmed_at = now
-                if beat.num_tokens:
-                    held.stored_at = now
+                self.note_verdict(held, beat, verdict.length)
         return lost
+
+    def note_verdict(self, held: HeldLease, beat: Beat, length: int) -> None:
+        """Note what the store has of a lease, and that it is this actor's."""
+        held.note_stored(beat, length)
+        held.confirmed_at = self._clock()
+        if beat.num_tokens:
+            held.stored_at = held.confirmed_at
 
     def _enter(self, held: HeldLease, stage: LeaseStage) -> None:
         self.num_active += (stage is LeaseStage.ACTIVE) - (held.stage is LeaseStage.ACTIVE)
+        self.num_away += (stage is LeaseStage.AWAY) - (held.stage is LeaseStage.AWAY)
         held.stage = stage
         if stage is not LeaseStage.ACTIVE:
             self._gate.end_evaluation(held.lease.task_id)
@@ -308,8 +330,11 @@ def portions(beats: Sequence[Beat]) -> Iterator[tuple[Beat, ...]]:
         yield tuple(portion)
 
 
-def _chunk(held: HeldLease) -> Beat:
+def next_chunk(held: HeldLease) -> Beat:
+    """Return the tokens that the store lacks; a sign of life if it has all."""
     offset = 0 if held.begun().restarted else held.num_stored
+    if offset == held.begun().length:
+        return Beat(held.lease.task_id, held.lease.fence, offset)
     completion = held.begun().completion(offset)
     return Beat(
         task_id=held.lease.task_id,

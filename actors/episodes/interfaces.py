@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from broker.protocol.conversation_messages import (
+    CallsReply,
+    ListenRequest,
+    SayRequest,
+    WantRequest,
+)
 from broker.protocol.messages import (
     BeatRequest,
     FailRequest,
@@ -28,7 +34,17 @@ class DeliveryClient(Protocol):
     async def fail(self, request: FailRequest, *, deadline_s: float) -> Verdicts: ...
 
 
-class BrokerApi(DeliveryClient, Protocol):
+class MailboxClient(Protocol):
+    """The calls of the broker's client that are about live agents."""
+
+    async def want(self, request: WantRequest, *, deadline_s: float) -> Verdicts: ...
+
+    async def listen(self, request: ListenRequest, *, deadline_s: float) -> CallsReply: ...
+
+    async def say(self, request: SayRequest, *, deadline_s: float) -> Verdicts: ...
+
+
+class BrokerApi(DeliveryClient, MailboxClient, Protocol):
     """`broker.client.BrokerClient`: every call is repeated until its deadline.
 
     Calls but `bye` raise `DeadlineError` without an answer by then, and `RefusedError` where the

@@ -13,7 +13,8 @@ import structlog
 from actors.chat import read_prompt
 from actors.engine.tokenizer import Tokenizer
 from actors.engine.turns import StopStrings
-from actors.environments.base import Environment, Score, tools_of
+from actors.environments.agent import AgentTask
+from actors.environments.base import Conversation, Environment, Score, tools_of
 from actors.environments.calls import call
 from actors.rewards.functions import RewardSample
 from broker.protocol.messages import Lease, TaskSpec
@@ -24,6 +25,7 @@ from configs.errors import NyalaError, RecordError
 from configs.settings import RunSettings
 from configs.tables.environments import MixtureItem
 
+from .agent_rollout import AgentRollout
 from .rollout import ReplayMismatch, Rollout, RolloutContext
 
 log = structlog.get_logger()
@@ -65,7 +67,7 @@ class EpisodeMaker:
         find = self._mixture.held_out if spec.purpose == "eval" else self._mixture.training
         return find(spec.index)
 
-    async def begin_episode(self, lease: Lease, environment: Environment) -> Rollout:
+    async def begin_any(self, lease: Lease, environment: Environment) -> Rollout | AgentRollout:
         """Begin the episode of a lease, or continue the tokens of earlier leases.
 
         Tokens that cannot be continued are dropped: the episode then begins anew, as `restarted`.
@@ -80,21 +82,39 @@ class EpisodeMaker:
             DeadlineError: An `async` method of the environment takes too long.
             Exception: The environment raised it.
         """
+        conversation = await self._conversation(lease, environment)
+        if isinstance(conversation, AgentTask):
+            return self._begin_agent(lease, conversation)
+        return await self._begin_played(lease, environment, conversation)
+
+    async def begin_episode(self, lease: Lease, environment: Environment) -> Rollout:
+        """Begin an episode that needs no live agent; as `begin_any` otherwise."""
+        rollout = await self.begin_any(lease, environment)
+        if isinstance(rollout, AgentRollout):
+            raise EpisodeError(
+                "run.environment must be one that is played without live agents here, got agent; "
+                "start a run, and `nyala agents` beside it"
+            )
+        return rollout
+
+    async def _begin_played(
+        self, lease: Lease, environment: Environment, conversation: Conversation
+    ) -> Rollout:
         try:
             if lease.chunks and not getattr(environment, "can_replay", True):
                 raise ReplayMismatch("its environment cannot repeat its answers")
             partial = _partial(lease, self._limits)
-            rollout = await self._begin(lease, environment)
+            rollout = self._begin(lease, conversation)
             if partial is not None and len(partial.token_ids):
                 await rollout.resume(partial)
             return rollout
         except (ReplayMismatch, RecordError) as error:
             log.warning("episode restarts", task_id=lease.task_id, reason=str(error))
-        rollout = await self._begin(lease, environment)
+        rollout = self._begin(lease, await self._conversation(lease, environment))
         rollout.restarted = True
         return rollout
 
-    def sample(self, rollout: Rollout) -> RewardSample:
+    def sample(self, rollout: Rollout | AgentRollout) -> RewardSample:
         """Make the arguments of a reward function from a finished episode."""
         assert rollout.score is not None
         spec = rollout.lease.spec
@@ -113,7 +133,12 @@ class EpisodeMaker:
         )
 
     def episode(
-        self, rollout: Rollout, score: Score, *, started_at: float, finished_at: float
+        self,
+        rollout: Rollout | AgentRollout,
+        score: Score,
+        *,
+        started_at: float,
+        finished_at: float,
     ) -> Episode:
         """Make the episode of a finished rollout.
 
@@ -146,21 +171,36 @@ class EpisodeMaker:
             metadata={"answer": answer},
         )
 
-    async def _begin(self, lease: Lease, environment: Environment) -> Rollout:
-        spec, index = lease.spec, self.place(lease.spec).item
-        conversation = await call(
+    async def _conversation(self, lease: Lease, environment: Environment) -> Conversation:
+        spec = lease.spec
+        conversation: Conversation = await call(
             environment.begin,
-            index,
+            self.place(spec).item,
             spec.seed,
             held_out=spec.purpose == "eval",
             limit_s=self._context.limit_s,
         )
+        return conversation
+
+    def _begin_agent(self, lease: Lease, task: AgentTask) -> AgentRollout:
+        """Begin the episode of a live agent, or continue it; it is never begun again here."""
+        alone = list(self._run.by_environment.values())[self.place(lease.spec).environment]
+        return AgentRollout(
+            lease,
+            task,
+            self._context,
+            max_prompt_tokens=self._run.max_prompt_tokens,
+            has_reward=bool(alone.reward_functions),
+            partial=_partial(lease, self._limits),
+        )
+
+    def _begin(self, lease: Lease, conversation: Conversation) -> Rollout:
         prompt_ids = self._encode(read_prompt(conversation.prompt), tools_of(conversation))
-        limit = self._run.max_prompt_tokens
+        limit, item = self._run.max_prompt_tokens, self.place(lease.spec).item
         if len(prompt_ids) > limit:
             raise EpisodeError(
                 f"prompt must be at most run.max_prompt_tokens = {limit}, got {len(prompt_ids)} "
-                f"tokens for item {index}; shorten or leave out such prompts, or raise the limit "
+                f"tokens for item {item}; shorten or leave out such prompts, or raise the limit "
                 "and begin the run anew with --fresh"
             )
         return Rollout(lease, conversation, prompt_ids, self._context)

@@ -130,6 +130,25 @@ class Transcript:
         if parent != start:
             self._branches.append(Branch(start, parent))
 
+    @property
+    def num_branches(self) -> int:
+        """Number of branches among the tokens so far."""
+        return len(self._branches)
+
+    def path(self, stop: int) -> tuple[list[tuple[int, int]], bool]:
+        """Return the stretches of the log that lead to its token before `stop`, in order.
+
+        The second value says whether they begin at a root and so follow no prompt.
+        """
+        stretches: list[tuple[int, int]] = []
+        parent: int | None = stop
+        while parent:
+            at = bisect_right(self._branches, parent - 1, key=lambda branch: branch.start) - 1
+            start, before = self._branches[at] if at >= 0 else (0, 0)
+            stretches.append((start, parent))
+            parent = before
+        return stretches[::-1], parent is None
+
     def sign(self, fence: int, incarnation: str) -> None:
         """Note that tokens from here on are made under this fence."""
         if not self._fences or self._fences[-1].fence != fence:

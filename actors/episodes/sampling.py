@@ -18,18 +18,21 @@ import structlog
 from msgspec import structs
 
 from actors.capacity import ActorCounts, ConcurrencyLimit, WorkEstimator
-from actors.engine.engine import Delta, Engine
+from actors.engine.engine import Delta, Engine, GenerationRequest
+from broker.protocol.conversation_messages import Calls
 from broker.protocol.messages import Beat, Figures, Lease, Verdict
 from configs.machine import UsageMeter
 from configs.metrics import BusyTime
 from configs.traces import EpisodePhase
 from configs.user_code import explain
 
+from .agent_mail import AgentMail
+from .agent_rollout import AgentRollout
 from .environment_workers import EnvironmentWorkers
 from .held_leases import HeldLease, HeldLeases, LeaseStage
 from .maker import EpisodeMaker
 from .outbox import Outbox
-from .rollout import Rollout, State
+from .rollout import ReplayMismatch, Rollout, State
 from .scoring import Scoring, next_batch
 
 log = structlog.get_logger()
@@ -49,8 +52,10 @@ class Sampling:
         *,
         leases: HeldLeases,
         outbox: Outbox,
+        mail: AgentMail,
         room: ConcurrencyLimit,
     ) -> None:
+        self._mail = mail
         self._engine = engine
         self._environment = environment
         self._scoring = scoring
@@ -85,7 +90,7 @@ class Sampling:
             self._leases.begin_work(held, started_at=time.time())
             held.environment = maker.place(held.lease.spec).environment
             held.life.enter(EpisodePhase.ENVIRONMENT, purpose=held.lease.spec.purpose)
-            work = partial(maker.begin_episode, held.lease)
+            work = partial(maker.begin_any, held.lease)
             self._environment.submit_work(held, work, partial(self._begun, held))
 
     async def pump(self) -> None:
@@ -109,6 +114,22 @@ class Sampling:
             batch = await next_batch(self._scoring.next_turns)
             self._submit([held for held in batch if not held.has_ended])
 
+    async def hear_agents(self) -> None:
+        """Begin what live agents ask for, until cancelled."""
+        while True:
+            for held, calls in await self._mail.listen():
+                self._take_calls(held, calls)
+
+    async def answer_agents(self) -> None:
+        """Answer live agents, each reply together with its tokens, until cancelled."""
+        while True:
+            for held, kind, reason in await self._mail.say():
+                if kind is None:
+                    self.lose(held)
+                else:
+                    self._stop_requests(held)
+                    self._scoring.fail(held, kind, reason)
+
     async def deliver(self) -> None:
         """Send records and failures until cancelled; a lease ends with its acknowledgement.
 
@@ -123,10 +144,8 @@ class Sampling:
 
     def lose(self, held: HeldLease) -> None:
         """Stop work at once on an episode whose lease another actor holds by now."""
-        if held.request_id is not None:
-            self._engine.abort([held.request_id])
-        self._leave_engine(held)
-        self._num_lost += held.stage is LeaseStage.ACTIVE
+        self._stop_requests(held)
+        self._num_lost += held.stage in (LeaseStage.ACTIVE, LeaseStage.AWAY)
         self._leases.end_lease(held.lease.task_id, held.lease.fence, "lost")
 
     def give_up(self, beat: Beat, reason: str) -> None:
@@ -134,11 +153,9 @@ class Sampling:
         held = self._leases.get(beat.task_id)
         if held is None or held.lease.fence != beat.fence:
             return
-        if held.stage not in (LeaseStage.ACTIVE, LeaseStage.WAITING):
+        if held.stage not in (LeaseStage.ACTIVE, LeaseStage.WAITING, LeaseStage.AWAY):
             return
-        if held.request_id is not None:
-            self._engine.abort([held.request_id])
-        self._leave_engine(held)
+        self._stop_requests(held)
         self._scoring.fail(held, "data", reason)
         # Queues that still have it skip it.
         self._leases.end_lease(beat.task_id, beat.fence, "given up")
@@ -150,10 +167,12 @@ class Sampling:
             EngineError: The engine died.
         """
         self._is_stopped = True
+        self._mail.stop()
         for delta in await self._engine.halt():
             self._append(delta)
         for held in self._leases:
-            if held.stage is LeaseStage.ACTIVE and (held.request_id or held.rollout is None):
+            is_unfinished = held.request_ids or held.rollout is None or held.agent() is not None
+            if held.stage is LeaseStage.ACTIVE and is_unfinished:
                 self._leave_engine(held)
                 self._leases.close(held)
 
@@ -193,7 +212,7 @@ class Sampling:
             lost=float(self._num_lost),
         )
 
-    def _begun(self, held: HeldLease, result: Rollout | BaseException) -> None:
+    def _begun(self, held: HeldLease, result: Rollout | AgentRollout | BaseException) -> None:
         """Go on with an episode that its environment has begun, or fail it."""
         if held.has_ended:
             return
@@ -201,7 +220,10 @@ class Sampling:
             self._scoring.fail(held, "data", explain(result))
             return
         held.start(result)
-        if result.state is State.SAMPLING:
+        if isinstance(result, AgentRollout):
+            self._leases.leave(held)
+            self._mail.begin(held)
+        elif result.state is State.SAMPLING:
             self._submit([held])
         else:
             self._scoring.put_episode(held)
@@ -214,13 +236,18 @@ class Sampling:
                 self._leases.close(held)
                 continue
             rollout = held.begun()
-            request = rollout.request()
-            requests.append(request)
+            assert isinstance(rollout, Rollout)
+            requests.append((held, rollout.request()))
+        self._submit_requests(requests)
+
+    def _submit_requests(self, requests: Sequence[tuple[HeldLease, GenerationRequest]]) -> None:
+        for held, request in requests:
+            rollout = held.begun()
             held.life.enter(EpisodePhase.SAMPLE, turn=rollout.num_turns, first_token=rollout.length)
-            held.request_id = request.request_id
+            held.request_ids.add(request.request_id)
             self._in_engine[request.request_id] = held
         if requests:
-            self._engine.submit(requests)
+            self._engine.submit([request for _, request in requests])
             self.busy.mark(is_busy=True)
 
     def _append(self, delta: Delta) -> None:
@@ -228,22 +255,76 @@ class Sampling:
         if held is None:
             return
         if delta.finish_reason is not None:
-            self._leave_engine(held)
+            self._leave_engine(held, delta.request_id)
         if delta.refusal is not None:
+            self._stop_requests(held)
             self._scoring.fail(held, "data", delta.refusal)
             return
         if delta.finish_reason not in WHOLE_TURN:
             reason = f"the engine broke it off: {delta.finish_reason!r}"
+            self._stop_requests(held)
             self._scoring.fail(held, "infrastructure", reason)
             return
         self.num_tokens += len(delta.token_ids)
-        held.begun().append_delta(delta)
+        rollout = held.begun()
+        if isinstance(rollout, AgentRollout):
+            self._append_turn(held, rollout, delta)
+            return
+        rollout.append_delta(delta)
         if delta.finish_reason is not None:
-            held.life.note(end_token=held.begun().length, finish=delta.finish_reason)
+            held.life.note(end_token=rollout.length, finish=delta.finish_reason)
             self._scoring.put_episode(held)
 
-    def _leave_engine(self, held: HeldLease) -> None:
-        if held.request_id is not None:
-            del self._in_engine[held.request_id]
-            held.request_id = None
+    def _append_turn(self, held: HeldLease, rollout: AgentRollout, delta: Delta) -> None:
+        """Append tokens of one of the turns that a live agent waits for."""
+        if not rollout.append_delta(delta) and delta.finish_reason is None:
+            self._engine.abort([delta.request_id])
+            self._leave_engine(held, delta.request_id)
+        self._mail.put_replies(held)
+
+    def _take_calls(self, held: HeldLease, calls: Calls) -> None:
+        """Begin the turns that a live agent asks for, or end its episode."""
+        rollout = held.agent()
+        if rollout is None or held.has_ended or self._is_stopped:
+            return
+        if calls.verdict is not Verdict.OK:
+            self.lose(held)
+            return
+        held.ticket = calls.ticket
+        try:
+            requests = rollout.add_calls(calls.calls, calls.num_calls)
+        except ReplayMismatch as error:
+            self._scoring.fail(held, "infrastructure", str(error))
+            return
+        if calls.why and rollout.num_read >= calls.num_calls:
+            self._end_agent(held, rollout, calls)
+            return
+        if held.stage is LeaseStage.AWAY and not rollout.is_waiting:
+            self._leases.resume(held)
+        self._submit_requests([(held, request) for request in requests])
+        self._mail.put_replies(held)
+
+    def _end_agent(self, held: HeldLease, rollout: AgentRollout, calls: Calls) -> None:
+        """Score the episode of an agent that has ended, or fail it with the reason."""
+        self._stop_requests(held)
+        reason = f"its agent: {calls.why}; {calls.text}"
+        if calls.why == "host":  # which is not the agent's fault
+            self._scoring.fail(held, "infrastructure", reason)
+        elif not rollout.length:
+            self._scoring.fail(held, "data", f"no call was answered before the end of {reason}")
+        else:
+            rollout.end(calls.why, calls.text, calls.rewards)
+            self._leases.resume(held)
+            self._scoring.put_episode(held)
+
+    def _stop_requests(self, held: HeldLease) -> None:
+        if held.request_ids:
+            self._engine.abort(sorted(held.request_ids))
+        self._leave_engine(held)
+
+    def _leave_engine(self, held: HeldLease, request_id: str | None = None) -> None:
+        """Forget a request of an episode, or all of them."""
+        for left in [request_id] if request_id is not None else list(held.request_ids):
+            del self._in_engine[left]
+            held.request_ids.remove(left)
             self.busy.mark(is_busy=bool(self._in_engine))

@@ -1,5 +1,6 @@
 """Messages that cross a process boundary, and their wire form.
 
+agent_calls      Content of calls and replies of live agents, as door and actor write it
 codec            Codec of messages and task specs: one msgpack map {v, run, inc, seq, message} in
                  one frame
 fields           Building blocks of messages: structs that msgspec turns into msgpack and back,

@@ -19,7 +19,7 @@ from msgspec import Meta, field
 from buffer.record.episode import PolicyVersion
 
 from .fields import Many, MessagePart, Real, Text, Whole, WireMessage
-from .messages import Beat, Id, Lines, TaskSpec, Verdict
+from .messages import MAX_REASON, Beat, Id, Lines, TaskSpec, Verdict
 
 MAX_PAYLOAD = 16 * 1024
 """Bytes that an actor may tell an agent beside the task's spec."""
@@ -27,8 +27,10 @@ MAX_PARTS = 64
 """Named parts of a reward, as in a record."""
 
 Stamp = Annotated[int, Meta(ge=0, le=2**53 - 1)]  # a double in Redis
-Ending = Literal["", "ended", "died", "timeout", "refused"]
-"""Why a conversation ends; empty = it goes on."""
+Ending = Literal["", "ended", "died", "timeout", "memory", "host"]
+"""Why a conversation ends; empty = it goes on. `ended`: as its agent wished; `died`: the agent's
+exit code is not 0; `timeout`, `memory`: it had more than it may; `host`: its host stops, or could
+not start it, which is not the agent's fault."""
 
 
 class Want(MessagePart, frozen=True):
@@ -95,6 +97,8 @@ class Calls(MessagePart, frozen=True):
     rewards: Many[Reward] = ()
     """Empty before the end."""
     calls: Many[StoredCall] = ()
+    text: Text = ""
+    """What its host says of the end, such as the last output of its agent."""
 
 
 class CallsReply(WireMessage, frozen=True, tag="calls"):
@@ -211,6 +215,8 @@ class End(MessagePart, frozen=True):
     """Call that the reward is for; 0 = the whole conversation."""
     reward: Real | None = None
     parts: Annotated[dict[Text, Real], Meta(max_length=MAX_PARTS)] = field(default_factory=dict)
+    text: Annotated[str, Meta(max_length=MAX_REASON)] = ""
+    """Reason for people, such as the agent's last output."""
 
 
 class EndRequest(WireMessage, frozen=True, tag="end"):

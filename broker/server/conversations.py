@@ -261,7 +261,7 @@ class Conversations:
             EndLine(
                 end.task_id,
                 end.ticket,
-                end.why,
+                f"{end.why}\n{end.text}" if end.text else end.why,
                 end.number,
                 b""
                 if end.reward is None
@@ -365,14 +365,16 @@ def _replies(task: int, answer: RepliesAnswer) -> Replies:
 
 
 def _calls(task: int, answer: CallsAnswer) -> Calls:
+    why, _, text = answer.why.partition("\n")
     return Calls(
         task,
         Verdict(answer.verdict),
         answer.ticket,
         answer.num_calls,
-        answer.why,
+        why,
         tuple(decode_reward(reward) for reward in answer.rewards.values()),
         tuple(StoredCall(*call) for call in answer.calls),
+        text,
     )
 
 

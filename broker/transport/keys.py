@@ -5,6 +5,7 @@
       broker.next.pub       the one that follows it, while it is being exchanged (`enrolled.py`)
       learner.key .pub      the weight publisher's server key
       actor-0.key .pub ...  a key of its own for each actor that `nyala up` starts
+      host.key .pub         for hosts of agents on the run's own machine
       enrolment.key .pub    with which other actors register a key of their own (`enrolled.py`)
       allowed/              keys that may connect, and their roles (`allow_list.py`)
 
@@ -36,6 +37,8 @@ ACTOR = "actor"
 """An actor's own key on a machine with one actor."""
 ENROLMENT = "enrolment"
 """The key that actors may share, to register keys of their own."""
+HOST = "host"
+"""The key of the hosts of agents on the run's own machine."""
 ALLOWED = "allowed"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """Names of keys, which exclude paths and hidden files."""

@@ -1,6 +1,8 @@
 """Tables of settings: names, types, defaults, ranges and meanings.
 
 actors        `actors`: the processes that sample; `fleet`: their number, and what they may cost
+agents        `agents`: the processes that hold conversations of a run by themselves, started by a
+              host
 algorithm     `algorithm`, `critic` and `rewards`: how rewards become gradients
 all_tables    All tables of settings in one model; `settings.py` adds the rules between tables
 base          Base class and field types of the tables of settings

@@ -131,7 +131,8 @@ class ActorSettings(SettingsTable):
 
     Change it when Prometheus reads your runs."""
     drain_s: Seconds = 10.0
-    """Time to give leases back after SIGTERM.
+    """Time to give leases back after SIGTERM, and for a host of agents the time in which its
+    conversations may still end.
 
     Lower it to what a scheduler grants between SIGTERM and SIGKILL."""
     exit_when_told: Annotated[int, Field(ge=0, le=125)] = 0

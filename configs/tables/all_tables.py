@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .actors import ActorSettings, FleetSettings
+from .agents import AgentSettings
 from .algorithm import AlgorithmSettings, CriticSettings, RewardSettings
 from .base import SettingsTable
 from .broker import BrokerSettings
@@ -19,6 +20,7 @@ class AllTables(SettingsTable):
     buffer: BufferSettings = BufferSettings()
     broker: BrokerSettings = BrokerSettings()
     actors: ActorSettings = ActorSettings()
+    agents: AgentSettings = AgentSettings()
     learner: LearnerSettings = LearnerSettings()
     parallel: ParallelSettings = ParallelSettings()
     rewards: RewardSettings = RewardSettings()

@@ -11,6 +11,8 @@ from pydantic import Field
 
 from .base import NonNegative, SettingsTable
 
+OF_ROWS = ("dataset", "agent")
+"""Environments whose settings name files of rows."""
 BLOCK = 1000
 """Items among which shares are kept exactly: a share is a number of thousandths."""
 PATTERNS = 8  # of the blocks that groups in flight are of, and of those that metrics look back at

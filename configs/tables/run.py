@@ -100,8 +100,8 @@ class RunSettings(SettingsTable):
 
     Set it to how long you want to train."""
     environment: str = "reasoning_gym"
-    """`dataset`, `reasoning_gym`, `calculator`, or a class of your own, also in gymnasium's or
-    TRL's form: `path/to/file.py:Class` or `module:Class`.
+    """`dataset`, `reasoning_gym`, `calculator`, `agent` for live agents, or a class of your own,
+    also in gymnasium's or TRL's form: `path/to/file.py:Class` or `module:Class`.
 
     Change it for what you want to train on."""
     environment_settings: dict[str, Any] = Field(default_factory=dict)

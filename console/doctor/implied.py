@@ -17,6 +17,7 @@ from actors.environments.registry import for_each, make_dataset
 from broker.transport.keys import check_private
 from configs.errors import NyalaError, SettingsError
 from configs.settings import RunSettings, Settings
+from configs.tables.environments import OF_ROWS
 from console.run.checks.check import Check
 from console.run.checks.machine import check_key_files
 from console.run.checks.reward import REWARD_TIMEOUT_S, check_answers
@@ -133,7 +134,7 @@ def describe_rows(run: RunSettings) -> str:
 
 
 def _rows_of(run: RunSettings) -> str:
-    if run.environment != "dataset":
+    if run.environment not in OF_ROWS:
         return f"{run.environment} makes its own"
     dataset = make_dataset(run)
     training, held_out, _ = dataset.counts

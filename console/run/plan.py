@@ -1,6 +1,6 @@
 """Plan of a run: cards, environment and command of each process, and the files that they read.
 
-`nyala up` starts all processes by it, `nyala actor`, `learner` and `broker` one.
+`nyala up` starts all processes by it, `nyala actor`, `agents`, `learner` and `broker` one.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def environment_of(
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment["PYTHONPATH"]])
     if role in {"actor", "learner"}:
         environment |= compiled_folders(environment)
-    if role == "actor":
+    if role in {"actor", "agents"}:
         for name in (VARIABLE, FILE_VARIABLE):
-            environment.pop(name, None)  # an actor has no access to Redis
+            environment.pop(name, None)  # they have no access to Redis
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return environment
@@ -195,7 +195,7 @@ def role_command(
     """Return the command of one process that a person starts by hand.
 
     Args:
-        role: `actor`, `learner` or `broker`.
+        role: `actor`, `agents`, `learner` or `broker`.
         package: Its folder.
         path: A settings file, or the folder of a run to join.
         overrides: Changes to the settings, as on the command line.

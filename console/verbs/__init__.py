@@ -23,8 +23,8 @@ push             `nyala push`: the trained model of a run on the Hugging Face hu
 reference        References: `nyala settings`, `losses`, `schema`, `metrics`, `messages`
 reference_lists  Lists of `nyala losses` and `nyala metrics`, for people, for programs and for the
                  docs
-roles            `nyala actor`, `learner`, `broker`: one process of a run by hand, or several actors
-                 kept up
+roles            `nyala actor`, `agents`, `learner`, `broker`: one process of a run, or several
+                 actors kept up
 session          One session of `nyala up`, from the files of a run to the end of its last process
 settings_list    All settings, for `nyala settings` and docs/settings.md
 status           `nyala status`: one look at a run, at its folder and, if it answers, its store

@@ -19,7 +19,7 @@ from configs.markdown import table
 # A value within a message is shown by the name of what it is: `<path> must be a YAML file`.
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("configs", "buffer", "broker", "actors", "learner", "console")
+ROOMS = ("configs", "buffer", "broker", "actors", "agents", "learner", "console")
 UNNAMED = "<…>"
 OWN_STYLE = re.compile(r"[^ ].* must .*, got\b")
 """The form of most texts about something that a person has to change."""

@@ -1,4 +1,4 @@
-"""`nyala actor`, `learner`, `broker`: one process of a run by hand, or several actors kept up."""
+"""`nyala actor`, `agents`, `learner`, `broker`: one process of a run, or several actors kept up."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
+from broker.transport.keys import HOST, make_client
 from broker.weights.shared_memory import scratch
 from configs.errors import SettingsError
 from configs.machine import visible_gpus
@@ -201,7 +202,7 @@ def _described(command: Command) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# `nyala actor`, `learner`, `broker`: one process of a run, started by hand.
+# `nyala actor`, `agents`, `learner`, `broker`: one process of a run, started by hand.
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -288,6 +289,35 @@ def broker(
     Example: `nyala broker --config runs/demo/config.yaml`
     """
     _become("broker", "broker", one_of(config, config_option), overrides)
+
+
+@app.command()
+def agents(
+    config: Config = None,
+    config_option: ConfigOption = None,
+    overrides: Overrides = None,
+    should_print: Annotated[
+        bool,
+        typer.Option(
+            "--print",
+            help="Start no command: print URL, key and task of each conversation as a JSON line.",
+        ),
+    ] = False,
+) -> None:
+    """Host agents of a run, whose turns they make with loops of their own.
+
+    Each conversation is one start of `agents.command`, which asks the model at the address in
+    OPENAI_BASE_URL. On the run's own machine the host makes a key; on another one it needs the
+    files host.key and broker.pub (`nyala keys add host --role host`).
+
+    Example: `nyala agents runs/demo`, `nyala agents runs/demo --print`
+    """
+    path = one_of(config, config_option)
+    settings = settings_of(path, overrides or [])
+    keys = settings.broker.keys or settings.run.folder / "keys"
+    if (keys / "broker.key").exists():
+        make_client(keys, HOST, role=HOST)
+    _become("agents", "agents", path, overrides, ("--print",) if should_print else ())
 
 
 def _opened(path: Path, overrides: list[str]) -> tuple[Path, list[str]]:

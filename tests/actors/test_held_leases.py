@@ -73,7 +73,7 @@ def test_new_tokens_are_said_once():
         grow(rollout, num_tokens)
         beats = leases.due()
         assert [(b.offset, b.num_tokens) for b in beats] == [(store.length, num_tokens)]
-        assert leases.settle(beats, map(store.take, beats)) == []
+        assert leases.apply_verdicts(beats, map(store.take, beats)) == []
 
     assert leases.due() == []
     joined = join_completions([decode_completion(chunk) for chunk in store.chunks])
@@ -99,7 +99,7 @@ def test_signs_of_life_that_are_more_frequent_than_snapshots_do_not_put_these_of
         clock.now = float(second)
         grow(rollout, 1)
         beats = leases.due()
-        leases.settle(beats, map(store.take, beats))
+        leases.apply_verdicts(beats, map(store.take, beats))
         said += [(second, beat.num_tokens) for beat in beats]
 
     assert said == [(2, 0), (4, 0), (5, 5), (7, 0), (9, 0), (10, 5)]
@@ -119,7 +119,7 @@ def test_a_gap_is_closed_from_where_the_store_is():
     store = Store()
     grow(rollout, 2)
     beats = leases.due()
-    leases.settle(beats, map(store.take, beats))
+    leases.apply_verdicts(beats, map(store.take, beats))
 
     # The store was rewound behind the actor's back.
     store.chunks.clear()
@@ -128,7 +128,7 @@ def test_a_gap_is_closed_from_where_the_store_is():
     beats = leases.due()
     verdicts = [store.take(beat) for beat in beats]
     assert verdicts[0].verdict is Verdict.GAP
-    leases.settle(beats, verdicts)
+    leases.apply_verdicts(beats, verdicts)
 
     (again,) = leases.due()
     assert (again.offset, again.num_tokens) == (0, 4)
@@ -144,9 +144,9 @@ def test_a_lost_answer_leads_to_a_duplicate_that_the_store_ignores():
     grow(rollout, 1)
 
     beats = leases.due()
-    leases.settle(beats, map(store.take, beats))
+    leases.apply_verdicts(beats, map(store.take, beats))
     beats = leases.due()
-    leases.settle(beats, map(store.take, beats))
+    leases.apply_verdicts(beats, map(store.take, beats))
 
     assert store.length == 3
     assert leases.due() == []
@@ -157,7 +157,7 @@ def test_stale_and_gone_leases_are_lost():
         clock, leases, rollout = held()
         clock.now = 2.0
 
-        lost = leases.settle(leases.due(), [TaskVerdict(1, verdict)])
+        lost = leases.apply_verdicts(leases.due(), [TaskVerdict(1, verdict)])
 
         assert [held.lease for held in lost] == [rollout.lease]
         assert lost == list(leases), "it is the caller who ends them"
@@ -166,7 +166,7 @@ def test_stale_and_gone_leases_are_lost():
 def test_a_verdict_on_an_older_fence_does_not_touch_the_newer_lease():
     _, leases, rollout = held(fence=6)
 
-    assert leases.settle([Beat(1, 5)], [TaskVerdict(1, Verdict.OUTDATED)]) == []
+    assert leases.apply_verdicts([Beat(1, 5)], [TaskVerdict(1, Verdict.OUTDATED)]) == []
     leases.end_lease(1, 5, "OK")
 
     assert [held.lease.fence for held in leases] == [6]
@@ -186,7 +186,7 @@ def test_a_restarted_episode_is_sent_whole_and_never_behind_stored_tokens():
         (beat,) = leases.due()
         assert (beat.offset, beat.num_tokens) == (0, length)
         verdict = Verdict.OK if stored else Verdict.GAP
-        leases.settle([beat], [TaskVerdict(1, verdict, stored)])
+        leases.apply_verdicts([beat], [TaskVerdict(1, verdict, stored)])
 
     assert [beat.num_tokens for beat in leases.due(final=True)] == [9], "a gap: once more"
 
@@ -208,7 +208,7 @@ def test_the_longer_a_restarted_episode_is_the_less_often_it_is_sent_whole(monke
             total += sum(beat.num_tokens for beat in beats)
             verdicts = [TaskVerdict(1, Verdict.OK, beat.num_tokens) for beat in beats]
             waited.append(clock.now - mine.stored_at)
-            leases.settle(beats, verdicts)
+            leases.apply_verdicts(beats, verdicts)
         sent[limit] = total
         assert max(waited) <= held_leases.LONGEST_PAUSE_S + 1
         assert [beat.num_tokens for beat in leases.due(final=True)] in ([], [limit])
@@ -290,7 +290,7 @@ def test_a_finished_episode_that_waits_for_its_group_holds_no_place_and_loses_no
     assert leases.num_active == 0
     (beat,) = leases.due()
     assert beat.num_tokens == 4
-    leases.settle([beat], [Store().take(beat)])
+    leases.apply_verdicts([beat], [Store().take(beat)])
     clock.now = 3.0
     assert [each.num_tokens for each in leases.due()] == [0], "it is still kept alive"
     leases.resume(lease)

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("configs", "buffer", "broker", "actors", "learner", "console", "lab")
+ROOMS = ("configs", "buffer", "broker", "actors", "agents", "learner", "console", "lab")
 TEXTS = {".cfg", ".ini", ".ipynb", ".md", ".sh", ".toml", ".txt", ".yaml", ".yml"}
 
 CHAPTERS = """
@@ -54,6 +54,8 @@ configs.tables.run
  configs.tables.run configs.tables.console
 configs.user_code
  configs.own_code
+configs.user_python
+ actors.environments.hosted.python
 configs.validation.algorithm
  configs.validation.algorithm configs.validation.critic configs.validation.reference
 configs.validation.learner

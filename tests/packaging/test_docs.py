@@ -13,7 +13,17 @@ from configs.loader import load
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-ROOMS = ("configs", "buffer", "broker", "actors", "learner", "console", "lab", "benchmarks")
+ROOMS = (
+    "configs",
+    "buffer",
+    "broker",
+    "actors",
+    "agents",
+    "learner",
+    "console",
+    "lab",
+    "benchmarks",
+)
 LEAVES = ("tests", "docs", "requirements")  # whose inside the tree does not draw
 LINE = re.compile(r"^(?P<branch>[├└]── )?(?P<name>[a-z_]+)/ +\S")
 
@@ -64,7 +74,7 @@ def test_every_file_that_a_page_names_exists(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_module_that_a_page_runs_exists(page):
     text = page.read_text(encoding="utf-8")
-    modules = re.findall(r"-m ((?:benchmarks|tests|actors|broker|learner)[\w.]*\w)", text)
+    modules = re.findall(r"-m ((?:benchmarks|tests|actors|agents|broker|learner)[\w.]*\w)", text)
 
     for module in modules:
         path = ROOT / module.replace(".", "/")

@@ -47,7 +47,7 @@ def modules_of(package: str) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("package", ["configs", "buffer", "broker"])
+@pytest.mark.parametrize("package", ["configs", "buffer", "broker", "agents"])
 def test_a_light_room_loads_no_heavy_library(package):
     modules = modules_of(package)
 

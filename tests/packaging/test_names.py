@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("actors", "broker", "buffer", "configs", "console", "lab", "learner")
+ROOMS = ("actors", "agents", "broker", "buffer", "configs", "console", "lab", "learner")
 
 EMPTY_NOUNS = {"each", "found", "own", "given", "made", "known"}
 MOST_BARE = 5  # classes that may define the same verb before it says nothing any more

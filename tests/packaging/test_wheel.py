@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = {"actors", "broker", "buffer", "configs", "console", "learner"}
+ROOMS = {"actors", "agents", "broker", "buffer", "configs", "console", "learner"}
 
 
 @pytest.fixture(scope="module")

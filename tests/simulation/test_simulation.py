@@ -143,16 +143,16 @@ def test_a_broker_that_acknowledges_before_it_writes_is_caught(tmp_path: Path) -
 
 
 def test_an_actor_that_ignores_gaps_is_caught(tmp_path: Path) -> None:
-    settle = HeldLeases.settle
+    apply = HeldLeases.apply_verdicts
 
     def deaf(self: HeldLeases, beats: Any, verdicts: Any) -> Any:
         heard = [
             structs.replace(v, length=b.offset + b.num_tokens) if v.verdict is Verdict.GAP else v
             for b, v in zip(beats, verdicts, strict=True)
         ]
-        return settle(self, beats, heard)
+        return apply(self, beats, heard)
 
-    with mock.patch.object(HeldLeases, "settle", deaf):
+    with mock.patch.object(HeldLeases, "apply_verdicts", deaf):
         _must_fail("GAP", tmp_path, rewinds=True)
 
 

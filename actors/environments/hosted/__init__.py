@@ -4,7 +4,5 @@ environment  An environment whose episodes are played in its host; rows of a dat
              actor
 process      One process of an environment host, and the calls that wait for it
 program      Program of an environment host: a class of the user, in a Python of its own
-python       The Python of an environment host: one of the user's, or an environment that uv makes
-             once
 serving      Requests to an environment host, and the episodes that it has under way
 """

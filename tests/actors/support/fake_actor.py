@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from actors.engine.tokenizer import Tokenizer
 from actors.environments.calculator import Calculator, evaluate
 from actors.environments.calls import EnvironmentSource
 from actors.episodes.held_leases import SwapGate
@@ -75,6 +76,7 @@ class Actor:
         environments: Sequence[EnvironmentSource] = (),
         give_up_s: float = 20.0,
         group_wait_s: float = 20.0,
+        tokenizer: Tokenizer | None = None,
         **actors: Any,
     ) -> None:
         self.engine = engine or FakeEngine(solve)
@@ -108,13 +110,14 @@ class Actor:
             group_wait_s=group_wait_s,
         )
         self.name = name
+        self.tokenizer = tokenizer or CharacterTokenizer()
         self.environments = environments or [EnvironmentSource(Calculator, is_shared=True)]
         self.life = asyncio.create_task(self.loop.run())
 
     async def _prepare(self) -> EpisodeTools:
         run, actors = self.settings.run, self.settings.actors
         limit_s = actors.environment_timeout_s
-        maker = EpisodeMaker(CharacterTokenizer(), run, self.name, limit_s=limit_s)
+        maker = EpisodeMaker(self.tokenizer, run, self.name, limit_s=limit_s)
         rewards = [
             RewardPool(alone, actors) if alone.reward else None
             for alone in run.by_environment.values()

@@ -8,6 +8,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789=;[]*+- \n<|>_/AEOT"
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<s>", "</s>"]
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -24,6 +25,7 @@ def save_tokenizer(
     begin: str | None = None,
     unnamed: bool = False,
     special: Sequence[str] = SPECIAL,
+    letters: str = LETTERS,
 ) -> str:
     """Save a tokenizer of characters; return its folder.
 
@@ -34,8 +36,8 @@ def save_tokenizer(
         begin: The token that every text begins with.
         unnamed: Special tokens are known by no name.
         special: All of them.
+        letters: All that are not unknown.
     """
-    letters = "abcdefghijklmnopqrstuvwxyz0123456789=;[]*+- \n<|>_/AEOT"
     vocabulary = {token: number for number, token in enumerate([*letters, "?", *special])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")

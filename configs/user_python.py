@@ -1,4 +1,4 @@
-"""The Python of an environment host: one of the user's, or an environment that uv makes once.
+"""A Python for the user's code alone: one of the user's, or an environment that uv makes once.
 
 Virtual environments are kept under `~/.cache/nyala/environments`, by their requirements and the
 version of Python.
@@ -16,41 +16,60 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 from packaging.requirements import InvalidRequirement, Requirement
 
 from configs.errors import SettingsError
-from configs.settings import RunSettings
+from configs.settings import AgentSettings, RunSettings
 from configs.user_code import missing
 
 log = structlog.get_logger()
 
 INSTALL_S = 1800.0  # some packages bring gigabytes along
 POLL_S = 0.5
-SETTING = "run.environment_requirements"
 
 
-def requirements_of(run: RunSettings) -> list[Requirement]:
-    """Read the required packages of a run.
+class UserPython(NamedTuple):
+    """What settings say of a Python for some of the user's code."""
+
+    requirements: tuple[str, ...]
+    python: str | None
+    settings: str = "run.environment_"
+    """Begin of the names of both settings."""
+
+    @classmethod
+    def of_environment(cls, run: RunSettings) -> UserPython:
+        """Return what the settings of a run say of its environment."""
+        return cls(run.environment_requirements, run.environment_python)
+
+    @classmethod
+    def of_agents(cls, agents: AgentSettings) -> UserPython:
+        """Return what the settings of agents say of their command."""
+        return cls(agents.requirements, agents.python, "agents.")
+
+
+def requirements_of(wanted: UserPython) -> list[Requirement]:
+    """Read the required packages.
 
     Raises:
         SettingsError: A requirement is not written as pip takes it.
     """
     requirements = []
-    for text in run.environment_requirements:
+    for text in wanted.requirements:
         try:
             requirements.append(Requirement(text))
         except InvalidRequirement as error:
             raise SettingsError(
-                f"{SETTING} must be packages as pip takes them, got {text!r} "
+                f"{wanted.settings}requirements must be packages as pip takes them, got {text!r} "
                 f"({str(error).partition(chr(10))[0]}); write it as in textarena>=0.7"
             ) from None
     return requirements
 
 
-def host_python(run: RunSettings) -> Path | None:
-    """Return the Python of a run's environment, installed if need be; None = the actor's own.
+def installed_python(wanted: UserPython) -> Path | None:
+    """Return the Python of the user's code, installed if need be; None = that of this process.
 
     To install takes up to half an hour a command, and waits as long for another process that
     installs the same. An unfinished installation is deleted and begun again.
@@ -58,56 +77,56 @@ def host_python(run: RunSettings) -> Path | None:
     Raises:
         SettingsError: The Python does not exist, or uv cannot make one.
     """
-    if run.environment_python is not None:
-        python = Path(run.environment_python).expanduser().absolute()
+    if wanted.python is not None:
+        python = Path(wanted.python).expanduser().absolute()
         if not python.is_file():
             raise SettingsError(
-                f"run.environment_python must be the Python of a virtual environment, got "
-                f"{run.environment_python} ({missing(run.environment_python)}); make one with "
-                "`python -m venv`, and name its bin/python"
+                f"{wanted.settings}python must be the Python of a virtual environment, got "
+                f"{wanted.python} ({missing(wanted.python)}); make one with `python -m venv`, and "
+                "name its bin/python"
             )
         return python
-    if not run.environment_requirements:
+    if not wanted.requirements:
         return None
-    return _installed_python(sorted(map(str, requirements_of(run))))
+    return _installed_by_uv(sorted(map(str, requirements_of(wanted))), wanted.settings)
 
 
-def _installed_python(requirements: Sequence[str]) -> Path:
+def _installed_by_uv(requirements: Sequence[str], settings: str) -> Path:
     key = json.dumps([list(requirements), sys.version_info[:2]])
     kept = Path.home() / ".cache" / "nyala" / "environments"
     folder = kept / hashlib.sha256(key.encode()).hexdigest()[:16]
     python, is_complete = folder / "bin" / "python", folder / "complete"
     if is_complete.exists():
         return python
-    uv = _uv()
+    uv = _uv(settings)
     try:
         kept.mkdir(parents=True, exist_ok=True)
         with _locked(folder.with_suffix(".lock")):
             if not is_complete.exists():
-                log.info("uv installs packages of the environment", folder=str(folder))
+                log.info("uv installs packages of the user's code", folder=str(folder))
                 shutil.rmtree(folder, ignore_errors=True)
-                _run(uv, "venv", "--python", sys.executable, str(folder))
-                _run(uv, "pip", "install", "--python", str(python), *requirements)
+                _run(settings, uv, "venv", "--python", sys.executable, str(folder))
+                _run(settings, uv, "pip", "install", "--python", str(python), *requirements)
                 is_complete.touch()
     except OSError as error:
         raise SettingsError(
-            f"{SETTING} must be installed in a folder that can be written, got {kept}: "
-            f"{error.strerror}; make it writable, or set run.environment_python"
+            f"{settings}requirements must be installed in a folder that can be written, got "
+            f"{kept}: {error.strerror}; make it writable, or set {settings}python"
         ) from None
     return python
 
 
-def _uv() -> str:
+def _uv(settings: str) -> str:
     uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
     if uv is None:
         raise SettingsError(
-            f"{SETTING} must be installed by uv, got none on this machine; run `pip install "
-            f"uv`, or make a virtual environment and name its Python as run.environment_python"
+            f"{settings}requirements must be installed by uv, got none on this machine; run "
+            f"`pip install uv`, or make a virtual environment and set {settings}python"
         )
     return uv
 
 
-def _run(*command: str) -> None:
+def _run(settings: str, *command: str) -> None:
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_S)
     except subprocess.CalledProcessError as error:
@@ -117,8 +136,8 @@ def _run(*command: str) -> None:
     else:
         return
     raise SettingsError(
-        f"{SETTING} must be packages that uv can install, got: {reason}; change what uv refuses, "
-        "or set run.environment_python to a Python that has the packages"
+        f"{settings}requirements must be packages that uv can install, got: {reason}; change what "
+        f"uv refuses, or set {settings}python to a Python that has the packages"
     )
 
 

@@ -1,0 +1,386 @@
+"""One conversation of an agent at its host: calls under way, replies, rewards, and its end.
+
+    agent's request --call--> numbered, stored in the mailbox --> open --reply--> answered
+                      |                                             |
+                      +-- a retry of a call joins it ---------------+
+
+A call is stored once, and stays when its agent's connection is cut: its reply is sampled, trained
+on, and kept for a retry. A request joins an earlier call instead of making one of its own if it has
+the same content, and
+
+- both have the same `Idempotency-Key`; or
+- the SDK calls it a retry (`X-Stainless-Retry-Count` above 0); or
+- nobody waits for the earlier call's reply, and nobody has got it.
+
+Two requests of the same content that wait side by side are two calls: an agent that asks several
+times at once wants several answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import structlog
+
+from broker.client import DEFAULT_DEADLINE_S
+from broker.protocol.agent_calls import AgentError, AgentReply, decode_reply, encode_call
+from broker.protocol.conversation_messages import (
+    Call,
+    CallRequest,
+    End,
+    Ending,
+    EndRequest,
+    Hear,
+    Replies,
+    RepliesReply,
+    RepliesRequest,
+    TakeReply,
+    TakeRequest,
+    Ticket,
+)
+from broker.protocol.messages import MAX_REASON, TaskVerdict, Verdict, Verdicts
+from buffer.operations.conversations import MAX_CALLS, MAX_OPEN_CALLS
+from configs.errors import DeadlineError, RecordError, RefusedError
+
+from .call_log import CallLog
+from .requests import AgentRequest, RequestError, RewardRequest
+
+BODIES_AT_A_TIME = 4
+"""Bodies in memory before they are in the log of calls; others wait for their turn."""
+KEPT_REPLIES = 32
+"""Replies kept for retries: those of all calls that may be open at a time."""
+BUSY_S = 1  # an open call takes seconds
+MAX_RETRY_KEY = 256  # characters
+
+log = structlog.get_logger()
+
+
+class Mailbox(Protocol):
+    """What a host asks the broker: a `BrokerClient` with a host's key."""
+
+    async def take(
+        self, request: TakeRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
+    ) -> TakeReply: ...
+
+    async def call(
+        self, request: CallRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
+    ) -> Verdicts: ...
+
+    async def hear(
+        self, request: RepliesRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
+    ) -> RepliesReply: ...
+
+    async def end(
+        self, request: EndRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
+    ) -> Verdicts: ...
+
+
+class AgentEnd(NamedTuple):
+    """The end of a conversation."""
+
+    why: Ending
+    text: str = ""
+    """Reason for people, such as the agent's last output."""
+
+
+@dataclass(slots=True)
+class OpenCall:
+    """A call that waits for its reply, or whose reply is kept."""
+
+    number: int
+    digest: bytes
+    key: str
+    """`Idempotency-Key` of its request."""
+    reply: asyncio.Future[AgentReply]
+    at: float = field(default_factory=time.time)
+    num_requests: int = 1
+    num_waiting: int = 0
+    is_heard: bool = False
+    """Whether a request has got the whole reply."""
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count a request that waits for the reply."""
+        self.num_waiting += 1
+        try:
+            yield
+        finally:
+            self.num_waiting -= 1
+
+
+class AgentConversation:
+    """A ticket, the key of its agent, and what was said under it.
+
+    Args:
+        ticket: Ticket of the conversation.
+        mailbox: Mailbox of the run.
+    """
+
+    def __init__(self, ticket: Ticket, mailbox: Mailbox) -> None:
+        self.name = f"{ticket.task_id}-{ticket.ticket}"
+        self.ticket = ticket
+        self.key = secrets.token_urlsafe(32)
+        self.over = asyncio.Event()
+        """Set when nothing more can be said."""
+        self.end: AgentEnd | None = None
+        """Why it is over; None where the store has lost it, or it goes on."""
+        self.bodies = asyncio.Semaphore(BODIES_AT_A_TIME)
+        """Held by a request while its body is read and stored."""
+        self._mailbox = mailbox
+        self._calls = CallLog()
+        self._order = asyncio.Lock()
+        self._open: dict[int, OpenCall] = {}
+        self._heard = 0
+        self._told: set[str] = set()
+
+    def has_key(self, key: str) -> bool:
+        """Whether a key is this conversation's, while it goes on; in constant time."""
+        return hmac.compare_digest(key.encode(), self.key.encode()) and not self.over.is_set()
+
+    def where(self) -> Hear:
+        """Return how far the agent has heard."""
+        return Hear(self.ticket.task_id, self.ticket.ticket, self._heard)
+
+    async def call(
+        self, request: AgentRequest, *, key: str = "", is_retry: bool = False
+    ) -> OpenCall:
+        """Store a call, or find the earlier one that it is a retry of.
+
+        Args:
+            request: The request.
+            key: Its `Idempotency-Key`.
+            is_retry: Whether the agent's SDK calls it a retry.
+
+        Raises:
+            RequestError: It cannot be stored.
+        """
+        self._tell_ignored(request)
+        body = encode_call(request.call)
+        digest = hashlib.sha256(body).digest()
+        async with self._order:
+            if (earlier := self._earlier(digest, key[:MAX_RETRY_KEY], is_retry)) is not None:
+                earlier.num_requests += 1
+                return earlier
+            self._check_places()
+            self._calls.add(body)
+            number = len(self._calls)
+            reply: asyncio.Future[AgentReply] = asyncio.get_running_loop().create_future()
+            self._open[number] = OpenCall(number, digest, key[:MAX_RETRY_KEY], reply)
+            await self._store(number)
+            return self._open[number]
+
+    async def reward(self, request: RewardRequest) -> None:
+        """Store a reward, or the end that the agent asks for, or both.
+
+        Raises:
+            RequestError: There is no such call, or the conversation is over.
+        """
+        if request.number > len(self._calls):
+            text = f"call must be one of {len(self._calls)} calls, got {request.number}"
+            raise RequestError(400, text, field="call")
+        if request.reward is not None:
+            parts = dict(request.parts)
+            end = End(*self._place, number=request.number, reward=request.reward, parts=parts)
+            await self._say(end)
+        if request.is_done:
+            await self.finish(AgentEnd("ended"))
+
+    async def finish(self, end: AgentEnd) -> None:
+        """End the conversation; the first end counts."""
+        if self.over.is_set():
+            return
+        self._close(end)
+        try:
+            await self._say(End(*self._place, why=end.why, text=end.text[-MAX_REASON:]))
+        except RequestError as error:
+            log.warning(
+                "the end of a conversation was not stored", task=self.name, reason=error.text
+            )
+
+    def take_replies(self, replies: Replies) -> None:
+        """Give replies to the requests that wait for them."""
+        if replies.verdict is not Verdict.OK:
+            log.warning("conversation lost", task=self.name, verdict=str(replies.verdict))
+            self._close(None)
+            return
+        for reply in replies.replies:
+            self._heard = max(self._heard, reply.stamp)
+            call = self._open.get(reply.number)
+            if call is not None and not call.reply.done():
+                call.reply.set_result(_reply_of(reply.reply))
+        self._drop_oldest()
+
+    async def repeat_calls(self) -> None:
+        """Send calls again that the store may have lost, while some are open."""
+        if not self.num_open or self._order.locked():
+            return
+        async with self._order:
+            number = len(self._calls)
+            while number <= len(self._calls) and not self.over.is_set():
+                try:
+                    line = await self._store(number)
+                except RequestError as error:
+                    log.warning("a call waits", task=self.name, reason=error.text)
+                    return
+                if line is None:
+                    return
+                number = line.length + 1
+
+    def forget(self, call: OpenCall) -> None:
+        """Drop a call, so that no retry joins it."""
+        self._open.pop(call.number, None)
+
+    @property
+    def open_calls(self) -> tuple[OpenCall, ...]:
+        """Calls that wait for replies, and the last ones that have them."""
+        return tuple(self._open.values())
+
+    @property
+    def num_open(self) -> int:
+        """Calls that wait for replies."""
+        return sum(not call.reply.done() for call in self.open_calls)
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        return self.ticket.task_id, self.ticket.ticket
+
+    def _earlier(self, digest: bytes, key: str, is_retry: bool) -> OpenCall | None:
+        same = [call for call in self._open.values() if call.digest == digest]
+        for call in self._open.values():
+            if key and call.key == key:
+                if call.digest != digest:
+                    text = "Idempotency-Key must be new for another body, got one that was used"
+                    raise RequestError(422, text, code="idempotency_key_reused")
+                return call
+        if key:
+            return None
+        unheard = [call for call in same if not call.num_waiting and not call.is_heard]
+        candidates = unheard or (same if is_retry else [])
+        # Retries of several equal calls go to a call each.
+        return min(candidates, key=lambda call: (call.num_requests, call.number), default=None)
+
+    def _check_places(self) -> None:
+        if self.over.is_set():
+            raise _over(self.end)
+        if len(self._calls) >= MAX_CALLS:
+            text = f"a conversation must have at most {MAX_CALLS} calls; end it"
+            raise RequestError(400, text, code="too_many_calls")
+        if self.num_open >= MAX_OPEN_CALLS:
+            raise _busy()
+
+    async def _store(self, number: int) -> TaskVerdict | None:
+        """Send a call to the mailbox; None = without an answer.
+
+        Without an answer, and where the store lacks an earlier call (GAP), the agent waits, and
+        the call is sent again (`repeat_calls`).
+
+        Raises:
+            RequestError: It is refused.
+        """
+        delta = self._calls[number]
+        call = Call(*self._place, number, delta.parent, delta.keep, delta.tail)
+        try:
+            (line,) = (await self._mailbox.call(CallRequest((call,)))).verdicts
+        except DeadlineError as error:
+            log.warning("a call waits for the run", task=self.name, reason=str(error))
+            return None
+        except (RecordError, RefusedError) as error:
+            self._take_back(number)
+            raise _refused(error) from None
+        if line.verdict in {Verdict.OK, Verdict.DUP, Verdict.GAP}:
+            return line
+        if line.verdict not in {Verdict.BUSY, Verdict.FULL}:
+            self._close(None)
+            raise _over(None)
+        self._take_back(number)
+        if line.verdict is Verdict.BUSY:
+            raise _busy()
+        text = "the calls and replies of a conversation must fit its mailbox; end it"
+        raise RequestError(400, text, code="conversation_full")
+
+    def _take_back(self, number: int) -> None:
+        if number == len(self._calls):
+            self._calls.take_back()
+            self._open.pop(number, None)
+
+    async def _say(self, end: End) -> None:
+        try:
+            (line,) = (await self._mailbox.end(EndRequest((end,)))).verdicts
+        except (DeadlineError, RecordError, RefusedError) as error:
+            raise _unreachable(error) from None
+        if line.verdict not in {Verdict.OK, Verdict.DUP}:
+            raise _over(self.end)
+
+    def _close(self, end: AgentEnd | None) -> None:
+        self.end = self.end or end
+        self.over.set()
+
+    def _drop_oldest(self) -> None:
+        """Drop the oldest replies beyond those that are kept."""
+        answered = [number for number, call in self._open.items() if call.reply.done()]
+        for number in answered[: max(0, len(answered) - KEPT_REPLIES)]:
+            if not self._open[number].num_waiting:
+                del self._open[number]
+
+    def _tell_ignored(self, request: AgentRequest) -> None:
+        new = [name for name in request.ignored if name not in self._told]
+        if new and len(self._told) < MAX_OPEN_CALLS:
+            self._told.update(new)
+            log.info("the run decides these fields of a call", task=self.name, ignored=new[:16])
+
+
+def as_error(reply: AgentError) -> RequestError:
+    """Return the error that an actor replied with."""
+    return RequestError(reply.status, reply.text, field=reply.field or None)
+
+
+def over_error(conversation: AgentConversation) -> RequestError:
+    """Return the error of calls that were open when their conversation ended."""
+    return _over(conversation.end)
+
+
+def find(
+    conversations: Mapping[str, AgentConversation], name: str, key: str
+) -> AgentConversation | None:
+    """Return the conversation of a name and a key; None = no such name, or another's key."""
+    conversation = conversations.get(name)
+    return conversation if conversation is not None and conversation.has_key(key) else None
+
+
+def _reply_of(stored: bytes) -> AgentReply:
+    try:
+        return decode_reply(stored)
+    except RecordError as error:
+        log.error("a reply cannot be read", reason=str(error))
+        return AgentError(500, "the reply of the actor cannot be read; see the log of the host")
+
+
+def _over(end: AgentEnd | None) -> RequestError:
+    why = "lost" if end is None else end.why
+    # 410: SDKs repeat 409 and all of 5xx.
+    return RequestError(410, f"the conversation is over: {why}", code="conversation_over")
+
+
+def _busy() -> RequestError:
+    text = f"a conversation must have at most {MAX_OPEN_CALLS} open calls; wait for replies"
+    return RequestError(429, text, code="too_many_open_calls", retry_after_s=BUSY_S)
+
+
+def _refused(error: RecordError | RefusedError) -> RequestError:
+    if isinstance(error, RefusedError) and error.code != "malformed":
+        return _unreachable(error)
+    text = f"a call must fit a message of the broker: {error!s:.300}; cut the messages"
+    return RequestError(413, text, code="body_too_long")
+
+
+def _unreachable(error: Exception) -> RequestError:
+    text = f"the run does not answer: {error!s:.300}; try again"
+    return RequestError(503, text, code="run_unreachable", retry_after_s=BUSY_S)

@@ -1,0 +1,336 @@
+"""The door: an HTTP server beside the agents, with OpenAI's routes for each conversation.
+
+    POST /conversations/ID/v1/chat/completions       messages in, a completion out, also streamed
+    POST /conversations/ID/inference/v1/generate     tokens in, tokens out
+    GET  /conversations/ID/v1/models                 the model of the run
+    GET  /conversations/ID/task                      what the agent is asked, JSON
+    POST /conversations/ID/reward                    a reward, of the whole or of a call; the end
+
+Each conversation has a key of its own, which is checked before a body is read and dies with the
+conversation. A request waits for its reply for as long as the conversation goes on. Bodies, their
+time, connections and headers are bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import structlog
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from broker.protocol.agent_calls import MAX_BODY_BYTES, AgentAnswer, AgentError
+
+from .answers import (
+    WAITING,
+    completion,
+    error_body,
+    error_event,
+    events,
+    generated,
+    models,
+)
+from .conversation import AgentConversation, OpenCall, as_error, find, over_error
+from .requests import AgentRequest, RequestError, read_chat, read_generate, read_reward
+
+KEEP_ALIVE_S = 3.0
+"""Pause between comments of a stream; before the first, an error still has its own status."""
+BODY_S = 30.0  # 8 MiB at 280 kB/s, on loopback
+HEADERS_S = 10.0
+MAX_READ_BYTES = 2 * MAX_BODY_BYTES
+"""A longer body is not read to its end, so its connection is cut."""
+MAX_HEADER_BYTES = 64 * 1024
+CONNECTIONS_PER_CONVERSATION = 64  # twice its open calls
+CLOSE = {"Connection": "close"}
+"""Header of answers to requests whose bodies are not read to their ends."""
+
+log = structlog.get_logger()
+Serve = Callable[[Request, AgentConversation], Awaitable[Response]]
+
+
+class Door:
+    """Serves the conversations of a mapping, which its owner changes.
+
+    Args:
+        conversations: Conversations by name.
+        body_s: Longest time of a request's body.
+    """
+
+    def __init__(
+        self, conversations: Mapping[str, AgentConversation], *, body_s: float = BODY_S
+    ) -> None:
+        self._conversations = conversations
+        self._body_s = body_s
+        routes = (
+            ("/v1/chat/completions", "POST", self._chat),
+            ("/inference/v1/generate", "POST", self._generate),
+            ("/v1/models", "GET", self._models),
+            ("/task", "GET", self._task),
+            ("/reward", "POST", self._reward),
+        )
+        self.app = Starlette(
+            routes=[
+                Route("/conversations/{name}" + path, self._guarded(serve), methods=[method])
+                for path, method, serve in routes
+            ],
+            exception_handlers={404: _not_found, 405: _not_found},  # starlette's are plain texts
+        )
+
+    @asynccontextmanager
+    async def serving(self, listener: socket.socket, *, most: int) -> AsyncIterator[None]:
+        """Serve while the context is open.
+
+        Args:
+            listener: Socket that listens.
+            most: Most conversations at a time.
+        """
+        config = uvicorn.Config(
+            self.app,
+            http=_guard_of(most * CONNECTIONS_PER_CONVERSATION),
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            ws="none",
+            timeout_graceful_shutdown=1,
+        )
+        server = _DoorServer(config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            await serving
+
+    def _guarded(self, serve: Serve) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            conversation = find(self._conversations, request.path_params["name"], _key_of(request))
+            if conversation is None:
+                text = "the key must be that of a conversation under way, got another or none"
+                return _error(RequestError(401, text, code="invalid_api_key"), CLOSE)
+            try:
+                return await serve(request, conversation)
+            except RequestError as error:
+                return _error(error)
+            except ClientDisconnect:
+                return Response(status_code=400)
+
+        return endpoint
+
+    async def _chat(self, request: Request, conversation: AgentConversation) -> Response:
+        wanted, call = await self._call(request, conversation, read_chat)
+        if wanted.is_streamed:
+            return await _stream(wanted, call, conversation)
+        answer = await _answer(request, call, conversation)
+        if answer is None:
+            return Response(status_code=499)
+        return JSONResponse(completion(wanted, answer, call.number, call.at))
+
+    async def _generate(self, request: Request, conversation: AgentConversation) -> Response:
+        _, call = await self._call(request, conversation, read_generate)
+        answer = await _answer(request, call, conversation)
+        if answer is None:
+            return Response(status_code=499)
+        return JSONResponse(generated(answer, call.number))
+
+    async def _models(self, _request: Request, _conversation: AgentConversation) -> Response:
+        return JSONResponse(models())
+
+    async def _task(self, _request: Request, conversation: AgentConversation) -> Response:
+        return Response(conversation.ticket.payload, media_type="application/json")
+
+    async def _reward(self, request: Request, conversation: AgentConversation) -> Response:
+        async with conversation.bodies:
+            wanted = read_reward(await self._body(request))
+        await conversation.reward(wanted)
+        return JSONResponse({"ok": True})
+
+    async def _call(
+        self,
+        request: Request,
+        conversation: AgentConversation,
+        read: Callable[[bytes], AgentRequest],
+    ) -> tuple[AgentRequest, OpenCall]:
+        headers = request.headers
+        async with conversation.bodies:
+            wanted = read(await self._body(request))
+            call = await conversation.call(
+                wanted,
+                key=headers.get("idempotency-key", ""),
+                is_retry=headers.get("x-stainless-retry-count", "0") != "0",
+            )
+        return wanted, call
+
+    async def _body(self, request: Request) -> bytes:
+        """Read a request's body.
+
+        Raises:
+            RequestError: It is too long, or too slow.
+        """
+        body, length = bytearray(), 0
+        try:
+            async with asyncio.timeout(self._body_s):
+                if _length_of(request) <= MAX_READ_BYTES:
+                    async for part in request.stream():
+                        length += len(part)
+                        if length > MAX_READ_BYTES:
+                            break
+                        if length <= MAX_BODY_BYTES:
+                            body += part
+        except TimeoutError:
+            text = f"a body must arrive within {self._body_s:g} s, got {len(body)} bytes; try again"
+            raise RequestError(408, text, code="slow_body") from None
+        if max(length, _length_of(request)) > MAX_BODY_BYTES:
+            text = f"a body must be at most {MAX_BODY_BYTES} bytes, got more; cut the messages"
+            raise RequestError(413, text, code="body_too_long")
+        return bytes(body)
+
+
+async def _answer(
+    request: Request, call: OpenCall, conversation: AgentConversation
+) -> AgentAnswer | None:
+    """Wait for a reply; None = the agent has cut its connection.
+
+    Raises:
+        RequestError: The reply is an error, or the conversation is over.
+    """
+    with call.waiting():
+        cut = asyncio.create_task(_until_cut(request))
+        try:
+            if not await _until_replied(call, conversation, cut=cut):
+                return None
+        finally:
+            cut.cancel()
+        return _heard(call, conversation)
+
+
+async def _stream(
+    wanted: AgentRequest, call: OpenCall, conversation: AgentConversation
+) -> StreamingResponse:
+    """Answer with events; an error within the first seconds has its own status.
+
+    Raises:
+        RequestError: There was such an error.
+    """
+    with call.waiting():
+        if await _until_replied(call, conversation, within_s=KEEP_ALIVE_S):
+            _said(call, conversation)
+
+    async def body() -> AsyncIterator[bytes]:
+        with call.waiting():
+            while not await _until_replied(call, conversation, within_s=KEEP_ALIVE_S):
+                yield WAITING
+            try:
+                answer = _said(call, conversation)
+            except RequestError as error:
+                yield error_event(error)
+                return
+            for event in events(wanted, answer, call.number, call.at):
+                yield event
+            call.is_heard = True
+
+    return StreamingResponse(
+        body(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+    )
+
+
+async def _until_replied(
+    call: OpenCall,
+    conversation: AgentConversation,
+    *,
+    cut: asyncio.Task[None] | None = None,
+    within_s: float | None = None,
+) -> bool:
+    """Wait for a reply or the conversation's end; False = neither came."""
+    over = asyncio.create_task(conversation.over.wait())
+    ends: set[asyncio.Future[Any]] = {over, call.reply}
+    waiting = ends | ({cut} if cut else set())
+    try:
+        done, _ = await asyncio.wait(waiting, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        over.cancel()
+    return bool(done & ends)
+
+
+async def _until_cut(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _said(call: OpenCall, conversation: AgentConversation) -> AgentAnswer:
+    if not call.reply.done():
+        raise over_error(conversation)
+    reply = call.reply.result()
+    if isinstance(reply, AgentError):
+        conversation.forget(call)  # no sample: a retry is a new call
+        raise as_error(reply)
+    return reply
+
+
+def _heard(call: OpenCall, conversation: AgentConversation) -> AgentAnswer:
+    answer = _said(call, conversation)
+    call.is_heard = True
+    return answer
+
+
+def _key_of(request: Request) -> str:
+    kind, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+def _error(error: RequestError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    fields = dict(headers or {})
+    if error.status in {408, 413}:
+        fields |= CLOSE
+    if error.retry_after_s is not None:
+        fields["Retry-After"] = str(error.retry_after_s)
+    return JSONResponse(error_body(error), status_code=error.status, headers=fields)
+
+
+def _length_of(request: Request) -> int:
+    length = request.headers.get("content-length", "0")
+    return int(length) if length.isdecimal() and len(length) < 20 else 0
+
+
+async def _not_found(request: Request, _: Exception) -> Response:
+    text = f"there is no {request.method} {request.url.path[:200]}; see docs/agents.md"
+    return _error(RequestError(404, text, code="no_such_route"), CLOSE)
+
+
+# --------------------------------------------------------------------------------------------------
+# The server: uvicorn without its signals, and with bounds on connections and headers.
+
+
+class _DoorServer(uvicorn.Server):
+    """A server whose process handles signals by itself."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _guard_of(most: int) -> type[H11Protocol]:
+    class Guarded(H11Protocol):
+        """A connection that is refused beyond `most`, and ended if it sends no request in time."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if len(self.connections) > most:
+                transport.abort()
+                return
+            self.loop.call_later(HEADERS_S, self._end_if_idle)
+
+        def _end_if_idle(self) -> None:
+            if not getattr(self, "cycle", None) and not self.transport.is_closing():
+                self.transport.close()
+
+    return Guarded

@@ -1,0 +1,231 @@
+"""Host of agents: takes conversations of a run, starts an agent for each, and serves their door.
+
+    take tickets ──▶ start the agent ──▶ its requests, through the door ──▶ its end ──▶ END
+         ▲                                                                    │
+         └────────────────────────── a place is free ◀────────────────────────┘
+
+Waits for tickets and for replies, each in a long poll of the mailbox, and for agents. A host that
+stops takes no more tickets; conversations that have not ended within the grace end with the reason
+`host`, which charges nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from broker.protocol.conversation_messages import RepliesRequest, TakeRequest
+from configs.errors import DeadlineError, RefusedError, SettingsError
+from configs.settings import AgentSettings
+
+from .conversation import AgentConversation, AgentEnd, Mailbox
+from .door import Door
+from .process import AgentProcess, MemoryMeter, environment_of
+
+LONG_POLL_S = 2.0  # a ticket lasts for several of these
+REPEAT_S = 10.0  # a turn takes seconds, and a store that is set back is rare
+PAUSE_S = 0.5  # after an answer without conversations, or an error
+DONE = "DONE"
+
+log = structlog.get_logger()
+Awaited = TypeVar("Awaited")
+Show = Callable[[str], None]
+
+
+class AgentHost:
+    """Conversations of one host.
+
+    Args:
+        mailbox: Mailbox of the run.
+        agents: Settings.
+        drain_s: Time for conversations under way after `stop`.
+        command: Words of the agents' command.
+        python: Python of a virtual environment for the agents.
+        show: Prints a line for each conversation instead of starting the command.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        agents: AgentSettings,
+        *,
+        drain_s: float,
+        command: tuple[str, ...] = (),
+        python: Path | None = None,
+        show: Show | None = None,
+    ) -> None:
+        self._mailbox, self._agents = mailbox, agents
+        self._command, self._python, self._show = command, python, show
+        self._drain_s = drain_s
+        self._conversations: dict[str, AgentConversation] = {}
+        self._has_new, self._has_room = asyncio.Event(), asyncio.Event()
+        self._meter = MemoryMeter()
+        self._address = ""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until the run ends or `stop` is set.
+
+        Raises:
+            SettingsError: The door cannot be opened.
+        """
+        door, most = Door(self._conversations), self._agents.max_conversations
+        host = self._agents.listen.rpartition(":")[0]
+        with _listener(self._agents.listen) as listener:
+            async with door.serving(listener, most=most), asyncio.TaskGroup() as beside:
+                self._address = f"http://{host}:{listener.getsockname()[1]}"
+                log.info("the door is open", address=self._address)
+                loops = [beside.create_task(work) for work in (self._poll(), self._repeat())]
+                async with asyncio.TaskGroup() as agents:
+                    await self._take(agents, stop)
+                    await self._drain()
+                for loop in loops:
+                    loop.cancel()
+
+    async def _take(self, agents: asyncio.TaskGroup, stop: asyncio.Event) -> None:
+        """Take conversations while there are places, until `stop`."""
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set():
+                free = self._agents.max_conversations - len(self._conversations)
+                if free == 0:
+                    self._has_room.clear()
+                    await first_of(self._has_room.wait(), stopped)
+                    continue
+                taking = self._answered(self._mailbox.take(TakeRequest(free, LONG_POLL_S)))
+                answer = await first_of(taking, stopped)
+                if answer is not None and answer.status == DONE:
+                    log.info("the run has ended")
+                    return
+                for ticket in answer.tickets if answer else ():
+                    conversation = AgentConversation(ticket, self._mailbox)
+                    self._conversations[conversation.name] = conversation
+                    agents.create_task(self._converse(conversation))
+                    self._has_new.set()
+                if not answer or not answer.tickets:
+                    await first_of(asyncio.sleep(PAUSE_S), stopped)
+        finally:
+            stopped.cancel()
+
+    async def _drain(self) -> None:
+        """Wait for conversations under way, then end the rest."""
+        try:
+            async with asyncio.timeout(self._drain_s):
+                while self._conversations:
+                    self._has_room.clear()
+                    await self._has_room.wait()
+        except TimeoutError:
+            rest = list(self._conversations.values())
+            log.warning("ending conversations that are under way", count=len(rest))
+            end = AgentEnd("host", "its host was stopped")
+            async with asyncio.TaskGroup() as ends:
+                for conversation in rest:
+                    ends.create_task(conversation.finish(end))
+
+    async def _converse(self, conversation: AgentConversation) -> None:
+        """Run a conversation's agent to its end."""
+        try:
+            end = await self._run_agent(conversation)
+        except (OSError, ValueError) as error:
+            end = AgentEnd("host", f"its host could not start it: {error}")
+        if end.why != "ended":
+            log.warning("agent ended", task=conversation.name, why=end.why, reason=end.text)
+        await conversation.finish(end)
+        del self._conversations[conversation.name]
+        self._has_room.set()
+
+    async def _run_agent(self, conversation: AgentConversation) -> AgentEnd:
+        url, key = f"{self._address}/conversations/{conversation.name}", conversation.key
+        task, timeout_s = conversation.ticket.payload, self._agents.timeout_s
+        if self._show is not None:
+            line = {"url": f"{url}/v1", "key": key, "task": json.loads(task or b"null")}
+            self._show(json.dumps(line))
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await conversation.over.wait()
+            except TimeoutError:
+                return AgentEnd("timeout", f"no end within {timeout_s:g} s")
+            return AgentEnd("ended")
+        memory_mb = self._agents.memory_mb
+        process = AgentProcess(
+            self._command,
+            environment_of(url, key, task, python=self._python, inherited=os.environ),
+            timeout_s=timeout_s,
+            memory_bytes=None if memory_mb is None else memory_mb * 2**20,
+            meter=self._meter,
+        )
+        return await process.run(conversation.over)
+
+    async def _poll(self) -> None:
+        """Renew tickets and fetch replies for all conversations, for ever."""
+        while True:
+            self._has_new.clear()
+            under_way = {
+                one.ticket.task_id: one
+                for one in self._conversations.values()
+                if not one.over.is_set()
+            }
+            if not under_way:
+                await self._has_new.wait()
+                continue
+            lines = tuple(one.where() for one in under_way.values())
+            hearing = self._answered(self._mailbox.hear(RepliesRequest(lines, LONG_POLL_S)))
+            new = asyncio.create_task(self._has_new.wait())
+            try:
+                answer = await first_of(hearing, new)
+            finally:
+                new.cancel()
+            for replies in answer.conversations if answer else ():
+                under_way[replies.task_id].take_replies(replies)
+            if answer is None and not self._has_new.is_set():
+                await asyncio.sleep(PAUSE_S)
+
+    async def _repeat(self) -> None:
+        """Send calls again that a store which was set back may have lost, for ever."""
+        while True:
+            await asyncio.sleep(REPEAT_S)
+            for conversation in list(self._conversations.values()):
+                await conversation.repeat_calls()
+
+    async def _answered(self, asked: Awaitable[Awaited]) -> Awaited | None:
+        """Return an answer of the mailbox; None where there is none."""
+        try:
+            return await asked
+        except (DeadlineError, RefusedError) as error:
+            log.warning("the run does not answer", reason=str(error))
+            return None
+
+
+def _listener(address: str) -> socket.socket:
+    """Listen at `HOST:PORT`; port 0 = a free one.
+
+    Raises:
+        SettingsError: That is not possible.
+    """
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host.strip("[]"), int(port)), family=family, backlog=256)
+    except OSError as error:
+        raise SettingsError(
+            f"agents.listen must be an address of this machine with a free port, got {address}: "
+            f"{error.strerror or error}; change it, or use port 0"
+        ) from None
+
+
+async def first_of(work: Awaitable[Awaited], other: asyncio.Task[object]) -> Awaited | None:
+    """Await some work; cancel it and return None if another task ends before it."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})  # unlike `await task`, it tells our own cancellation apart

@@ -1,0 +1,235 @@
+"""The process of an agent: its command, environment, limits, and the end of its output.
+
+The command runs under a keeper (`keeper.py`), in a new folder that is removed with it. Its memory
+is the resident memory of all processes that descend from it, measured once a second. A limit on
+address space (RLIMIT_AS) would not do: it counts what runtimes such as V8 and Go reserve and never
+use, tens of gigabytes, and it holds for each process alone, of which an agent may start any number.
+A process may exceed the limit between two measurements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from broker.protocol.conversation_messages import Ending
+from broker.protocol.messages import MAX_REASON
+from configs.errors import SettingsError, printable_lines
+from configs.settings import AgentSettings
+from configs.user_code import looked_in
+
+from .conversation import AgentEnd
+from .keeper import KILLED_S, descendants, parents_of_processes
+
+KEEPER = Path(__file__).with_name("keeper.py")
+MEASURE_S = 1.0
+GRACE_S = 2.0
+"""Between SIGTERM and SIGKILL, for an agent that has had its time or memory."""
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+OUR_VARIABLES = "NYALA_"
+"""Begin of the names of variables that may hold a run's secrets, which agents do not get."""
+
+
+def command_of(agents: AgentSettings, python: Path | None) -> tuple[str, ...]:
+    """Return the words of `agents.command`, with the files that they name absolute.
+
+    Args:
+        agents: Settings of agents.
+        python: Python of a virtual environment for it; None = as the words say.
+
+    Raises:
+        SettingsError: It cannot be split into words, or there are none.
+    """
+    command = agents.command or ()
+    if isinstance(command, str):
+        try:
+            command = tuple(shlex.split(command))
+        except ValueError as error:
+            raise SettingsError(
+                f"agents.command must be words as a shell takes them, got {command!r}: {error}; "
+                "close the quotation, or write a list"
+            ) from None
+    if not command:
+        raise SettingsError(
+            "agents.command must be the command of an agent, got none; set it, such as "
+            "agents.command='python my_agent.py', or start agents by hand with --print"
+        )
+    words = [_absolute(word) for word in command]
+    if python is not None and command[0] in {"python", "python3"}:
+        words[0] = str(python)
+    return tuple(words)
+
+
+def _absolute(word: str) -> str:
+    """Return the path of a file that a word names, as the command runs elsewhere."""
+    if "/" in word or "." in word:
+        for folder in (*looked_in, Path.cwd()):
+            with suppress(OSError, ValueError):  # no name of a file
+                if (path := folder / word).is_file():
+                    return str(path.absolute())
+    return word
+
+
+def environment_of(
+    url: str, key: str, task: bytes, *, python: Path | None, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the environment variables of an agent.
+
+    Args:
+        url: Address of its conversation.
+        key: Key of its conversation.
+        task: What it is asked, JSON.
+        python: Python of a virtual environment for it.
+        inherited: Variables of the host.
+    """
+    variables = {
+        name: value for name, value in inherited.items() if not name.startswith(OUR_VARIABLES)
+    }
+    variables |= {
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_KEY": key,
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": key,
+        "NYALA_TASK": task.decode(errors="replace"),
+    }
+    if python is not None:
+        variables["PATH"] = os.pathsep.join(
+            filter(None, [str(python.parent), variables.get("PATH")])
+        )
+        variables["VIRTUAL_ENV"] = str(python.parent.parent)
+    return variables
+
+
+class MemoryMeter:
+    """Measures memory of agents; all agents of a host share one look at the list of processes."""
+
+    def __init__(self) -> None:
+        self._parents: dict[int, int] = {}
+        self._looked_at = -MEASURE_S
+
+    async def resident_bytes(self, root: int) -> int:
+        """Return the resident memory of all processes below one."""
+        if time.monotonic() - self._looked_at >= MEASURE_S:
+            self._looked_at = time.monotonic()
+            self._parents = await asyncio.to_thread(parents_of_processes)
+        return sum(map(_resident_bytes, descendants(root, self._parents)))
+
+
+class AgentProcess:
+    """One run of an agent's command.
+
+    Args:
+        command: Words of the command.
+        environment: Its environment variables.
+        timeout_s: Longest time that it may take.
+        memory_bytes: Most memory that it may have; None = no limit.
+        meter: Meter of the host.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        timeout_s: float,
+        memory_bytes: int | None,
+        meter: MemoryMeter,
+    ) -> None:
+        self._command, self._environment = command, environment
+        self._timeout_s, self._memory_bytes = timeout_s, memory_bytes
+        self._tail = bytearray()
+        self._meter, self._used_bytes = meter, 0
+
+    async def run(self, told: asyncio.Event) -> AgentEnd:
+        """Run the command to its end; return why its conversation ends.
+
+        Args:
+            told: Ends the process when it is set; the conversation has ended already.
+        """
+        folder = tempfile.mkdtemp(prefix="nyala-agent-")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", str(KEEPER), folder, str(GRACE_S), *self._command),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=self._environment,
+            start_new_session=True,  # Ctrl-C is for the host
+        )
+        assert process.stdin is not None and process.stdout is not None
+        reading = asyncio.create_task(self._read(process.stdout))
+        ended = asyncio.create_task(process.wait())
+        why: Ending = "host"
+        try:
+            why = await self._watch(process.pid, ended, told)
+        finally:
+            process.stdin.close()  # the keeper ends what remains
+            await self._until_ended(process, ended)
+            await asyncio.wait({reading}, timeout=GRACE_S)  # all that could write have ended
+            reading.cancel()
+        return self._end(why, process.returncode or 0)
+
+    async def _watch(self, pid: int, ended: asyncio.Task[int], told: asyncio.Event) -> Ending:
+        deadline = time.monotonic() + self._timeout_s
+        stopping = asyncio.create_task(told.wait())
+        try:
+            while (left_s := deadline - time.monotonic()) > 0:
+                done, _ = await asyncio.wait(
+                    {ended, stopping},
+                    timeout=min(left_s, MEASURE_S),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if done:
+                    return "ended"
+                if self._memory_bytes is None:
+                    continue
+                self._used_bytes = await self._meter.resident_bytes(pid)
+                if self._used_bytes > self._memory_bytes:
+                    return "memory"
+            return "timeout"
+        finally:
+            stopping.cancel()
+
+    async def _until_ended(
+        self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]
+    ) -> None:
+        done, _ = await asyncio.wait({ended}, timeout=GRACE_S + 2 * KILLED_S)
+        if not done:  # its keeper was stopped
+            with suppress(ProcessLookupError):
+                for pid in {*descendants(process.pid, parents_of_processes()), process.pid}:
+                    os.kill(pid, 9)
+            await asyncio.wait({ended}, timeout=KILLED_S)
+
+    def _end(self, why: Ending, code: int) -> AgentEnd:
+        output = printable_lines(self._tail.decode(errors="replace"))[-MAX_REASON:]
+        if why == "timeout":
+            return AgentEnd("timeout", _with(f"no end within {self._timeout_s:g} s", output))
+        if why == "memory":
+            mib = self._used_bytes // 2**20
+            return AgentEnd("memory", _with(f"it used {mib} MiB", output))
+        if code:
+            return AgentEnd("died", _with(f"exit code {code}", output))
+        return AgentEnd("ended")
+
+    async def _read(self, output: asyncio.StreamReader) -> None:
+        while part := await output.read(65_536):
+            self._tail += part
+            del self._tail[: -4 * MAX_REASON]
+
+
+def _with(reason: str, output: str) -> str:
+    text = f"{reason}; its last output:\n" if output else reason
+    return text + output[len(text) - MAX_REASON :] if output else text
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * PAGE_BYTES
+    except OSError:  # it has just ended
+        return 0

@@ -1,0 +1,363 @@
+"""The door answers the real client of OpenAI as OpenAI's own server does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from agents import door
+from broker.protocol.agent_calls import AgentAnswer, AgentError, CalledTool
+from tests.agents.support.mailbox import logprobs, tokens
+from tests.agents.support.opened_door import opened
+from tests.waiting import until
+
+ASK: Any = [{"role": "user", "content": "2+3?"}]
+ADD: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+def never():
+    released = asyncio.Event()
+
+    async def model(_call, number):
+        await released.wait()
+        return AgentAnswer("stop", 5, 2, text=f"late {number}")
+
+    return model, released
+
+
+async def use_tools(call, _number):
+    body = json.loads(call.body)
+    if body["messages"][-1]["role"] == "tool":
+        return AgentAnswer("stop", 9, 1, text="5")
+    assert body["tools"] == [ADD]
+    calls = (CalledTool("call_a", "add", '{"a":2}'), CalledTool("call_b", "add", '{"a":3}'))
+    return AgentAnswer("tool_calls", 5, 7, reasoning="two sums", tool_calls=calls)
+
+
+async def with_tokens(_call, _number):
+    return AgentAnswer(
+        "length",
+        3,
+        2,
+        text="né",
+        prompt_ids=tokens(1, 2, 3),
+        completion_ids=tokens(7, 8),
+        logprobs=logprobs(-0.5, -1.0),
+        pieces=(b"n", "é".encode()),
+    )
+
+
+def test_a_completion_has_text_finish_reason_and_usage():
+    async def story():
+        async with opened() as here:
+            client = here.client(here.conversation())
+            answer = await client.chat.completions.create(model="any", messages=ASK)
+
+            (choice,) = answer.choices
+            assert answer.usage is not None
+            assert (choice.message.content, choice.finish_reason) == ("hello 1", "stop")
+            assert answer.usage.model_dump(include={"prompt_tokens", "completion_tokens"}) == {
+                "prompt_tokens": 5,
+                "completion_tokens": 2,
+            }
+            assert answer.model == "any"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_two_tools_are_called_in_one_turn_and_their_results_lead_to_a_text(is_streamed):
+    async def story():
+        async with opened(use_tools) as here:
+            conversation = here.conversation()
+            client = here.client(conversation)
+
+            async def ask(messages):
+                options = {"model": "m", "messages": messages, "tools": [ADD]}
+                if not is_streamed:
+                    return (await client.chat.completions.create(**options)).choices[0].message
+                async with client.chat.completions.stream(**options) as stream:
+                    return (await stream.get_final_completion()).choices[0].message
+
+            first = await ask(ASK)
+            assert [(call.id, call.function.arguments) for call in first.tool_calls] == [
+                ("call_a", '{"a":2}'),
+                ("call_b", '{"a":3}'),
+            ]
+            assert first.content is None
+            assert first.model_extra["reasoning_content"] == "two sums"
+            results = [
+                {"role": "tool", "tool_call_id": call.id, "content": "2"}
+                for call in first.tool_calls
+            ]
+            last = await ask([*ASK, first.model_dump(exclude_none=True), *results])
+
+            assert last.content == "5"
+            box = here.mailbox.boxes[1]
+            parent, keep, tail = box.lines[1]
+            assert parent == 1
+            assert box.bodies[1] == box.bodies[0][:keep] + tail
+            assert keep > len(box.bodies[0]) - len("]}") - 1
+
+    asyncio.run(story())
+
+
+def test_a_stream_ends_with_usage_without_being_asked():
+    async def story():
+        async with opened() as here:
+            client = here.client(here.conversation())
+            stream = await client.chat.completions.create(model="m", messages=ASK, stream=True)
+            chunks = [chunk async for chunk in stream]
+
+            texts = [choice.delta.content for chunk in chunks for choice in chunk.choices]
+            assert texts == ["hello 1", None]
+            assert chunks[-1].usage is not None
+            assert chunks[-1].usage.total_tokens == 7
+            assert chunks[-2].choices[0].finish_reason == "stop"
+
+    asyncio.run(story())
+
+
+def test_token_ids_and_logprobs_come_where_they_are_asked_for():
+    async def story():
+        async with opened(with_tokens) as here:
+            client = here.client(here.conversation())
+            answer = await client.chat.completions.create(
+                model="m", messages=ASK, logprobs=True, extra_body={"return_token_ids": True}
+            )
+            choice = answer.choices[0]
+
+            assert answer.model_dump()["prompt_token_ids"] == [1, 2, 3]
+            assert choice.model_dump()["token_ids"] == [7, 8]
+            assert choice.logprobs is not None and choice.logprobs.content is not None
+            assert [(one.token, one.logprob) for one in choice.logprobs.content] == [
+                ("n", -0.5),
+                ("é", -1.0),
+            ]
+            plain = await client.chat.completions.create(model="m", messages=[*ASK, *ASK])
+            assert plain.choices[0].logprobs is None
+            assert "prompt_token_ids" not in plain.model_dump()
+
+    asyncio.run(story())
+
+
+def test_tokens_go_in_and_come_out():
+    async def story():
+        async with opened(with_tokens) as here:
+            conversation = here.conversation()
+            async with httpx.AsyncClient() as client:
+                answer = await client.post(
+                    f"{here.url(conversation)}/inference/v1/generate",
+                    headers={"x-api-key": conversation.key},
+                    json={
+                        "token_ids": [1, 2, 3],
+                        "model": "m",
+                        "sampling_params": {"temperature": 0.3, "max_tokens": 2, "logprobs": 1},
+                    },
+                )
+            (choice,) = answer.json()["choices"]
+
+            assert choice["token_ids"] == [7, 8]
+            assert choice["finish_reason"] == "length"
+            assert [one["logprob"] for one in choice["logprobs"]["content"]] == [-0.5, -1.0]
+            (body,) = here.mailbox.boxes[1].bodies
+            assert body == b'generate\n{"max_tokens":2,"token_ids":[1,2,3]}'
+
+    asyncio.run(story())
+
+
+def test_the_task_and_the_models_can_be_read():
+    async def story():
+        async with opened() as here:
+            conversation = here.conversation()
+            async with httpx.AsyncClient(
+                headers={"Authorization": f"Bearer {conversation.key}"}
+            ) as client:
+                task = await client.get(f"{here.url(conversation)}/task")
+            models = await here.client(conversation).models.list()
+
+            assert task.json() == {"question": "2+3?"}
+            assert [model.id for model in models.data] == ["nyala"]
+
+    asyncio.run(story())
+
+
+def test_rewards_are_for_a_call_or_the_whole_and_the_last_request_may_end_it():
+    async def story():
+        async with opened() as here:
+            conversation = here.conversation()
+            client = here.client(conversation)
+            answer = await client.chat.completions.create(model="m", messages=ASK)
+            async with httpx.AsyncClient(headers={"x-api-key": conversation.key}) as plain:
+                url = f"{here.url(conversation)}/reward"
+                part = await plain.post(url, json={"call": answer.id, "reward": 0.5})
+                unknown = await plain.post(url, json={"call": "chatcmpl-2", "reward": 1})
+                whole = {"reward": 2, "parts": {"exact": 1}, "done": True}
+                last = await plain.post(url, json=whole)
+                late = await plain.post(url, json=whole)
+
+            statuses = [part.status_code, unknown.status_code, last.status_code, late.status_code]
+            assert statuses == [200, 400, 200, 401]
+            ends = here.mailbox.boxes[1].ends
+            assert [(e.number, e.reward, dict(e.parts), e.why) for e in ends] == [
+                (1, 0.5, {}, ""),
+                (0, 2.0, {"exact": 1.0}, ""),
+                (0, None, {}, "ended"),
+            ]
+
+    asyncio.run(story())
+
+
+def test_an_error_of_the_actor_has_its_status_and_is_no_answer_to_a_retry():
+    refusals = iter([AgentError(400, "prompt must be at most 10 tokens", "messages")])
+
+    async def model(_call, number):
+        return next(refusals, AgentAnswer("stop", 5, 2, text=f"hello {number}"))
+
+    async def story():
+        async with opened(model) as here:
+            client = here.client(here.conversation())
+            with pytest.raises(openai.BadRequestError, match="at most 10 tokens") as failed:
+                await client.chat.completions.create(model="m", messages=ASK)
+            again = await client.chat.completions.create(
+                model="m", messages=ASK, extra_headers={"x-stainless-retry-count": "1"}
+            )
+
+            assert failed.value.param == "messages"
+            assert again.choices[0].message.content == "hello 2"
+
+    asyncio.run(story())
+
+
+def test_a_stream_is_kept_alive_and_late_errors_are_events(monkeypatch):
+    monkeypatch.setattr(door, "KEEP_ALIVE_S", 0.05)
+    released = asyncio.Event()
+
+    async def model(_call, _number):
+        await released.wait()
+        return AgentError(503, "no engine")
+
+    async def story():
+        async with opened(model) as here:
+            conversation = here.conversation()
+            seen = b""
+            async with httpx.AsyncClient() as client:
+                body = {"model": "m", "messages": ASK, "stream": True}
+                headers = {"x-api-key": conversation.key}
+                url = f"{here.url(conversation)}/v1/chat/completions"
+                async with client.stream("POST", url, json=body, headers=headers) as answer:
+                    async for part in answer.aiter_raw():
+                        seen += part
+                        if seen.count(b": waiting") >= 3:
+                            released.set()
+
+            assert answer.status_code == 200
+            assert b'"message": "no engine"' in seen
+
+    asyncio.run(story())
+
+
+def test_a_retry_of_an_open_call_waits_for_the_same_reply():
+    async def story():
+        model, released = never()
+        async with opened(model) as here:
+            client = here.client(here.conversation(), max_retries=2, timeout=0.4)
+            asking = asyncio.create_task(client.chat.completions.create(model="m", messages=ASK))
+            await asyncio.sleep(1.0)  # the SDK has given up once, and asks again
+            released.set()
+            answer = await asking
+
+            assert answer.choices[0].message.content == "late 1"
+            assert len(here.mailbox.boxes[1].lines) == 1
+
+    asyncio.run(story())
+
+
+def test_a_client_that_leaves_does_not_lose_its_call():
+    async def story():
+        model, released = never()
+        async with opened(model) as here:
+            conversation = here.conversation()
+            client = here.client(conversation)
+            asking = asyncio.create_task(client.chat.completions.create(model="m", messages=ASK))
+            await until(lambda: len(here.mailbox.boxes[1].lines) == 1)
+            asking.cancel()
+            await until(lambda: conversation.num_open == 1 and not waits(conversation))
+            released.set()
+            again = await client.chat.completions.create(model="m", messages=ASK)
+            next_one = await client.chat.completions.create(model="m", messages=ASK)
+
+            assert again.choices[0].message.content == "late 1"
+            assert next_one.choices[0].message.content == "late 2"
+
+    asyncio.run(story())
+
+
+def waits(conversation) -> bool:
+    return any(call.num_waiting for call in conversation.open_calls)
+
+
+def test_equal_requests_side_by_side_are_calls_of_their_own():
+    async def story():
+        model, released = never()
+        async with opened(model) as here:
+            client = here.client(here.conversation())
+            asking = [
+                asyncio.create_task(client.chat.completions.create(model="m", messages=ASK))
+                for _ in range(3)
+            ]
+            await until(lambda: len(here.mailbox.boxes[1].lines) == 3)
+            released.set()
+            answers = [await one for one in asking]
+
+            texts = {answer.choices[0].message.content for answer in answers}
+            assert texts == {"late 1", "late 2", "late 3"}
+
+    asyncio.run(story())
+
+
+def test_an_idempotency_key_names_a_call():
+    async def story():
+        async with opened() as here:
+            client = here.client(here.conversation())
+
+            async def ask(content):
+                answer = await client.chat.completions.create(
+                    model="m",
+                    messages=[{"role": "user", "content": content}],
+                    extra_headers={"Idempotency-Key": "k"},
+                )
+                return answer.choices[0].message.content
+
+            assert [await ask("a"), await ask("a")] == ["hello 1", "hello 1"]
+            with pytest.raises(openai.UnprocessableEntityError, match="must be new"):
+                await ask("b")
+
+    asyncio.run(story())
+
+
+def test_a_conversation_that_the_store_has_lost_is_over_for_its_agent():
+    async def story():
+        model, _ = never()
+        async with opened(model) as here:
+            conversation = here.conversation()
+            client = here.client(conversation, max_retries=2)
+            asking = asyncio.create_task(client.chat.completions.create(model="m", messages=ASK))
+            await until(lambda: len(here.mailbox.boxes[1].lines) == 1)
+            here.mailbox.lose(1)
+            began = time.monotonic()
+            with pytest.raises(openai.APIStatusError, match="over: lost") as failed:
+                await asking
+            with pytest.raises(openai.AuthenticationError):
+                await client.chat.completions.create(model="m", messages=ASK)
+
+            assert failed.value.status_code == 410
+            assert time.monotonic() - began < 5  # no SDK repeats it
+
+    asyncio.run(story())

@@ -1,0 +1,192 @@
+"""A host runs as many agents as it has places, and each ends its own conversation alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+import httpx
+
+from agents.host import AgentHost, first_of
+from broker.protocol.agent_calls import AgentAnswer
+from configs.settings import AgentSettings
+from tests.agents.support.mailbox import TwinMailbox
+from tests.waiting import until
+
+ASKS = """
+import json, os, urllib.request
+task = json.loads(os.environ["NYALA_TASK"])
+body = {"model": "m", "messages": [{"role": "user", "content": task["q"]}]}
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps(body).encode(),
+    {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"},
+)
+print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+"""
+
+
+def host_of(mailbox, code=ASKS, *, show=None, drain_s=0.5, **settings):
+    agents = AgentSettings(**{"max_conversations": 2, **settings})
+    command = (sys.executable, "-c", code)
+    return AgentHost(mailbox, agents, drain_s=drain_s, command=command, show=show)
+
+
+def ends(mailbox) -> dict[int, tuple[str, str]]:
+    return {
+        task: (end.why, end.text)
+        for task, box in mailbox.boxes.items()
+        for end in box.ends
+        if end.why
+    }
+
+
+def test_agents_ask_are_answered_and_end():
+    most = 0
+
+    async def model(call, _number):
+        nonlocal most
+        waiting = sum(not box.is_over for box in mailbox.boxes.values())
+        most = max(most, waiting)
+        assert json.loads(call.body)["messages"] == [{"role": "user", "content": "2+3?"}]
+        return AgentAnswer("stop", 5, 1, text="5")
+
+    async def story():
+        await host_of(mailbox).run(asyncio.Event())
+        await mailbox.close()
+
+    mailbox = TwinMailbox(model, tasks=5, payload=b'{"q": "2+3?"}')
+    mailbox.is_done = True
+    asyncio.run(story())
+
+    assert ends(mailbox) == dict.fromkeys(range(1, 6), ("ended", ""))
+    assert all(len(box.lines) == 1 for box in mailbox.boxes.values())
+    assert most == 2
+
+
+def test_an_agent_beyond_its_memory_ends_only_its_own_conversation():
+    code = """
+import os, time
+print("here")
+if os.environ["OPENAI_BASE_URL"].split("/")[-2].startswith("1-"):
+    block = bytearray(120 << 20)
+    time.sleep(60)
+time.sleep(3)
+"""
+
+    async def story():
+        await host_of(mailbox, code, memory_mb=64).run(asyncio.Event())
+
+    mailbox = TwinMailbox(tasks=2)
+    mailbox.is_done = True
+    asyncio.run(story())
+
+    found = ends(mailbox)
+    assert found[1][0] == "memory"
+    assert found[1][1].endswith("its last output:\nhere\n") or "here" in found[1][1]
+    assert found[2] == ("ended", "")
+
+
+def test_a_host_that_is_told_to_stop_takes_no_more_and_gives_a_grace():
+    code = "import os, time; time.sleep(1 if '/1-' in os.environ['OPENAI_BASE_URL'] else 60)"
+
+    async def story():
+        stop = asyncio.Event()
+        running = asyncio.create_task(host_of(mailbox, code, drain_s=3.0).run(stop))
+        await until(lambda: len(mailbox.boxes) == 2)
+        stop.set()
+        await running
+
+    mailbox = TwinMailbox(tasks=3)
+    asyncio.run(story())
+
+    assert ends(mailbox) == {1: ("ended", ""), 2: ("host", "its host was stopped")}
+    assert mailbox.wanted == [3]
+
+
+def test_a_loop_that_cancels_its_request_can_be_cancelled_itself():
+    """That cancellation was once taken for the request's, and the host never ended."""
+
+    async def request():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.2)
+
+    async def story():
+        over = asyncio.create_task(asyncio.sleep(0.05))
+        loop = asyncio.create_task(first_of(request(), over))
+        await asyncio.sleep(0.1)  # the request ends, cancelled
+        loop.cancel()
+        await asyncio.wait({loop})
+
+        assert loop.cancelled()
+
+    asyncio.run(story())
+
+
+def test_an_agent_may_be_started_by_hand():
+    lines: list[str] = []
+
+    async def story():
+        running = asyncio.create_task(host_of(mailbox, show=lines.append).run(asyncio.Event()))
+        await until(lambda: lines)
+        line = json.loads(lines[0])
+        async with httpx.AsyncClient(headers={"x-api-key": line["key"]}) as client:
+            body = {"messages": [{"role": "user", "content": line["task"]["q"]}]}
+            said = await client.post(f"{line['url']}/chat/completions", json=body)
+            await client.post(
+                f"{line['url'].removesuffix('/v1')}/reward", json={"reward": 1, "done": True}
+            )
+        await running
+        await mailbox.close()
+        return said.json()["choices"][0]["message"]["content"]
+
+    mailbox = TwinMailbox(tasks=1, payload=b'{"q": "2+3?"}')
+    mailbox.is_done = True
+
+    assert asyncio.run(story()) == "hello 1"
+    assert [(end.reward, end.why) for end in mailbox.boxes[1].ends] == [(1.0, ""), (None, "ended")]
+
+
+def test_an_agent_of_a_lost_conversation_is_ended():
+    async def story():
+        stop = asyncio.Event()
+        running = asyncio.create_task(host_of(mailbox, "import time; time.sleep(60)").run(stop))
+        await until(lambda: mailbox.boxes)
+        mailbox.lose(1)
+        stop.set()
+        async with asyncio.timeout(20):
+            await running
+
+    mailbox = TwinMailbox(tasks=1)
+    asyncio.run(story())
+
+    assert ends(mailbox) == {}
+
+
+def test_calls_that_a_store_was_set_back_behind_are_sent_again(monkeypatch):
+    monkeypatch.setattr("agents.host.REPEAT_S", 0.2)
+    is_set_back = False
+
+    async def model(_call, number):
+        nonlocal is_set_back
+        if not is_set_back:
+            is_set_back = True
+            box = mailbox.boxes[1]
+            box.lines.clear()
+            box.bodies.clear()
+            await asyncio.Event().wait()
+        return AgentAnswer("stop", 5, 1, text=f"again {number}")
+
+    async def story():
+        await host_of(mailbox).run(asyncio.Event())
+        await mailbox.close()
+
+    mailbox = TwinMailbox(model, tasks=1, payload=b'{"q": "2+3?"}')
+    mailbox.is_done = True
+    asyncio.run(story())
+
+    assert ends(mailbox) == {1: ("ended", "")}
+    assert len(mailbox.boxes[1].replies) == 1

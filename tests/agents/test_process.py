@@ -1,0 +1,186 @@
+"""An agent's process has its limits, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agents.process import AgentProcess, MemoryMeter, command_of, environment_of
+from configs.errors import SettingsError
+from configs.settings import AgentSettings
+from tests.waiting import wait_until
+
+PYTHON = sys.executable
+FORKS_AWAY = """
+import os, sys, time
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        open(sys.argv[1], "w").write(str(os.getpid()))
+        time.sleep(60)
+    os._exit(0)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def run_agent(*command, timeout_s=30.0, memory_bytes=None, tell_after_s=None, **variables):
+    async def story():
+        told = asyncio.Event()
+        if tell_after_s is not None:
+            asyncio.get_running_loop().call_later(tell_after_s, told.set)
+        process = AgentProcess(
+            command,
+            {**os.environ, **variables},
+            timeout_s=timeout_s,
+            memory_bytes=memory_bytes,
+            meter=MemoryMeter(),
+        )
+        return await process.run(told)
+
+    return asyncio.run(story())
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_an_agent_that_exits_with_0_has_ended_its_conversation():
+    assert run_agent(PYTHON, "-c", "print(1)") == ("ended", "")
+
+
+def test_an_agent_that_fails_says_why():
+    end = run_agent(PYTHON, "-c", "print('x' * 5000); raise SystemExit('no such tool')")
+
+    assert end.why == "died"
+    assert end.text.startswith("exit code 1; its last output:\n")
+    assert end.text.endswith("no such tool\n") or end.text.endswith("no such tool")
+    assert len(end.text) == 2000
+
+
+def test_an_agent_that_cannot_be_started_has_died():
+    end = run_agent("/none/agent")
+
+    assert end.why == "died"
+    assert "/none/agent cannot be started: No such file" in end.text
+
+
+def test_an_agent_beyond_its_time_is_ended_although_it_ignores_signals():
+    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('on', flush=True)\n"
+    began = time.monotonic()
+    end = run_agent(PYTHON, "-c", code + "time.sleep(60)", timeout_s=1.0)
+
+    assert end.why == "timeout"
+    assert end.text.startswith("no end within 1 s; its last output:\non")
+    assert time.monotonic() - began < 20
+
+
+def test_the_memory_of_all_processes_of_an_agent_counts():
+    code = """
+import os, time
+for _ in range(3):
+    if not os.fork():
+        block = bytearray(60 << 20)
+        time.sleep(60)
+time.sleep(60)
+"""
+    end = run_agent(PYTHON, "-c", code, memory_bytes=150 << 20)
+
+    assert end.why == "memory"
+    assert int(end.text.split()[2]) > 150
+
+
+def test_reserved_memory_does_not_count():
+    code = "import mmap, time; m = mmap.mmap(-1, 1 << 33); time.sleep(2.5)"
+
+    assert run_agent(PYTHON, "-c", code, memory_bytes=100 << 20).why == "ended"
+
+
+@pytest.mark.parametrize("lasts_s", ["0.2", "60"])
+def test_processes_that_left_the_session_are_ended_with_the_agent(tmp_path, lasts_s):
+    file = tmp_path / "pid"
+    end = run_agent(PYTHON, "-c", FORKS_AWAY, str(file), lasts_s, timeout_s=1.5)
+
+    assert end.why == ("ended" if lasts_s == "0.2" else "timeout")
+    assert not lives(int(file.read_text()))
+
+
+def test_an_agent_is_ended_when_its_conversation_is():
+    began = time.monotonic()
+    run_agent(PYTHON, "-c", "import time; time.sleep(60)", tell_after_s=0.5)
+
+    assert time.monotonic() - began < 10
+
+
+def test_its_folder_is_empty_at_first_and_removed_at_last(tmp_path):
+    code = "import os, pathlib; print(os.getcwd(), os.listdir()); pathlib.Path('x').touch(); 1 / 0"
+    folder, listed = run_agent(PYTHON, "-c", code).text.splitlines()[1].split(maxsplit=1)
+
+    assert listed == "[]"
+    assert not Path(folder).exists()
+
+
+def test_a_host_that_is_killed_leaves_no_process_and_no_folder(tmp_path):
+    program = f"""
+import asyncio, os
+from agents.process import AgentProcess, MemoryMeter
+command = [{PYTHON!r}, "-c", {FORKS_AWAY!r}, {str(tmp_path / "away")!r}, "60"]
+env = {{**os.environ, "TMPDIR": {str(tmp_path)!r}}}
+import tempfile; tempfile.tempdir = {str(tmp_path)!r}
+asyncio.run(AgentProcess(command, env, timeout_s=60, memory_bytes=None, meter=MemoryMeter()).run(
+    asyncio.Event()))
+"""
+    host = subprocess.Popen([PYTHON, "-c", program], cwd=Path(__file__).parents[2])
+    try:
+        away = wait_until(lambda: (tmp_path / "away").exists() and (tmp_path / "away").read_text())
+        host.send_signal(signal.SIGKILL)
+        host.wait()
+        wait_until(lambda: not lives(int(away)))
+        wait_until(lambda: not list(tmp_path.glob("nyala-agent-*")))
+    finally:
+        host.kill()
+
+
+def test_its_environment_has_its_own_key_and_none_of_the_run():
+    inherited = {"PATH": "/bin", "NYALA_REDIS_URL": "redis://:secret@h", "HOME": "/root"}
+    given = environment_of(
+        "http://h/c/1", "k", b'{"q": 1}', python=Path("/venv/bin/python"), inherited=inherited
+    )
+
+    assert given == {
+        "HOME": "/root",
+        "PATH": "/venv/bin:/bin",
+        "VIRTUAL_ENV": "/venv",
+        "OPENAI_BASE_URL": "http://h/c/1/v1",
+        "OPENAI_API_KEY": "k",
+        "ANTHROPIC_BASE_URL": "http://h/c/1",
+        "ANTHROPIC_API_KEY": "k",
+        "NYALA_TASK": '{"q": 1}',
+    }
+
+
+def test_files_that_the_command_names_are_found_from_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.py").touch()
+    agents = AgentSettings(command="python agent.py --say 'a b.c'")
+
+    assert command_of(agents, None) == ("python", str(tmp_path / "agent.py"), "--say", "a b.c")
+    assert command_of(agents, Path("/v/bin/python"))[0] == "/v/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [("python 'x", "words as a shell takes them"), (None, "the command of an agent, got none")],
+)
+def test_a_command_that_is_none_is_refused(command, text):
+    with pytest.raises(SettingsError, match=text):
+        command_of(AgentSettings(command=command), None)
