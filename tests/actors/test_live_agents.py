@@ -34,8 +34,8 @@ from buffer.record.episode import Episode
 from tests.actors.support.fake_actor import Actor, KilledLoop
 from tests.actors.support.fake_engine import FakeEngine, hang_after, logprob_of
 from tests.actors.support.saved_tokenizer import CHATML, save_tokenizer
-from tests.broker.support.ring import GROUP, Ring, begin, ring, until_stats
-from tests.broker.support.talks import HostSide, host_of
+from tests.broker.support.ring import GROUP, Ring, begin, until_stats
+from tests.broker.support.talks import HostSide, agent_ring, host_of
 from tests.waiting import until
 
 POINTER = {"digest": "d", "endpoint": "tcp://127.0.0.1:1", "public_key": "k" * 40}
@@ -69,7 +69,7 @@ def in_ring(
     **broker: Any,
 ) -> None:
     async def tell() -> None:
-        async with ring(redis_url, keys, **broker) as running:
+        async with agent_ring(redis_url, keys, **broker) as running:
             await begin(running.store, groups=groups)
             await running.store.run(operations.publish(1, 0, POINTER))
             await until(lambda: running.parts.cache.publication)

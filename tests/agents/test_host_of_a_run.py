@@ -13,8 +13,8 @@ from agents.__main__ import main
 from broker.protocol.agent_calls import AgentAnswer, decode_call, encode_reply
 from broker.transport.allow_list import Role, add
 from broker.transport.keys import make_keys
-from tests.broker.support.ring import begin, ring
-from tests.broker.support.talks import ActorSide
+from tests.broker.support.ring import begin
+from tests.broker.support.talks import ActorSide, agent_ring
 
 AGENT = """
 import json, openai, os
@@ -48,7 +48,7 @@ def keys(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_an_agent_of_a_run_talks_through_the_broker(redis_url, keys, tmp_path):
     async def story():
-        async with ring(redis_url, keys) as here:
+        async with agent_ring(redis_url, keys) as here:
             await begin(here.store, groups=1)
             add(keys, "host", Role.HOST)
             (tmp_path / "agent.py").write_text(AGENT)

@@ -24,6 +24,7 @@ from .tracker import Parameters, SampleTable, TrackedFigures
 API = "api/2.0/mlflow"
 ARTIFACTS = "api/2.0/mlflow-artifacts/artifacts"
 MAX_PARAMETERS = 100  # of one request, as MLflow's limits say
+MAX_METRICS = 1000  # likewise
 SHOWN_TABLES = 50  # the tag that names tables has at most 8,000 characters
 TABLES_TAG = "mlflow.loggedArtifacts"
 
@@ -86,7 +87,9 @@ class MlflowRun:
             for point in points
             for name, value in point.figures.items()
         ]
-        self._post("runs/log-batch", run_id=self._run_id, metrics=metrics)
+        for at in range(0, len(metrics), MAX_METRICS):
+            some = metrics[at : at + MAX_METRICS]
+            self._post("runs/log-batch", run_id=self._run_id, metrics=some)
 
     def table(self, table: SampleTable) -> None:
         path = f"{table.name}-{table.step:06d}.json"

@@ -111,6 +111,19 @@ def test_a_busy_server_is_tried_again_and_what_it_refuses_is_left_out(
     assert server.steps("eval/accuracy") == [2]
 
 
+def test_points_with_more_metrics_than_a_request_may_have_are_sent_in_several(
+    server: MlflowStandIn,
+) -> None:
+    tracker = tracker_of(server)
+    tracker.start_run(None, {})
+    figures = {f"part/{number}": 0.5 for number in range(130)}
+
+    tracker.log([TrackedFigures(step, 1e9, figures) for step in range(1, 17)])
+
+    assert sum(server.metrics.values()) == 16 * 130
+    assert server.steps("part/129") == list(range(1, 17))
+
+
 def test_a_model_that_is_registered_again_is_a_further_version(
     server: MlflowStandIn, tmp_path: Path
 ) -> None:
