@@ -1,6 +1,6 @@
 """Actors follow the number that a real ring wants, and it learns as with a fixed fleet.
 
-Beside CI: `pytest -s tests/system/fleet/following.py`, eight minutes. Real Redis, broker, learner
+Beside CI: `pytest -s tests/system/fleet/following.py`, ten minutes. Real Redis, broker, learner
 and small engines; an environment that waits for longer or shorter is the load, and the learner is
 paced, since all of them share two cores.
 """
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -211,19 +212,19 @@ def test_actors_follow_the_number_and_the_curve_is_that_of_a_fixed_fleet(
 
     moving = Fleet(tmp_path, "moving", redis_url, model)
     fell = train_moving(moving)
-    fixed, otherwise = (
-        Fleet(tmp_path, f"fixed-{seed}", redis_url, model, f"run.seed={seed}") for seed in (0, 1)
-    )
-    for fleet in (fixed, otherwise):
+    fixed = [
+        Fleet(tmp_path, f"fixed-{seed}", redis_url, model, f"run.seed={seed}") for seed in range(3)
+    ]
+    for fleet in fixed:
         train_fixed(fleet, fell)
 
-    for fleet in (moving, fixed, otherwise):
+    for fleet in (moving, *fixed):
         points = " ".join(f"{point:.3f}" for point in curve(fleet))
         print(f"{fleet.folder.name}: {points}, held out {fleet.accuracy:.3f}")
         assert [row["step"] for row in fleet.rows()] == list(range(1, BATCHES + 1))
         groups = [group for row in fleet.rows("batches") for group in row["group_ids"]]
         assert len(groups) == len(set(groups)) == 8 * BATCHES
         assert curve(fleet)[-1] - curve(fleet)[0] > LEARNED
-    spread = apart(curve(fixed), curve(otherwise))
-    print(f"{apart(curve(moving), curve(fixed)):.3f} apart; other words {spread:.3f}")
-    assert apart(curve(moving), curve(fixed)) <= spread + MARGIN
+    spread = max(apart(curve(one), curve(other)) for one, other in combinations(fixed, 2))
+    print(f"{apart(curve(moving), curve(fixed[0])):.3f} apart; other words {spread:.3f}")
+    assert apart(curve(moving), curve(fixed[0])) <= spread + MARGIN
