@@ -237,13 +237,19 @@ def usable_ranks(
 
 
 def _count_gpus() -> int:
-    counted = subprocess.run(
-        [sys.executable, "-c", COUNT_GPUS],
-        capture_output=True,
-        text=True,
-        timeout=COUNT_S,
-        check=False,
-    )
+    try:
+        counted = subprocess.run(
+            [sys.executable, "-c", COUNT_GPUS],
+            capture_output=True,
+            text=True,
+            timeout=COUNT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise SettingsError(
+            f"the driver of this machine must tell its GPUs within {COUNT_S:g} s, got no answer; "
+            "look at `nvidia-smi`, or unset learner.min_ranks, with which GPUs are not counted"
+        ) from None
     return int(counted.stdout) if counted.returncode == 0 else 0
 
 

@@ -158,6 +158,8 @@ def without_password(url: str) -> str:
     """Return a Redis URL without user and password, for texts and logs."""
     parts = split_url(url)
     query = "..." if "password" in parts.query else parts.query
+    if "@" in parts.path:  # a password with an unescaped slash, which ends the address here
+        return f"{parts.scheme}://***@{url.rpartition('@')[2].partition('?')[0]}"
     netloc = "***@" + parts.netloc.rpartition("@")[2] if "@" in parts.netloc else parts.netloc
     return parts._replace(netloc=netloc, query=query).geturl()
 

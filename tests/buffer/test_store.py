@@ -118,6 +118,7 @@ def test_errors_say_what_to_do(error: redis.RedisError, text: str) -> None:
 
 def test_a_url_is_shown_without_its_password() -> None:
     assert without_password("redis://user:p@ss@host:1/0") == "redis://***@host:1/0"
+    assert without_password("redis://user:p/ss@host:1/0") == "redis://***@host:1/0"
     assert without_password("redis://host:1/0") == "redis://host:1/0"
 
 

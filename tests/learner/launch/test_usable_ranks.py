@@ -55,3 +55,11 @@ def test_too_few_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(SettingsError, match=r"working GPUs for at least 4 rank.*, got 3"):
         usable_ranks(LearnerSettings(ranks=8, min_ranks=4))
+
+
+def test_a_driver_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "COUNT_GPUS", "import time; time.sleep(60)")
+    monkeypatch.setattr(counting, "COUNT_S", 0.1)
+
+    with pytest.raises(SettingsError, match=r"within 0\.1 s.*learner\.min_ranks"):
+        usable_ranks(LearnerSettings(ranks=8, min_ranks=4))
