@@ -203,8 +203,8 @@ def _tagged_blocks(text: str) -> Iterator[str]:
 
 def _read_call(text: str, key: str) -> ToolCall | None:
     try:
-        call = json.loads(text)
-    except (ValueError, RecursionError):
+        call = read_json(text)
+    except ValueError:
         return None
     if not isinstance(call, dict):
         return None
@@ -216,3 +216,28 @@ def _read_call(text: str, key: str) -> ToolCall | None:
     except ValueError:  # half of a surrogate pair, such as "\\ud83d", which cannot be encoded
         return None
     return ToolCall(name, arguments)
+
+
+MAX_DEPTH = 100  # far below what Python, and templates in it, can nest
+
+
+def read_json(text: str | bytes) -> Any:
+    """Read JSON that a model or an agent wrote.
+
+    Raises:
+        ValueError: It is no JSON, or nested more than `MAX_DEPTH` deep.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("JSON is nested too deeply") from None
+    if _is_deeper(value, MAX_DEPTH):
+        raise ValueError(f"JSON must be nested at most {MAX_DEPTH} deep")
+    return value
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    parts = value.values() if isinstance(value, dict) else value
+    return isinstance(value, dict | list) and (
+        depth == 0 or any(_is_deeper(part, depth - 1) for part in parts)
+    )

@@ -14,7 +14,9 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from inspect import signature
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from actors.chat import FORMS, ChatMessage, Prompt, ToolCall, as_given, as_messages, read_calls
@@ -37,6 +39,8 @@ MARKED = re.compile(f"{MARK}([0-9]+){MARK}")
 TRIAL = ToolCall("name_of_the_tool", {"argument": "a value", "number": 3})
 """A call that shows how a chat template writes calls."""
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
 DATE = "date_string"
 """Variable of chat templates that write the day, as those of Llama 3 name it."""
 
@@ -46,7 +50,7 @@ class Chat(NamedTuple):
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Any] = ()
-    variables: Mapping[str, Any] = {}
+    variables: Mapping[str, Any] = NOTHING
     """Further variables of the template."""
 
 
@@ -131,6 +135,10 @@ class ModelTokenizer:
                 f"writes the current date, which changes at midnight, got none; set a day, as in "
                 f"{{{DATE}: 1 Jan 2026}}"
             )
+        taken = signature(tokenizer.apply_chat_template).parameters
+        self._taken = {"self", *taken} - {"documents", "kwargs"}
+        """Names that are no variables of a chat template."""
+        self.num_tokens = len(tokenizer)
         self._encode_literal = cache(self._literal_tokens)
         # Kept: every turn needs it, and the tokenizer searches for it each time.
         self._stop_token_ids = self._find_stops(model_path)
@@ -165,8 +173,8 @@ class ModelTokenizer:
         if self._chat:
             turns = self._marked_messages(prompt)
             first = [] if turns[0].role == "system" else self._first
-            variables: dict[str, Any] = {"tools": self._read_tools(tools)} if tools else {}
-            return self._encode(self._render(as_given([*first, *turns]), **variables))
+            more = {"tools": self._read_tools(tools)} if tools else {}
+            return self._encode(self._render(as_given([*first, *turns]), more))
         bare = self._encode_piece(_bare(prompt, "tools" if tools else "messages"))
         return self._begin + tuple(bare)
 
@@ -208,8 +216,16 @@ class ModelTokenizer:
         return "reasoning_content" in str(self._tokenizer.chat_template)
 
     def check_chat(self, chat: Chat) -> None:
-        """Refuse a chat that the template does not take; raises as `encode_chat`."""
-        self._render_chat(chat)
+        """Refuse a chat that the template does not take, or writes nothing for.
+
+        Raises:
+            SettingsError: It does, or there is no chat template.
+        """
+        if not self._render_chat(chat):
+            raise SettingsError(
+                "messages must be such that the chat template of run.model writes something, got "
+                "none that it does; send a text"
+            )
 
     def encode_chat(self, chat: Chat) -> tuple[int, ...]:
         """Tokens of a chat, up to where the policy begins its turn.
@@ -351,10 +367,15 @@ class ModelTokenizer:
         if not self._chat:
             _bare((), "messages")
         messages = json.loads(self._marked(json.dumps(chat.messages, ensure_ascii=False)))
+        if taken := sorted(set(chat.variables) & self._taken):
+            raise SettingsError(
+                f"chat_template_kwargs must be further variables of the chat template, got "
+                f"{quoted(taken[0])}, which is not one; leave it out"
+            )
         more = dict(chat.variables)
         if chat.tools:
             more["tools"] = json.loads(self._marked(json.dumps(chat.tools, ensure_ascii=False)))
-        return self._render(messages, go_on=go_on, **more)
+        return self._render(messages, more, go_on=go_on)
 
     def _written_call(self, functions: list[Any]) -> str:
         """Render a call as the template writes it; nothing if it leaves tools or results out."""
@@ -362,27 +383,30 @@ class ModelTokenizer:
         call = {"type": "function", "function": TRIAL._asdict()}
         called = [*asked, {"role": "assistant", "content": "", "tool_calls": [call]}]
         answered = [*called, {"role": "tool", "name": TRIAL.name, "content": ANSWER}]
-        before = self._render(asked, tools=functions)
-        if before == self._render(asked) or ANSWER not in self._render(answered, tools=functions):
+        tools = {"tools": functions}
+        before = self._render(asked, tools)
+        if before == self._render(asked) or ANSWER not in self._render(answered, tools):
             return ""
-        turn = self._render(called, go_on=False, tools=functions).removeprefix(before)
+        turn = self._render(called, tools, go_on=False).removeprefix(before)
         for stop in filter(None, map(self._tokenizer.convert_ids_to_tokens, self._stop_token_ids)):
             turn = turn.partition(stop)[0]
         return turn
 
     def _render(
-        self, turns: Sequence[Mapping[str, Any]], *, go_on: bool = True, **more: Any
+        self,
+        turns: Sequence[Mapping[str, Any]],
+        more: Mapping[str, Any] = NOTHING,
+        *,
+        go_on: bool = True,
     ) -> str:
-        from jinja2 import TemplateError  # noqa: PLC0415 - comes with transformers' templates
-
         try:
             text: str = self._tokenizer.apply_chat_template(
                 list(turns),
                 tokenize=False,
                 add_generation_prompt=go_on,
-                **self._template_kwargs | more,
+                **{**self._template_kwargs, **more},
             )
-        except (TemplateError, TypeError) as error:
+        except Exception as error:  # a template is a program: it may raise anything
             raise SettingsError(
                 f"run.system_prompt, run.chat_template_kwargs and the messages of prompts must "
                 f"suit the chat template of run.model, got its error: {error}; leave out what the "

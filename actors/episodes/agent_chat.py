@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -22,10 +22,12 @@ from actors.chat import (
     END_OF_THINKING,
     ChatMessage,
     read_calls,
+    read_json,
     without_half_pairs,
 )
 from actors.engine.tokenizer import Chat
-from broker.protocol.agent_calls import AgentAnswer, AgentCall, CalledTool
+from broker.protocol.agent_calls import MAX_TOOL_CALLS, AgentAnswer, AgentCall, CalledTool
+from broker.protocol.fields import MAX_TEXT
 from buffer.record.episode import Completion
 from configs.errors import quoted
 
@@ -59,6 +61,7 @@ class TurnRequest:
 
 _Positive = Annotated[int, Meta(ge=1)]
 _TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_StopString = Annotated[str, Meta(min_length=1)]
 
 
 class _Body(Struct):
@@ -74,7 +77,7 @@ class _Body(Struct):
     token_ids: tuple[_TokenId, ...] | None = None
     max_tokens: _Positive | None = None
     max_completion_tokens: _Positive | None = None
-    stop: str | list[str] | None = None
+    stop: _StopString | list[_StopString] | None = None
     stop_token_ids: list[_TokenId] | None = None
 
 
@@ -85,8 +88,8 @@ def read_request(call: AgentCall) -> TurnRequest:
         CallError: It is not of the form of its route.
     """
     try:
-        body = msgspec.convert(json.loads(call.body), _Body)
-    except (ValueError, RecursionError) as error:
+        body = msgspec.convert(_whole(read_json(call.body)), _Body)
+    except ValueError as error:
         raise CallError(
             f"the body must be JSON of its route's fields, got: {error!s:.200}"
         ) from None
@@ -104,11 +107,9 @@ def read_request(call: AgentCall) -> TurnRequest:
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort
-    messages = json.loads(without_half_pairs(json.dumps(body.messages, ensure_ascii=False)))
+    messages = [_message(*numbered) for numbered in enumerate(body.messages)]
     return TurnRequest(
-        chat=Chat(
-            [_message(*numbered) for numbered in enumerate(messages)], body.tools or (), variables
-        ),
+        chat=Chat(messages, body.tools or (), variables),
         has_tools=bool(body.tools) and body.tool_choice != "none",
         wants_ids=bool(body.return_token_ids),
         wants_logprobs=bool(body.logprobs),
@@ -155,6 +156,8 @@ def answer_of(
         reasoning = reasoning.removeprefix(BEGIN_OF_THINKING).strip("\n")
         content = content.lstrip("\n")
     calls = read_calls(content) if request.has_tools and not is_cut else []
+    if len(calls) > MAX_TOOL_CALLS or any(len(call.name) > MAX_TEXT for call in calls):
+        calls = []  # no reply could have them
     if calls:
         content = content.partition(BEGIN_CALL)[0].strip() if BEGIN_CALL in content else ""
     tool_calls = tuple(
@@ -177,7 +180,10 @@ def answer_of(
 
 
 def token_fields(
-    request: TurnRequest, prompt_ids: Sequence[int], turn: Completion, pieces: Sequence[str]
+    request: TurnRequest,
+    prompt_ids: Sequence[int],
+    turn: Completion,
+    decode: Callable[[Sequence[int]], str],
 ) -> dict[str, Any]:
     """Return the fields of an answer that are about its tokens."""
     fields: dict[str, Any] = {
@@ -190,13 +196,13 @@ def token_fields(
     if request.wants_logprobs:
         fields["logprobs"] = turn.behaviour_logprobs.astype("<f4").tobytes()
         if request.chat is not None:
-            fields["pieces"] = tuple(piece.encode() for piece in pieces)
+            fields["pieces"] = tuple(decode([token]).encode() for token in turn.token_ids.tolist())
     return fields
 
 
-def _message(number: int, message: Any) -> dict[str, Any]:
+def _message(number: int, message: Mapping[str, Any]) -> dict[str, Any]:
     where = f"messages[{number}]"
-    role = message.get("role") if isinstance(message, dict) else None
+    role = message.get("role")
     if not isinstance(role, str):
         raise CallError(f"{where} must have a role", field="messages")
     kept: dict[str, Any] = {
@@ -206,8 +212,9 @@ def _message(number: int, message: Any) -> dict[str, Any]:
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(reasoning, str):
         kept["reasoning_content"] = reasoning
-    if message.get("tool_calls"):
-        kept["tool_calls"] = [_tool_call(where, call) for call in message["tool_calls"]]
+    if calls := message.get("tool_calls"):
+        each = calls if isinstance(calls, list) else [calls]
+        kept["tool_calls"] = [_tool_call(where, call) for call in each]
     kept |= {name: message[name] for name in ("name", "tool_call_id") if message.get(name)}
     return kept
 
@@ -234,8 +241,8 @@ def _tool_call(where: str, call: Any) -> dict[str, Any]:
 def _function(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
-            parsed = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
+            parsed = _whole(read_json(arguments or "{}"))
+        except ValueError:
             parsed = arguments
         arguments = parsed if isinstance(parsed, dict) else arguments
     return {
@@ -243,6 +250,13 @@ def _function(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }
+
+
+def _whole(value: Any) -> Any:
+    """Return a value of JSON with U+FFFD for halves of surrogate pairs."""
+    written = json.dumps(value, ensure_ascii=False)
+    whole = without_half_pairs(written)
+    return value if whole is written else json.loads(whole)
 
 
 def _with_calls(message: Mapping[str, Any]) -> str:

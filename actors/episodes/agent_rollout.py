@@ -306,12 +306,10 @@ class AgentRollout:
         """Begin or continue the turn of a call; None if nothing is to be sampled."""
         is_answered = self._calls.calls[number - 1].is_answered
         try:
-            request = read_request(decode_call(self._calls.body(number)))
+            request = self._read(self._calls.body(number))
             if not self.prompt_ids:
                 self.prompt_ids = self._first_prompt(request)
             if self._stored:
-                if request.chat is not None:
-                    self._tokenizer.check_chat(request.chat)
                 turn = self._resumed(number, request, self._stored.pop(0))
             elif is_answered or self._is_full:
                 raise self._full()
@@ -328,6 +326,16 @@ class AgentRollout:
             turn.is_over = True
             self._answer(turn, is_said=True)
         return None if turn.is_over else self._request(turn)
+
+    def _read(self, body: bytes) -> TurnRequest:
+        """Read a call, and refuse what can be refused by its body alone."""
+        request = read_request(decode_call(body))
+        if request.chat is not None:
+            self._tokenizer.check_chat(request.chat)
+        elif max(request.token_ids) >= (num_tokens := self._tokenizer.num_tokens):
+            got = f"{num_tokens}, got {max(request.token_ids)}"
+            raise CallError(f"token_ids must be below the tokens of run.model, {got}")
+        return request
 
     def _first_prompt(self, request: TurnRequest) -> tuple[int, ...]:
         prompt_ids = self._fresh(request)
@@ -548,8 +556,8 @@ class AgentRollout:
             shows_reasoning=self._tokenizer.shows_reasoning,
         )
         if not is_said:
-            pieces = [self._tokenizer.decode([token]) for token in tokens]
-            of_tokens = token_fields(request, turn.prompt_ids, turn.tokens.completion(), pieces)
+            completion, decode = turn.tokens.completion(), self._tokenizer.decode
+            of_tokens = token_fields(request, turn.prompt_ids, completion, decode)
             self.replies[turn.number] = _encoded(msgspec.structs.replace(answer, **of_tokens))
         if request.chat is not None:
             *_, digest = prefixes(request.chat)

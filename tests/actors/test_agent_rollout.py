@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from actors.engine.tokenizer import ModelTokenizer
-from broker.protocol.agent_calls import AgentAnswer, AgentError, AgentReply, ids_of
+from actors.episodes.agent_chat import answer_of, read_request
+from broker.protocol.agent_calls import AgentAnswer, AgentCall, AgentError, AgentReply, ids_of
 from broker.protocol.conversation_messages import Reward
 from buffer.record.episode import Branch
 from configs.errors import RewardError
@@ -26,6 +27,8 @@ THINKING = (
     "{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+FAULTY = "{% if divisor is defined %}{{ 1 / divisor }}{% endif %}{% if not is_mute %}"
+"""Before a template that raises any error, or writes nothing, if it is told so."""
 ASKED = [{"role": "user", "content": "question"}]
 TOOLS = [{"type": "function", "function": {"name": "add"}}]
 
@@ -33,7 +36,8 @@ TOOLS = [{"type": "function", "function": {"name": "add"}}]
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
     folder = tmp_path_factory.mktemp("chat")
-    return ModelTokenizer(save_tokenizer(folder, template=THINKING, letters=LETTERS + '{}":,.'))
+    template = FAULTY + THINKING + "{% endif %}"
+    return ModelTokenizer(save_tokenizer(folder, template=template, letters=LETTERS + '{}":,.\\'))
 
 
 def answered(reply: AgentReply) -> AgentAnswer:
@@ -48,6 +52,13 @@ def refused(reply: AgentReply) -> AgentError:
 
 def said(text: str, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": text, **more}
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
 
 
 def branches(actors: Actors) -> tuple[Branch, ...]:
@@ -265,13 +276,26 @@ def test_a_first_prompt_that_is_too_long_is_none(tokenizer: ModelTokenizer) -> N
             "content must be text",
         ),
         ({"messages": [*ASKED, said("", tool_calls=[{}])]}, "must have functions with names"),
+        ({"messages": [*ASKED, said("", tool_calls=5)]}, "must have functions with names"),
+        ({"messages": [{"role": "user", "content": 5}]}, "content must be text"),
+        ({"messages": [5]}, "Expected `object`"),
+        ({"messages": ASKED, "tools": [5]}, "Expected `object`"),
+        ({"messages": ASKED, "tools": [{"x": nested(300)}]}, "nested at most 100 deep"),
+        ({"messages": ASKED, "stop": ""}, "length >= 1"),
+        ({"messages": ASKED, "chat_template_kwargs": {"chat_template": "x"}}, "'chat_template'"),
+        ({"messages": ASKED, "chat_template_kwargs": {"return_dict": True}}, "'return_dict'"),
+        ({"messages": ASKED, "chat_template_kwargs": {"self": 1}}, "'self'"),
+        ({"messages": ASKED, "chat_template_kwargs": {"messages": []}}, "suit the chat template"),
+        ({"messages": ASKED, "chat_template_kwargs": {"divisor": 0}}, "division by zero"),
+        ({"messages": ASKED, "chat_template_kwargs": {"is_mute": True}}, "writes something"),
+        ({"token_ids": [1, 10**6]}, "token_ids must be below"),
     ],
 )
 def test_a_call_that_cannot_be_read_is_refused_and_the_next_one_is_not(
     tokenizer: ModelTokenizer, fields: dict[str, Any], text: str
 ) -> None:
     actors = Actors(tokenizer)
-    actors.box.call(fields)
+    actors.box.call(fields, route="generate" if "token_ids" in fields else "chat")
     actors.listen()
     actors.say()
     answered(actors.turn("look", ASKED))
@@ -279,6 +303,63 @@ def test_a_call_that_cannot_be_read_is_refused_and_the_next_one_is_not(
 
     assert text in refused(actors.box.replies[1]).text
     assert actors.rollout.num_turns == 1
+
+
+HALF = "\ud83d"
+"""Half of a surrogate pair, as the cut text of a tool ends with."""
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{HALF: HALF}]},
+        {"stop": [HALF]},
+        {"chat_template_kwargs": {HALF: HALF}},
+        {"messages": [{"role": HALF, "content": HALF, "name": HALF}]},
+        {"messages": [said("", tool_calls=[{"function": {"name": HALF, "arguments": HALF}}])]},
+        {
+            "messages": [
+                said("", tool_calls=[{"function": {"name": "a", "arguments": '{"a": "\\ud83d"}'}}])
+            ]
+        },
+        {"messages": [said("", tool_calls=[{"function": {"name": "a", "arguments": 7}}])]},
+        {"messages": [said("", tool_calls=[{"function": {"name": "a", "arguments": "{"}}])]},
+        {"messages": [{"role": "tool", "content": "x", "name": 5, "tool_call_id": [1]}]},
+        {"max_tokens": 10**30},
+    ],
+)
+def test_what_odd_clients_send_is_answered(
+    tokenizer: ModelTokenizer, fields: dict[str, Any]
+) -> None:
+    actors = Actors(tokenizer)
+
+    reply = answered(actors.turn("look", **{"messages": ASKED} | fields))
+
+    assert reply.text == "look"
+    assert branches(actors) == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "add", "arguments": {"a": ' + "[" * 200 + "]" * 200 + "}}</tool_call>",
+        '<tool_call>{"name": "add", "arguments": {"a": ' + "[" * 5000 + "}}</tool_call>",
+        '<tool_call>{"name": "' + "x" * 70_000 + '", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": {}}</tool_call>' * 257,
+        '<tool_call>{"name": "add", "arguments": {"a": "\\ud83d"}}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "add"}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": {}}',
+    ],
+)
+def test_calls_that_are_malformed_or_too_many_stay_text(text: str) -> None:
+    body = json.dumps({"messages": ASKED, "tools": TOOLS}).encode()
+    request = read_request(AgentCall("chat", body))
+
+    answer, message = answer_of(request, text, number=1, is_cut=False, shows_reasoning=True)
+
+    assert (answer.text, answer.tool_calls, answer.finish_reason) == (text, (), "stop")
+    assert message == {"role": "assistant", "content": text}
 
 
 def test_a_reward_is_what_the_agent_posts_or_its_calls_together(
