@@ -119,7 +119,13 @@ class AgentMail:
                 await self._changed.wait()
                 continue
             lines = [
-                Listen(held.lease.task_id, held.lease.fence, held.ticket, rollout.num_read)
+                Listen(
+                    held.lease.task_id,
+                    held.lease.fence,
+                    held.ticket,
+                    rollout.num_read,
+                    rollout.num_said,
+                )
                 for held in self._leases
                 if (rollout := held.agent()) is not None and held.stage in LISTENED
             ]

@@ -230,6 +230,11 @@ class AgentRollout:
         """Calls that were taken."""
         return len(self._calls.calls)
 
+    @property
+    def num_said(self) -> int:
+        """Calls whose replies are known to be stored."""
+        return self.num_calls - len(self._open) - len(self.replies)
+
     def append_delta(self, delta: Delta) -> bool:
         """Append new tokens of a turn.
 

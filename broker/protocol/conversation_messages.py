@@ -57,6 +57,8 @@ class Listen(MessagePart, frozen=True):
     """Ticket that the actor was shown; 0 = none yet."""
     num_calls: Id = 0
     """Calls that the actor has."""
+    num_said: Id = 0
+    """Replies that the actor knows to be stored."""
 
 
 class ListenRequest(WireMessage, frozen=True, tag="listen"):

@@ -299,7 +299,8 @@ class Conversations:
 
     async def _listen(self, message: ListenRequest, incarnation: str, tag: str) -> object:
         lines = {
-            t.task_id: ListenLine(t.task_id, t.fence, t.ticket, t.num_calls) for t in message.tasks
+            t.task_id: ListenLine(t.task_id, t.fence, t.ticket, t.num_calls, t.num_said)
+            for t in message.tasks
         }
 
         async def read(tasks: Collection[int]) -> CallsReply | None:

@@ -193,10 +193,11 @@ def read_calls(
     """Read the calls after those that an actor has, and how conversations ended.
 
     A conversation under another ticket than the actor's is another agent's: STALE, and the task
-    begins anew.
+    begins anew. One with fewer replies than the actor knows has lost some: STALE, and the next
+    holder of the lease says them again.
 
     Args:
-        lines: Tasks, and the calls that their actors have.
+        lines: Tasks, the calls that their actors have, and the replies that they know to be stored.
         key: Tag of the actor's key.
         max_attempts: Conversations that may be lost before their task is a dead letter.
         most_bytes: Bytes after which the other calls are left to the next call.

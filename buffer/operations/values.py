@@ -151,6 +151,8 @@ class ListenLine(NamedTuple):
     """Ticket of the conversation that the actor has read from; 0 = it has read nothing."""
     num_calls: int = 0
     """Calls that the actor has."""
+    num_said: int = 0
+    """Replies that the actor knows to be stored."""
 
 
 class MailboxCall(NamedTuple):

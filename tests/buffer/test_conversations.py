@@ -59,8 +59,8 @@ class Talk:
         )
         return self.run.store.run(call)[0]
 
-    def listen(self, num_calls: int = 0) -> CallsAnswer:
-        line = ListenLine(self.task.task_id, self.task.fence, self.ticket, num_calls)
+    def listen(self, num_calls: int = 0, num_said: int = 0) -> CallsAnswer:
+        line = ListenLine(self.task.task_id, self.task.fence, self.ticket, num_calls, num_said)
         return self.run.store.run(operations.read_calls([line], most_bytes=self.most_bytes))[0]
 
     def end(self, why: str = "", number: int = 0, reward: bytes = b"") -> str:
@@ -105,6 +105,22 @@ def test_a_reply_is_written_with_its_tokens_or_not_at_all(talk: Talk) -> None:
     (reply,) = talk.hear().replies
     assert (reply.number, reply.reply) == (1, b"hello")
     assert talk.hear(reply.stamp).replies == ()
+
+
+def test_a_reply_that_the_store_has_lost_is_said_by_the_next_holder(talk: Talk) -> None:
+    talk.call(1)
+    talk.say(1, b"hello", offset=0)
+    assert talk.listen(num_calls=1, num_said=1).verdict == "OK"
+    talk.call(2)
+    assert talk.listen(num_calls=1, num_said=1).calls != (), "a call is open, and none was lost"
+
+    assert talk.listen(num_calls=2, num_said=2).verdict == "STALE", "one of two was lost"
+
+    (talk.task,) = talk.run.lease()
+    (seen,) = talk.run.store.run(operations.inspect([talk.task.task_id])).values()
+    assert seen.attempts == 0
+    assert [call.is_answered for call in talk.listen().calls] == [True, False]
+    assert talk.say(2, b"again", offset=2) == ("OK", 4)
 
 
 def test_tokens_that_a_heartbeat_brought_need_not_come_again(talk: Talk) -> None:

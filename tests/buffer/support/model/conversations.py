@@ -175,9 +175,9 @@ def read_replies(
 def read_calls(
     model: Model, lines: Sequence[ListenLine], key: str, *, max_attempts: int
 ) -> list[CallsAnswer]:
-    """Another ticket than the actor's is another agent's."""
+    """Another ticket than the actor's is another agent's; a reply that it said may be lost."""
     answers = []
-    for i, fence, known, have in lines:
+    for i, fence, known, have, said in lines:
         verdict, talk = model.judge(i, fence, key), model.conversations.get(i)
         if verdict != "OK":
             answers.append(CallsAnswer(verdict))
@@ -186,6 +186,9 @@ def read_calls(
             answers.append(CallsAnswer("STALE"))
         elif talk is None:
             answers.append(CallsAnswer("UNCALLED"))
+        elif len(talk.replies) < said:
+            return_uncharged(model, i)
+            answers.append(CallsAnswer("STALE"))
         else:
             calls = tuple(
                 MailboxCall(*call, is_answered=number in talk.replies)

@@ -130,6 +130,7 @@ CONVERSATIONS = (
         "known ~= '0' and box[1] ~= known",
         "known ~= '0' and box[1] and box[1] ~= known",
     ),
+    Bug("read_calls", "tonumber(box[4]) < tonumber(ARGV[i + 4])", "false"),
     Bug("read_calls", "box[3] and rewards_of(id) or {}", "rewards_of(id)"),
     Bug("end_conversations", "verdict == 'OK' and ended", "verdict == 'OK' and ended == why"),
     Bug("end_conversations", "call('ZREM', TICKETS, id)", ""),

@@ -144,7 +144,9 @@ def listen(h: Modelled) -> None:
             fence, key = task.fence, task.key or ""
         known = h.rng.choice([0, talk.ticket or 0, talk.ticket or 0])
         known += h.rng.choice([0] * 15 + [1])
-        line = ListenLine(grant.task, fence, known, h.rng.randint(0, len(talk.calls) + 1))
+        have, said = h.rng.randint(0, len(talk.calls) + 1), len(talk.replies)
+        said = h.rng.choice([0, said, said, said + (h.rng.random() < 0.1)])
+        line = ListenLine(grant.task, fence, known, have, said)
         most = h.rng.randint(2, 3)
         _listen(h, line, key, most)
 
