@@ -78,15 +78,20 @@ class AgentHost:
         door, most = Door(self._conversations), self._agents.max_conversations
         host = self._agents.listen.rpartition(":")[0]
         with _listener(self._agents.listen) as listener:
-            async with door.serving(listener, most=most), asyncio.TaskGroup() as beside:
+            async with door.serving(listener, most=most):
                 self._address = f"http://{host}:{listener.getsockname()[1]}"
                 log.info("the door is open", address=self._address)
-                loops = [beside.create_task(work) for work in (self._poll(), self._repeat())]
-                async with asyncio.TaskGroup() as agents:
-                    await self._take(agents, stop)
-                    await self._drain()
-                for loop in loops:
-                    loop.cancel()
+                await self.serve(stop)
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Do the same beside a door that is open already."""
+        async with asyncio.TaskGroup() as beside:
+            loops = [beside.create_task(work) for work in (self._poll(), self._repeat())]
+            async with asyncio.TaskGroup() as agents:
+                await self._take(agents, stop)
+                await self._drain()
+            for loop in loops:
+                loop.cancel()
 
     async def _take(self, agents: asyncio.TaskGroup, stop: asyncio.Event) -> None:
         """Take conversations while there are places, until `stop`."""

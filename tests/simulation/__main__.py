@@ -1,4 +1,7 @@
-"""Simulate by hand: `python -m tests.simulation --seed 7 --actors 256 --hours 1`."""
+"""Simulate by hand: `python -m tests.simulation --seed 7 --actors 256 --hours 1`.
+
+`--brief 500` plays short simulations instead, `--brief 200 --agents` such with live agents.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,26 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from tests.simulation.scenario import Scenario, brief
+from tests.simulation.scenario import Scenario, brief, brief_agents
 from tests.simulation.simulation import simulate
 
+COUNTED = ("death", "rewinds", "agents", "answers heard", "conversations lost")
 
-def run_brief(first: int, count: int) -> None:
+
+def run_brief(first: int, count: int, *, has_agents: bool) -> None:
     """Play short simulations of successive seeds; the first that fails ends it."""
-    began, deaths = time.monotonic(), Counter[str]()
+    began, found = time.monotonic(), Counter[str]()
+    scenario, flag = (brief_agents, " --agents") if has_agents else (brief, "")
     for seed in range(first, first + count):
         with tempfile.TemporaryDirectory() as folder:
             try:
-                counts = simulate(brief(seed), Path(folder)).figures["counts"]
+                counts = simulate(scenario(seed), Path(folder)).figures["counts"]
             except BaseException as error:
-                error.add_note(f"in `python -m tests.simulation --brief 1 --seed {seed}`")
+                error.add_note(f"in `python -m tests.simulation --brief 1 --seed {seed}{flag}`")
                 raise
-        deaths.update({k: v for k, v in counts.items() if k.startswith("death") or k == "rewinds"})
+        found.update({k: v for k, v in counts.items() if k.startswith(COUNTED)})
     took_s = time.monotonic() - began
-    print(json.dumps({"seeds": count, "wall_s": round(took_s, 1), **deaths}, indent=2))
+    print(json.dumps({"seeds": count, "wall_s": round(took_s, 1), **found}, indent=2))
 
 
 def main() -> None:
@@ -37,9 +43,10 @@ def main() -> None:
     parser.add_argument("--actors", type=int, default=16)
     parser.add_argument("--hours", type=float, default=1.0, help="simulated hours with faults")
     parser.add_argument("--brief", type=int, default=0, help="so many short simulations instead")
+    parser.add_argument("--agents", action="store_true", help="the short ones with live agents")
     options = parser.parse_args()
     if options.brief:
-        run_brief(options.seed, options.brief)
+        run_brief(options.seed, options.brief, has_agents=options.agents)
         return
     seconds = options.hours * 3600
     scenario = Scenario(seed=options.seed, actors=options.actors, faulty_s=seconds)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from typing import Any
 
 from actors.engine.engine import Delta, GenerationRequest, StagedWeights
+from actors.engine.tokenizer import Tokenizer
 from actors.environments.base import Environment
 from actors.environments.calls import EnvironmentSource, drive
 from actors.episodes.environment_workers import EnvironmentWorkers, Job
@@ -29,16 +29,27 @@ from broker.transport.keys import KeyPair
 from buffer.record.episode import PolicyVersion, VersionSpan
 from configs.hashes import run_hashes
 from configs.settings import Settings
-from tests.actors.support.fake_engine import CharacterTokenizer
-from tests.simulation.made_up import PROMPT_TOKENS, Talks, expected, index_of, logprob
+from tests.simulation.made_up import PROMPT_TOKENS, expected, index_of, logprob
 
 TOKENS_A_STEP = 10.0  # and request, on average
 TRANSFER_S = 1.0
 KEY = KeyPair(b"p" * 40, b"s" * 40)
 
+Sampler = Callable[[GenerationRequest, int], tuple[int, ...]]
+"""Returns at most so many of the next tokens of a request."""
 
-class TableEngine:
-    """Looks every token up; the request's name says whose task it is."""
+
+def from_table(request: GenerationRequest, count: int) -> tuple[int, ...]:
+    """Look the next tokens up; the request's name says whose task it is."""
+    task_id = int(request.request_id.partition(".")[0])
+    at = len(request.token_ids) - PROMPT_TOKENS
+    tokens, _ = expected(task_id, index_of(request.token_ids[:PROMPT_TOKENS]))
+    # It may go on where a liar was, beyond the table: a model ends its turn there.
+    return tokens[at : at + count] or (min(request.stop_token_ids),)
+
+
+class MadeUpEngine:
+    """Samples what is a pure function of the request."""
 
     def __init__(
         self,
@@ -47,8 +58,9 @@ class TableEngine:
         broken_off: float,
         *,
         speeds: tuple[float, float],
+        sample: Sampler,
     ) -> None:
-        self._rng = rng
+        self._rng, self._sample = rng, sample
         self._step_s, self._broken_off = step_s, broken_off
         self._speed = rng.uniform(*speeds) * TOKENS_A_STEP
         self._running: dict[str, GenerationRequest] = {}
@@ -94,13 +106,8 @@ class TableEngine:
         del self._running[request.request_id]
         if self._rng.random() < self._broken_off:
             return Delta(request.request_id, (), (), (), "abort")
-        task_id = int(request.request_id.partition(".")[0])
-        at = len(request.token_ids) - PROMPT_TOKENS
-        tokens, _ = expected(task_id, index_of(request.token_ids[:PROMPT_TOKENS]))
-        some = tokens[at : at + max(1, int(self._rng.uniform(0.5, 1.5) * self._speed))]
+        some = self._sample(request, max(1, int(self._rng.uniform(0.5, 1.5) * self._speed)))
         reason = None
-        if not some:  # it goes on where a liar was, beyond the table: a model ends its turn there
-            some = (min(request.stop_token_ids),)
         for i, token in enumerate(some):
             if token in request.stop_token_ids:
                 some, reason = some[: i + 1], "stop"
@@ -120,7 +127,7 @@ class TableEngine:
 class MovingWeights:
     """Has every published version after the time of a transfer; never goes back a lineage."""
 
-    def __init__(self, engine: TableEngine, gate: SwapGate, rng: random.Random) -> None:
+    def __init__(self, engine: MadeUpEngine, gate: SwapGate, rng: random.Random) -> None:
         self._engine, self._gate, self._rng = engine, gate, rng
         self._newest: Publication | None = None
         self._offered, self._swapped = asyncio.Event(), asyncio.Event()
@@ -224,12 +231,15 @@ class Actor:
         step_s: float,
         broken_off: float,
         speeds: tuple[float, float],
-        poisoned: int,
+        environment: Callable[[], Environment],
+        tokenizer: Tokenizer,
+        sample: Sampler,
         is_killed: Callable[[], bool],
         on_ack: Callable[[int, int], None],
         on_lease: Callable[[int, int], None],
     ) -> None:
-        self._settings, self._name, self._poisoned = settings, name, poisoned
+        self._settings, self._name = settings, name
+        self._environment, self._tokenizer = environment, tokenizer
         self.client = WatchedClient(
             endpoints[0],
             server_key=b"b" * 40,
@@ -239,7 +249,7 @@ class Actor:
             other_endpoints=endpoints[1:],
         )
         self.client.on_ack, self.client.on_lease = on_ack, on_lease
-        engine = TableEngine(rng, step_s, broken_off, speeds=speeds)
+        engine = MadeUpEngine(rng, step_s, broken_off, speeds=speeds, sample=sample)
         gate = SwapGate(hold_s=settings.actors.eval_hold_s)
         self.loop = KilledLoop(
             Hello(
@@ -268,8 +278,8 @@ class Actor:
             await self.client.close()
 
     async def _prepare(self) -> EpisodeTools:
-        maker = EpisodeMaker(CharacterTokenizer(), self._settings.run, self._name)
-        return EpisodeTools(maker, [EnvironmentSource(partial(Talks, self._poisoned))], [None])
+        maker = EpisodeMaker(self._tokenizer, self._settings.run, self._name)
+        return EpisodeTools(maker, [EnvironmentSource(self._environment)], [None])
 
 
 def _outcome(work: Coroutine[Any, Any, Any]) -> Any:

@@ -16,10 +16,11 @@ from tests.simulation.store import BrokersStore, Server
 
 
 class Everybody(AllowList):
-    """CURVE is not simulated: every peer is an actor of this run."""
+    """CURVE is not simulated: every peer is of this run, and its route names its role."""
 
     def member(self, public_key: bytes) -> AllowListEntry | None:
-        return AllowListEntry("actor", Role.ACTOR, public_key.decode()[:TAG])
+        role = Role.HOST if public_key.startswith(b"host") else Role.ACTOR
+        return AllowListEntry(str(role), role, public_key.decode()[:TAG])
 
     def refresh(self) -> None:
         """There are no files to look at."""

@@ -16,7 +16,7 @@ from typing import TypeVar
 from broker.protocol.messages import Publication
 from buffer import operations
 from buffer.operations.operation import Operation
-from buffer.record.episode import PolicyVersion
+from buffer.record.episode import Episode, PolicyVersion
 from configs.errors import LostLineage, StoreUnreachable
 from configs.hashes import settings_hash
 from configs.settings import Settings
@@ -29,12 +29,10 @@ from learner.data.ledger import Ledger, as_ranges
 from learner.data.policy_lag import oldest_lag
 from learner.data.retrying_store import RetryingStore
 from learner.reporting.metrics import Totals
-from tests.actors.support.fake_engine import ALPHABET
 from tests.learner.support.made_claims import make_claims
 from tests.learner.support.stored_bytes import WEIGHTS, StoredBytes
 from tests.simulation.disk import PowerLossError
 from tests.simulation.history import History
-from tests.simulation.made_up import check_episode
 from tests.simulation.store import LearnersStore, Server
 
 T = TypeVar("T")
@@ -52,10 +50,13 @@ class Learner:
         rng: random.Random,
         *,
         train_s: float,
+        check: Callable[[Episode], None],
+        vocabulary: int,
         on_power_loss: Callable[[], None],
     ) -> None:
         self._settings, self._history, self._rng = settings, history, rng
         self._train_s, self._on_power_loss = train_s, on_power_loss
+        self._check_episode, self._vocabulary = check, vocabulary
         self._checkpoints = StoredBytes(settings.run.folder, keep=2)
         # Patience would sleep in real time: here an unreachable store is asked again by `_until`.
         self._store = RetryingStore(LearnersStore(server, settings.run.name), patience_s=0.0)
@@ -101,7 +102,9 @@ class Learner:
 
     async def _train(self, start: StartState, ledger: Ledger) -> None:
         run = self._settings.run
-        claims = make_claims(self._store, self._settings, ledger=ledger, vocabulary=len(ALPHABET))
+        claims = make_claims(
+            self._store, self._settings, ledger=ledger, vocabulary=self._vocabulary
+        )
         feeder = Feeder(
             self._store, run, self._settings.buffer, ledger=ledger, cursor=start.state.cursor
         )
@@ -131,12 +134,11 @@ class Learner:
     def _judge(self, batch: ClaimedBatch, ledger: Ledger) -> None:
         """Assert that the batch is what actors made, and not too old (I3, I4, I7, I11, I13)."""
         self._history.sealed(batch)
-        size = self._settings.run.group_size
         for episode in batch.episodes:
             self._history.check_makers(episode)
             if episode.task_id in self._history.spoiled:
                 continue
-            check_episode(episode, size)
+            self._check_episode(episode)
             if not batch.is_replay:
                 lag = oldest_lag(episode, batch.step, ledger.lineage, ledger.lineages)
                 assert lag <= self._settings.run.max_policy_lag, f"I13: lag {lag} in {batch.step}"

@@ -64,12 +64,18 @@ def check_episode(episode: Episode, group_size: int) -> None:
     assert completion.loss_mask.tobytes() == mask, f"I3: loss mask of task {task}"
     fences = [run.fence for run in completion.fences]
     assert fences == sorted(set(fences)), f"I4: fences of task {task}: {fences}"
-    says = np.zeros(len(tokens), dtype=np.float32)
+    check_logprobs(episode)
+
+
+def check_logprobs(episode: Episode) -> None:
+    """Assert that each token was sampled by the version that the episode names (I11)."""
+    completion = episode.completion
+    says = np.zeros(len(completion.token_ids), dtype=np.float32)
     for span in completion.versions:
         says[span.start :] = logprob(span.version)
     sampled = completion.loss_mask.astype(bool)
     same = (says == completion.behaviour_logprobs)[sampled]
-    assert same.all(), f"I11: task {task} has tokens of another version than it says"
+    assert same.all(), f"I11: task {episode.task_id} has tokens of another version than it says"
 
 
 class Talk:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.network import Weather
 
 if TYPE_CHECKING:
-    from tests.simulation.simulation import Simulation
+    from tests.simulation.simulation import Simulation, Slot
 
 STORM = Weather(lost=0.01, doubled=0.01, late=0.02)
 LOST_REPLIES = 0.001  # of the store's
@@ -46,6 +46,10 @@ class Rates:
     power_loss: float = 30.0
     """Of the learner's machine; most of them in the middle of what it writes next."""
     disk_full: float = 10.0
+    host_crash: float = 20.0
+    """Kills of each host of agents."""
+    host_pause: float = 10.0
+    host_partition: float = 10.0
 
 
 class Nemesis:
@@ -75,6 +79,9 @@ class Nemesis:
             self.learner_twin: rates.learner_twin,
             self.power_loss: rates.power_loss,
             self.disk_full: rates.disk_full,
+            self.host_crash: rates.host_crash * len(simulation.hosts),
+            self.host_pause: rates.host_pause * len(simulation.hosts),
+            self.host_partition: rates.host_partition * len(simulation.hosts),
         }
 
     async def rage(self, seconds: float) -> None:
@@ -116,15 +123,20 @@ class Nemesis:
 
     def pause(self) -> None:
         """SIGSTOP, and SIGCONT after up to two lease timeouts."""
-        longest_s = self._world.scenario.lease_timeout_s * 7 / 3
-        self._freeze(self._rng.choice(self._world.actors), self._rng.uniform(0.5, longest_s))
+        self._pause(self._world.actors)
 
     def partition(self) -> None:
-        process = self._rng.choice(self._world.actors).process
-        if process is not None:
-            seconds = self._rng.uniform(1, 2 * self._world.scenario.lease_timeout_s)
-            self._world.history.hurt(process.name)
-            self._world.network.cut[process] = self._world.loop.time() + seconds
+        self._cut(self._world.actors)
+
+    def host_crash(self) -> None:
+        slot = self._rng.choice(self._world.hosts)
+        self._world.kill_host(slot, vanished=self._rng.random() < 0.5)
+
+    def host_pause(self) -> None:
+        self._pause(self._world.hosts)
+
+    def host_partition(self) -> None:
+        self._cut(self._world.hosts)
 
     def broker_crash(self) -> None:
         self._world.kill_broker(self._rng.choice(self._world.brokers))
@@ -152,6 +164,7 @@ class Nemesis:
             world.server.begin_life(database)
             world.history.note("rewinds")
             world.history.now = memory
+            world.agents.rewound_at = world.loop.time()
             world.after(self._rng.uniform(0.1, 3.0), self._back)
 
         world.after(self._rng.uniform(0.0, REWIND_S), strike)
@@ -175,6 +188,17 @@ class Nemesis:
 
     def _make_room(self) -> None:
         self._world.disk.is_full = False
+
+    def _pause(self, slots: Sequence[Slot]) -> None:
+        longest_s = self._world.scenario.lease_timeout_s * 7 / 3
+        self._freeze(self._rng.choice(slots), self._rng.uniform(0.5, longest_s))
+
+    def _cut(self, slots: Sequence[Slot]) -> None:
+        process = self._rng.choice(slots).process
+        if process is not None:
+            seconds = self._rng.uniform(1, 2 * self._world.scenario.lease_timeout_s)
+            self._world.history.hurt(process.name)
+            self._world.network.cut[process] = self._world.loop.time() + seconds
 
     def _freeze(self, slot: object, seconds: float) -> None:
         process = getattr(slot, "process", None)

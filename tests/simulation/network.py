@@ -184,7 +184,9 @@ class Network:
         owner = current_process()
         assert owner is not None, "sockets belong to processes"
         self._number += 1
-        dealer = Dealer(self, endpoint, owner, b"%08d" % self._number)
+        # A name as long for all that says what its owner is: a host of agents, or an actor.
+        kind = b"host" if owner.name.startswith("host") else b"0000"
+        dealer = Dealer(self, endpoint, owner, kind + b"%04d" % self._number)
         self.dealers[dealer.route] = dealer
         self.approach(dealer)
         return dealer

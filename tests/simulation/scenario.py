@@ -8,12 +8,14 @@ from pathlib import Path
 from buffer.client.scripts import LoadScript, load_script
 from configs.settings import (
     ActorSettings,
+    AgentSettings,
     BrokerSettings,
     BufferSettings,
     LearnerSettings,
     RunSettings,
     Settings,
 )
+from configs.tables.run import LIVE_AGENTS
 from tests.simulation.made_up import POISONED
 from tests.simulation.nemesis import Rates
 
@@ -27,6 +29,10 @@ class Scenario:
     brokers: int = 2
     liars: int = 0
     """Actors that lie until one lease timeout after the faults."""
+    hosts: int = 0
+    """Hosts of live agents; with any, agents make the turns of all tasks."""
+    work_s: float = 2.0
+    """Longest time that an agent takes between two calls."""
     faulty_s: float = 30.0
     group_size: int = 4
     groups_per_batch: int = 4
@@ -47,6 +53,7 @@ class Scenario:
     lease_timeout_s: float = 15.0
     """Other timeouts of actors and brokers are in proportion."""
     progress_timeout_s: float = 120.0
+    max_policy_lag: int = 2
     checkpoint_every: int = 4
     check_every_s: float = 5.0
     rates: Rates = field(default_factory=Rates)
@@ -69,10 +76,11 @@ class Scenario:
                 name="simulated",
                 directory=folder,
                 model="init",
-                environment="talks",
+                environment=LIVE_AGENTS if self.hosts else "talks",
                 steps=10**6,
                 group_size=self.group_size,
                 groups_per_batch=self.groups_per_batch,
+                max_policy_lag=self.max_policy_lag,
                 eval_episodes=0,
             ),
             buffer=BufferSettings(margin=self.margin),
@@ -87,6 +95,7 @@ class Scenario:
                 heartbeat_s=self.lease_timeout_s * 2 / 15,
             ),
             learner=LearnerSettings(checkpoint_every=self.checkpoint_every),
+            agents=AgentSettings(max_conversations=64),
         )
 
 
@@ -98,6 +107,27 @@ DEATHS = (
     "store_rewind",
     "power_loss",
 )
+
+
+def brief_agents(seed: int) -> Scenario:
+    """Fifteen seconds of faults while live agents talk, with a death of each role and a rewind."""
+    return Scenario(
+        seed=seed,
+        actors=2,
+        hosts=2,
+        faulty_s=15.0,
+        groups_per_batch=1,
+        capacity=2,
+        step_s=0.2,
+        broken_off=0.002,
+        snapshot_s=0.5,
+        lease_timeout_s=10.0,
+        max_policy_lag=100,  # no conversation is dropped for its age
+        checkpoint_every=1,
+        certain_faults=(*DEATHS, "host_crash"),
+        calm_batches=2,
+        is_lost_in_the_calm=False,
+    )
 
 
 def brief(seed: int) -> Scenario:

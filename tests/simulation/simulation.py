@@ -19,14 +19,27 @@ from typing import Any
 from unittest import mock
 
 from broker.transport.keys import make_keys
+from buffer.record.episode import Episode
 from configs import durable
+from tests.actors.support.fake_engine import ALPHABET, CharacterTokenizer
 from tests.simulation import broker as simulated_broker
-from tests.simulation.actor import Actor
+from tests.simulation.actor import Actor, from_table
+from tests.simulation.agents import (
+    HOST,
+    VOCABULARY,
+    AgentLog,
+    Host,
+    Tasks,
+    answer_to,
+    tokenizer,
+)
 from tests.simulation.disk import FaultyDisk
 from tests.simulation.event_loop import OUTSIDE, Process, VirtualLoop
 from tests.simulation.history import LIAR, History
 from tests.simulation.learner import Learner
 from tests.simulation.liar import Liar
+from tests.simulation.made_up import Talks, check_episode
+from tests.simulation.memory_redis import Reply
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.network import Network, Trace
 from tests.simulation.scenario import Scenario
@@ -76,13 +89,15 @@ class Simulation:
         )
         self.settings = scenario.settings(folder)
         self.history = History("simulated", scenario.group_size, self.loop.time)
-        self.server.watch = self.history.watch
+        self.server.watch = self._watch
         self.settings.run.folder.mkdir(parents=True)
         self.disk = FaultyDisk(self.settings.run.folder, self._generator("disk"))
         self.keys = make_keys(folder / "keys")
         self.actors = [Slot(f"actor-{i}") for i in range(scenario.actors)]
         self.brokers = [Slot(f"tcp://broker:{i + 1}") for i in range(scenario.brokers)]
         self.liars = [Slot(f"{LIAR}-{i}") for i in range(scenario.liars)]
+        self.hosts = [Slot(f"{HOST}-{i}") for i in range(scenario.hosts)]
+        self.agents = AgentLog("simulated", self.history, self.loop.time)
         self.learner = Slot("learner")
         self.on_progress: Callable[[float], None] = lambda _now: None
         self._lives = itertools.count(1)
@@ -125,6 +140,17 @@ class Simulation:
         self.loop.kill(process)
         if slot in self.actors:
             self.after(self.rng.uniform(0.5, 2.0) * RESTART_S, self._start_actor, slot)
+
+    def kill_host(self, slot: Slot, *, vanished: bool) -> None:
+        """Kill a host with all its agents; another one takes its place after a while."""
+        if slot.process is None:
+            return
+        process, slot.process = slot.process, None
+        self.history.note("deaths of hosts")
+        self.history.hurt(process.name)
+        self.network.close_all(process, vanished=vanished)
+        self.loop.kill(process)
+        self.after(self.rng.uniform(0.5, 2.0) * RESTART_S, self._start_host, slot)
 
     def kill_broker(self, slot: Slot) -> None:
         """Kill a broker; it is started again soon."""
@@ -189,6 +215,8 @@ class Simulation:
             self.after(self.rng.uniform(0, 3), self._start_actor, actor)
         for liar in self.liars:
             self.after(2.0, self._start_liar, liar)
+        for host in self.hosts:
+            self.after(1.0, self._start_host, host)
         scenario, rng = self.scenario, self._generator("nemesis")
         nemesis = Nemesis(self, rng, scenario.rates, scenario.certain_faults)
         await nemesis.rage(self.scenario.faulty_s)
@@ -202,6 +230,12 @@ class Simulation:
     async def _recover(self) -> None:
         """After the last fault the run goes on: batches are trained again (I15)."""
         self.history.forget_orphans()
+        agents = self.agents.open_lives
+        await self._until(
+            lambda: all(agent.is_over for agent in agents),
+            CALM_LIMIT_S,
+            "ENDS: conversations go on",
+        )
         goal = self.history.steps_in_all + self.scenario.calm_batches
         await self._until(
             lambda: self.history.steps_in_all >= goal, CALM_LIMIT_S, "the run stands still"
@@ -235,15 +269,29 @@ class Simulation:
 
     async def _end(self) -> None:
         """The learner ends the run and everybody goes home."""
-        self._is_ending = True
+        self._is_ending = self.agents.is_ending = True
         learner = self.learner.learner
         assert learner is not None
         learner.is_ending = True
         await self._until(lambda: self.history.result is not None, END_LIMIT_S, "no end")
+        workers = (*self.actors, *self.hosts)
         await self._until(
-            lambda: all(slot.process is None for slot in self.actors), END_LIMIT_S, "actors stay"
+            lambda: all(slot.process is None for slot in workers),
+            END_LIMIT_S,
+            "actors or hosts stay",
         )
         self.history.check_end(self.server.database)
+
+    def _watch(self, script: str, arguments: tuple[Any, ...], reply: Reply) -> None:
+        self.history.watch(script, arguments, reply)
+        if script == "say_replies":
+            tasks = [int(line.split()[0]) for line in arguments[6].splitlines()]
+            self.agents.check_replies(tasks, self.server.database)
+        elif script == "fail" and self.hosts:
+            self.agents.check_failures(arguments[3:])
+
+    def _check_episode(self, episode: Episode) -> None:
+        check_episode(episode, self.scenario.group_size)
 
     async def _until(self, holds: Callable[[], bool], limit_s: float, what: str) -> None:
         ends_at = self.loop.time() + limit_s
@@ -280,7 +328,9 @@ class Simulation:
                 step_s=self.scenario.step_s,
                 broken_off=self.scenario.broken_off,
                 speeds=self.scenario.speeds,
-                poisoned=self.scenario.poisoned,
+                environment=Tasks if self.hosts else partial(Talks, self.scenario.poisoned),
+                tokenizer=tokenizer() if self.hosts else CharacterTokenizer(),
+                sample=answer_to if self.hosts else from_table,
                 is_killed=lambda: not process.is_alive,
                 on_ack=self.history.acknowledged,
                 on_lease=self.history.received,
@@ -307,6 +357,26 @@ class Simulation:
         process = slot.process = Process(name)
         self._start(slot, process, live(), lambda: None)
 
+    def _start_host(self, slot: Slot) -> None:
+        if self._is_ending or slot.process is not None:
+            return
+        name = f"{slot.name}.{next(self._lives)}"
+
+        async def live() -> None:
+            endpoints = [broker.name for broker in self.brokers]
+            host = Host(
+                name,
+                self.settings,
+                endpoints,
+                self._generator(name),
+                self.agents,
+                work_s=self.scenario.work_s,
+            )
+            await host.live()
+
+        process = slot.process = Process(name)
+        self._start(slot, process, live(), lambda: self._start_host(slot))
+
     def _start_broker(self, slot: Slot) -> None:
         process = slot.process = Process(slot.name)
         serving = simulated_broker.serve(
@@ -330,6 +400,8 @@ class Simulation:
             self.history,
             rng,
             train_s=self.scenario.train_s,
+            check=self.agents.check_episode if self.hosts else self._check_episode,
+            vocabulary=VOCABULARY if self.hosts else len(ALPHABET),
             on_power_loss=self.power_is_lost,
         )
         process = slot.process = Process(name)
@@ -360,7 +432,7 @@ class Simulation:
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()
-        for slot in (*self.actors, *self.liars, *self.brokers, self.learner):
+        for slot in (*self.actors, *self.liars, *self.hosts, *self.brokers, self.learner):
             if slot.process is not None:
                 self.loop.kill(slot.process)
         if tasks:

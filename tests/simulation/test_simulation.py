@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from unittest import mock
 import pytest
 from msgspec import structs
 
+from actors.episodes.agent_mail import AgentMail, _Letter
 from actors.episodes.held_leases import HeldLeases
-from broker.protocol.messages import SubmitRequest, TaskVerdict, Verdict, Verdicts
+from broker.protocol.conversation_messages import Say
+from broker.protocol.messages import Beat, SubmitRequest, TaskVerdict, Verdict, Verdicts
 from broker.server.service import Service
 from configs import durable
 from configs.errors import CheckpointError
@@ -24,7 +27,7 @@ from learner.checkpointing import resume
 from learner.checkpointing.folders import LINEAGES, UNFINISHED
 from tests.simulation.disk import FaultyDisk
 from tests.simulation.nemesis import Rates
-from tests.simulation.scenario import Scenario, brief
+from tests.simulation.scenario import Scenario, brief, brief_agents
 from tests.simulation.simulation import simulate
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +45,9 @@ NO_FAULTS = Rates(
     learner_twin=0,
     power_loss=0,
     disk_full=0,
+    host_crash=0,
+    host_pause=0,
+    host_partition=0,
 )
 
 
@@ -66,6 +72,52 @@ def test_five_short_simulations_survive_a_death_of_each_role(tmp_path: Path, fir
     deaths = ("deaths of actors", "deaths of brokers", "deaths of the learner")
     for fault in (*deaths, "power losses", "rewinds"):
         assert counts[fault] > 0, f"no {fault} in these five: the nemesis is too mild"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 12, 3))
+def test_conversations_of_live_agents_survive_all_but_their_hosts(
+    tmp_path: Path, first: int
+) -> None:
+    counts = Counter[str]()
+    for seed in range(first, first + 3):
+        result = simulate(brief_agents(seed), tmp_path / str(seed))
+        counts.update(result.figures["counts"])
+
+        assert result.figures["steps"] > 0, seed
+    for fault in ("deaths of actors", "deaths of brokers", "deaths of hosts", "rewinds"):
+        assert counts[fault] > 0, f"no {fault} in these three: the nemesis is too mild"
+    assert counts["answers heard"] > counts["agents"] > counts["conversations lost"]
+
+
+@pytest.mark.slow
+def test_a_tool_that_takes_five_minutes_loses_neither_lease_nor_ticket_nor_turn(
+    tmp_path: Path,
+) -> None:
+    quiet = replace(brief_agents(3), rates=NO_FAULTS, certain_faults=())
+    story = replace(quiet, faulty_s=1.0, work_s=300.0)  # leases of 10 s, progress within 120
+
+    counts = simulate(story, tmp_path).figures["counts"]
+
+    assert counts["answers heard"] > 20
+    assert counts["agents"] == counts["tasks with agents"]
+    assert counts["reaped"] == 0
+    assert not {"beat TAKEN", "beat STALE", "release OK", "fail OK"} & counts.keys()
+
+
+def test_an_actor_that_replies_before_the_tokens_are_stored_is_caught(tmp_path: Path) -> None:
+    def hasty(mail: AgentMail) -> Iterator[_Letter]:
+        for held, rollout in list(mail._speaking.items()):
+            place = Beat(held.lease.task_id, held.lease.fence, held.num_stored)
+            says = [Say(place, number, reply) for number, reply in rollout.replies.items()]
+            yield _Letter(held, rollout, tuple(says))
+            mail._speaking.pop(held)
+
+    with (
+        mock.patch.object(AgentMail, "_letters", hasty),
+        pytest.raises(AssertionError, match="OUTPUT"),
+    ):
+        simulate(brief_agents(0), tmp_path)
 
 
 @pytest.mark.slow
