@@ -246,6 +246,8 @@ def test_an_agent_that_fails_is_no_reward_of_zero_and_its_task_begins_anew(
         actor.loop.stop()
         await actor.end()
 
+        stats = await ring.store.run(operations.stats())
+        assert (stats.data_failures, stats.dead) == (int(why != "host"), 0)
         assert by_task(agents)[task].host.ticket.ticket != failed.host.ticket.ticket
         for episode in await episodes(ring, GROUP):
             assert episode.reward == 1.0
