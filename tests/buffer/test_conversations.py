@@ -123,6 +123,12 @@ def test_a_reply_that_the_store_has_lost_is_said_by_the_next_holder(talk: Talk) 
     assert talk.say(2, b"again", offset=2) == ("OK", 4)
 
 
+def test_tokens_without_a_call_are_not_left_to_the_next_agent(talk: Talk) -> None:
+    assert talk.run.beat(talk.task, 0, 3) == ("GAP", 0), "the store has lost the call"
+    talk.call(1)
+    assert talk.run.beat(talk.task, 0, 3) == ("OK", 3), "its host has sent it again"
+
+
 def test_tokens_that_a_heartbeat_brought_need_not_come_again(talk: Talk) -> None:
     talk.call(1)
     talk.run.beat(talk.task, 0, 3)

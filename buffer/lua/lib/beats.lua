@@ -6,8 +6,9 @@
 -- lease is over and its task was charged, because it brought more bytes than one episode can have, or tokens of earlier
 -- leases than those stored, which nobody could go on with, stood still, or lasted too long; what it stored stays. TAKEN
 -- without a charge: its tokens are older than the lease allows, and nothing of them is stored. GAP 0: all tokens are
--- wanted in one chunk, or with more of its holder's own. Nothing stood still or lasted too long while no broker reaped:
--- the server was stopped or cut off, or its clock jumped. Time in which a task waits for its agent does not count.
+-- wanted in one chunk, or with more of its holder's own, or once its agent's calls are stored. Nothing stood still or
+-- lasted too long while no broker reaped: the server was stopped or cut off, or its clock jumped. Time in which a task
+-- waits for its agent does not count.
 local now, max_chunks, timeout = now_ms(), tonumber(ARGV[2]), tonumber(ARGV[3])
 local max_attempts, max_bytes, longest = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local deadline = whole(now + tonumber(ARGV[1]))
@@ -86,10 +87,10 @@ local function renew(id, fence, offset, tokens, chunk, oldest, first_fence, last
     call('HSET', task_key(id), 'st', 'L')
   end
   call('ZADD', lease_key(id), deadline, id)
-  if grows and bytes <= most then
+  if grows and bytes <= most and not is_uncalled(id) then
     store(id, chunk, offset + tokens, bytes, last_fence, replaces, begins_anew)
     return 'OK', offset + tokens
   end
-  if grows then return 'GAP', 0 end -- all its tokens in one chunk are smaller than in many
+  if grows then return 'GAP', 0 end -- all its tokens in one chunk are smaller than in many, and have their calls then
   return tokens > 0 and offset + tokens > length and 'GAP' or 'OK', length
 end

@@ -1,8 +1,8 @@
 --- @include keys
 -- A task's conversation with a live agent, and its mailbox:
 --   wanted -> taken by a host, under a ticket -> ended;   wanted, taken -> lost, and the task begins anew (tasks.lua)
--- Invariant: only a ready or leased task has a mailbox. Invariant: every reply in it is of tokens that the task's
--- chunks have, so chunks are never cut without it.
+-- Invariant: only a ready or leased task has a mailbox, and without a call it has no tokens. Invariant: every reply in
+-- it is of tokens that the task's chunks have, so chunks are never cut without it.
 -- m:<task> has: want, calls, replies, bytes; ticket, host, key of the host; opened (the ms at which the actor's turn
 -- began), newest (stamp of the newest reply), why (it ended); size:<number> of a call's body, said:<number> = stamp of
 -- its reply, reward:<number>.
@@ -29,6 +29,9 @@ local function drop_mailbox(id)
 end
 
 local function mailbox_bytes(id) return tonumber(call('HGET', mailbox_key(id), 'bytes') or '0') end
+
+-- A conversation that has no call, or whose store has lost it: tokens would be those of an agent of before.
+local function is_uncalled(id) return call('HGET', mailbox_key(id), 'calls') == '0' end
 
 local function has_replies(id) return (call('HGET', mailbox_key(id), 'replies') or '0') ~= '0' end
 

@@ -194,7 +194,7 @@ def renew(model: Model, line: BeatLine, limits: BeatLimits) -> tuple[str, int]:
         model.lose_conversation(line.task_id, max_attempts, why, line.key)
         return "TAKEN", length
     task.state, task.deadline_ms = "L", model.now_ms + ttl_ms
-    if grows and num_bytes <= most:
+    if grows and num_bytes <= most and (talk is None or talk.calls):
         return "OK", _append(model, task, line, num_bytes, replaces=replaces)
     if grows:
         return "GAP", 0  # all tokens in one chunk are smaller than in many

@@ -140,6 +140,7 @@ CONVERSATIONS = (
     Bug("reap", "if box[1] == '0' then", "if box[1] == '1' then"),
     Bug("reap", "EVAL_LEASES, TICKETS }", "EVAL_LEASES }"),
     Bug("beats", "return why_since(turn_began(id, now))", "return why_since(0)"),
+    Bug("beats", " and not is_uncalled(id)", ""),
     Bug("beats", "and has_replies(id) then", "and mailbox_bytes(id) > 4 then"),
     Bug("share", "if turn <= 0 then return false end", ""),
     Bug("share", "math.min(lease.idle, turn)", "lease.idle"),
