@@ -44,8 +44,7 @@ from broker.protocol.agent_calls import (
 )
 from broker.protocol.conversation_messages import Reward, StoredCall
 from broker.protocol.messages import Lease
-from buffer.operations.conversations import MAX_OPEN_CALLS
-from buffer.record.episode import MAX_BRANCHES, Completion, Int32
+from buffer.record.episode import KEYS_PER_TOKEN, Completion, Int32
 from configs.errors import RecordError, RewardError, SettingsError
 
 from .agent_chat import (
@@ -62,7 +61,7 @@ from .agent_log import CallBodies, StoredTurn, place_on_path, stored_turns
 from .rollout import Judgement, ReplayMismatch, RolloutContext, State, Transcript
 
 ALTERNATE_TOKENS = 256  # of a turn beside another, until both are stored: a kill costs fewer
-FULL_BRANCHES = MAX_BRANCHES - 4 * MAX_OPEN_CALLS  # each open turn needs a few more
+STRETCHES = 4  # of the log that an open turn may still cut: its own, and those that it interrupts
 NO_ROOM = (
     "This model's maximum context length is reached (context_length_exceeded): the conversation "
     "may have {most} tokens behind its first prompt, all branches together"
@@ -98,6 +97,11 @@ class AgentTurn:
     is_cut: bool = False
     message: dict[str, object] | None = None
     """What it said, once it is answered."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of its path so far."""
+        return len(self.prompt_ids) + len(self.tokens)
 
     @property
     def num_waiting(self) -> int:
@@ -361,9 +365,10 @@ class AgentRollout:
     def _new_turn(self, number: int, request: TurnRequest) -> AgentTurn:
         parent, context = self._place(request) if self._turns else (0, ())
         room = self._room() - len(context)
-        if room < 1 or self._transcript.num_branches >= FULL_BRANCHES:
-            raise self._full()
         prompt_ids = self._path_ids(parent) + context
+        needed = _needed_keys(len(prompt_ids), len(context), STRETCHES)
+        if room < 1 or not self._has_keys_left(needed):
+            raise self._full()
         stops = self._stops(request)
         room = min(room, request.max_tokens or room)
         return AgentTurn(number, request, parent, context, prompt_ids, stops, room)
@@ -525,8 +530,17 @@ class AgentRollout:
         writer = self._writer
         if turn.is_over or writer is None or writer is turn or writer.is_over:
             return True
-        has_branches = self._transcript.num_branches < FULL_BRANCHES
-        return not turn.num_written or (turn.num_waiting >= ALTERNATE_TOKENS and has_branches)
+        return not turn.num_written or (
+            turn.num_waiting >= ALTERNATE_TOKENS and self._has_keys_left(turn.length)
+        )
+
+    def _has_keys_left(self, needed: int) -> bool:
+        """Whether the record may have further stretches, and all that open turns still need."""
+        num_prompt = len(self.prompt_ids)
+        needed += self._transcript.attended_keys(num_prompt)
+        for turn in self._open.values():
+            needed += _needed_keys(turn.length, turn.num_waiting, STRETCHES)
+        return needed <= KEYS_PER_TOKEN * (num_prompt + self.length)
 
     def _begin(self, turn: AgentTurn) -> None:
         if self.length:
@@ -586,6 +600,11 @@ class AgentRollout:
             )
         answered = [turn.message for turn in self._turns.values() if turn.message is not None]
         return said_in(Chat(answered))
+
+
+def _needed_keys(path: int, num_waiting: int, stretches: int) -> int:
+    """Count the keys of stretches of a path beyond those that its waiting tokens allow."""
+    return max(0, stretches * path - KEYS_PER_TOKEN * num_waiting)
 
 
 def _encoded(reply: AgentReply) -> bytes:

@@ -40,6 +40,7 @@ from buffer.record.episode import (
     Int32,
     PolicyVersion,
     VersionSpan,
+    attended_keys,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -130,10 +131,9 @@ class Transcript:
         if parent != start:
             self._branches.append(Branch(start, parent))
 
-    @property
-    def num_branches(self) -> int:
-        """Number of branches among the tokens so far."""
-        return len(self._branches)
+    def attended_keys(self, num_prompt: int) -> int:
+        """Count the keys that the tokens so far attend to, behind a prompt of this length."""
+        return attended_keys(self._branches, len(self), num_prompt)
 
     def path(self, stop: int) -> tuple[list[tuple[int, int]], bool]:
         """Return the stretches of the log that lead to its token before `stop`, in order.

@@ -18,7 +18,15 @@ import numpy as np
 from configs.errors import RecordError, quoted
 from configs.tables.buffer import LARGEST_EPISODE_BYTES
 
-from .episode import SCHEMA, Completion, Episode, FenceRun, PolicyVersion, VersionSpan
+from .episode import (
+    OLDEST_SCHEMA,
+    SCHEMA,
+    Completion,
+    Episode,
+    FenceRun,
+    PolicyVersion,
+    VersionSpan,
+)
 from .rules import check_fences, check_widths
 from .summaries import checked_chunk, checked_record
 from .wire import (
@@ -43,14 +51,15 @@ def encode_episode(episode: Episode, *, max_bytes: int = MAX_RECORD_BYTES) -> by
     Raises:
         RecordError: The episode is malformed, or its record is longer than `max_bytes`.
     """
+    completion, extras = _fields_of(episode.completion), _episode_extras(episode)
     record = write(
         EpisodeFields(
-            schema=SCHEMA,
+            schema=completion.schema if extras is None else SCHEMA,
             task_id=episode.task_id,
             group_id=episode.group_id,
             purpose=episode.purpose,  # type: ignore[arg-type]  # looked at when it is read back
             prompt=_to_bytes("prompt_ids", episode.prompt_ids, _INTS),
-            completion=_fields_of(episode.completion),
+            completion=completion,
             reward=_real(episode.reward),
             parts=_reals(episode.reward_parts),
             finish=episode.finish_reason,  # type: ignore[arg-type]  # so is this
@@ -59,7 +68,7 @@ def encode_episode(episode: Episode, *, max_bytes: int = MAX_RECORD_BYTES) -> by
             started=episode.started_at,
             finished=episode.finished_at,
             text=episode.metadata,
-            extras=_episode_extras(episode),
+            extras=extras,
         )
     )
     checked_record(record, max_bytes)
@@ -205,15 +214,17 @@ def _fields_of(completion: Completion) -> CompletionFields:
             f"completion.fences FenceRuns, got {quoted(completion.versions)} and "
             f"{quoted(completion.fences)}"
         ) from error
+    extras = _completion_extras(completion)
+    is_plain = not completion.branches and extras is None
     return CompletionFields(
-        schema=SCHEMA,
+        schema=OLDEST_SCHEMA if is_plain else SCHEMA,
         tokens=_to_bytes("token_ids", completion.token_ids, _INTS),
         logprobs=_to_bytes("behaviour_logprobs", completion.behaviour_logprobs, _FLOATS),
         mask=_to_bytes("loss_mask", completion.loss_mask, _BYTES),
         versions=versions,
         fences=fences,
         branches=completion.branches,
-        extras=_completion_extras(completion),
+        extras=extras,
     )
 
 

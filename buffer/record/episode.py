@@ -30,9 +30,13 @@ from msgspec import Meta
 
 SCHEMA = 2
 OLDEST_SCHEMA = 1
-"""Records of schema 1 are those of schema 2 without any of its optional fields."""
+"""Records of schema 1 are those of schema 2 without any of its optional fields. They are written as
+schema 1, so that older peers read them too."""
 
-MAX_BRANCHES = 1024  # of an episode; each may lie behind a whole path, whose keys attention repeats
+KEYS_PER_TOKEN = 128
+"""Most keys that attention repeats for the branches of an episode, for each of its tokens: four for
+each of the calls that an agent may have open. With 8 heads of keys of width 128 in bfloat16, keys
+and values of a token then take 0.5 MiB at most, in one layer at a time."""
 MAX_ATTACHMENTS = 1024  # of a completion or a prompt: a screenshot a turn
 MAX_MESSAGES = 4096  # of an episode, and rewards of its turns
 MAX_CALLS = 64  # of one message
@@ -221,7 +225,7 @@ def stretches(branches: Sequence[Branch], length: int) -> list[Stretch]:
     starts = sorted(cuts - {length})
     return [
         Stretch(start, end, parents.get(start, start))
-        for start, end in zip(starts, [*starts[1:], length], strict=True)
+        for start, end in zip(starts, [*starts, length][1:], strict=True)
     ]
 
 
@@ -244,23 +248,33 @@ def trajectories(branches: Sequence[Branch], length: int) -> list[int]:
     return numbers
 
 
-class PathLengths(NamedTuple):
-    """Tokens of the log on the longest paths of a completion."""
+class Path(NamedTuple):
+    """The path of the last token of a stretch."""
 
-    prompted: int
-    """Behind the prompt."""
-    rooted: int
-    """From a root on; its own prompt is part of the log."""
+    length: int
+    """Tokens of the log on it, that token included."""
+    is_rooted: bool
+    """Whether it begins with a root, and not behind the prompt."""
 
 
-def longest_paths(branches: Sequence[Branch], length: int) -> PathLengths:
-    """Measure the paths of a completion; of a chunk, without the tokens before it."""
-    if not branches:
-        return PathLengths(length, 0)
-    depths: dict[int, tuple[int, bool]] = {}
-    longest = [0, 0]
+def paths(branches: Sequence[Branch], length: int) -> list[Path]:
+    """Measure the path of each stretch of a whole completion."""
+    by_end: dict[int | None, Path] = {0: Path(0, is_rooted=False), None: Path(0, is_rooted=True)}
     for start, end, parent in stretches(branches, length):
-        depth, is_rooted = depths.get(parent or 0, (0, False))
-        depths[end] = depth + end - start, is_rooted or parent is None
-        longest[depths[end][1]] = max(longest[depths[end][1]], depths[end][0])
-    return PathLengths(*longest)
+        before = by_end[parent]
+        by_end[end] = before._replace(length=before.length + end - start)
+    return list(by_end.values())[2:]
+
+
+def longest_path(branches: Sequence[Branch], length: int) -> int:
+    """Count the tokens of the log on the longest path behind the prompt."""
+    if not branches:
+        return length
+    return max(path.length for path in paths(branches, length) if not path.is_rooted)
+
+
+def attended_keys(branches: Sequence[Branch], length: int, num_prompt: int) -> int:
+    """Count the keys that the stretches of a completion attend to, each those of its own path."""
+    return sum(
+        path.length + (0 if path.is_rooted else num_prompt) for path in paths(branches, length)
+    )

@@ -16,7 +16,7 @@ import numpy as np
 from configs.errors import RecordError
 from configs.settings import RunSettings
 
-from .episode import Attachment, Branch, Episode, longest_paths
+from .episode import KEYS_PER_TOKEN, Attachment, Branch, Episode, attended_keys
 from .wire import CompletionExtras, CompletionFields, EpisodeExtras, EpisodeFields, refusal
 
 # --------------------------------------------------------------------------------------------------
@@ -38,26 +38,18 @@ class EpisodeLimits:
     """Tokens of the policy's model, known once the learner has loaded it."""
     max_prompt_tokens: int = MAX_VOCABULARY
     max_completion_tokens: int = MAX_VOCABULARY
-    """All turns and the environment's tokens on one path together."""
-    max_log_tokens: int = MAX_VOCABULARY
-    """The tokens of all branches together."""
+    """All turns, branches and tokens of the environment together."""
     may_branch: bool = True
 
     @classmethod
     def for_run(cls, run: RunSettings, *, vocabulary: int | None) -> EpisodeLimits:
         """Return the limits of a run; a vocabulary that is not known yet bounds nothing.
 
-        Only live agents let a completion branch. Elsewhere branches are refused: each repeats the
-        keys of a whole path in attention, so that a record of 45 KB could fill a card.
+        Only live agents let a completion branch; elsewhere branches are refused.
         """
         bound = MAX_VOCABULARY if vocabulary is None else vocabulary
-        longest = run.max_completion_tokens
         return cls(
-            bound,
-            run.max_prompt_tokens,
-            longest,
-            max_log_tokens=longest,
-            may_branch=run.has_agents,
+            bound, run.max_prompt_tokens, run.max_completion_tokens, may_branch=run.has_agents
         )
 
     def check_episode(self, episode: Episode) -> None:
@@ -90,40 +82,22 @@ class EpisodeLimits:
     def check_completion(self, branches: Sequence[Branch], length: int) -> None:
         """Refuse a completion, finished or not, that is too long; raises as `check_prompt`.
 
-        The prompt of a root is on its path, which may have the tokens of a prompt more. Of a chunk
-        that is not the first the tokens before it are not counted.
+        Of a chunk that is not the first the tokens before it are not counted.
         """
         if branches and not self.may_branch:
             raise RecordError(
                 f"a completion must have no branches unless run.environment is agent, got "
                 f"{len(branches)}; its actor runs with other settings"
             )
-        if branches or length > self.max_completion_tokens:  # nearly all are shorter and have none
-            self._check_paths(*longest_paths(branches, length))
         self.check_log(length)
 
-    def _check_paths(self, prompted: int, rooted: int) -> None:
-        if prompted > self.max_completion_tokens:
+    def check_log(self, length: int) -> None:
+        """Refuse a completion of too many tokens, all branches together; raises as above."""
+        if length > self.max_completion_tokens:
             raise RecordError(
                 f"a completion must be at most run.max_completion_tokens = "
-                f"{self.max_completion_tokens}, got {prompted} tokens; its actor runs with other "
+                f"{self.max_completion_tokens}, got {length} tokens; its actor runs with other "
                 "settings"
-            )
-        if rooted > self.max_prompt_tokens + self.max_completion_tokens:
-            raise RecordError(
-                f"a path from a root must be at most run.max_prompt_tokens + "
-                f"run.max_completion_tokens = {self.max_prompt_tokens} + "
-                f"{self.max_completion_tokens}, got {rooted} tokens; its actor runs with other "
-                "settings"
-            )
-
-    def check_log(self, length: int) -> None:
-        """Refuse a completion whose branches are too long together; raises as `check_prompt`."""
-        if length > self.max_log_tokens:
-            raise RecordError(
-                f"all branches of a completion must have at most {self.max_log_tokens} tokens, as "
-                f"run.max_completion_tokens = {self.max_completion_tokens} allows, got {length}; "
-                "its actor runs with other settings"
             )
 
 
@@ -161,6 +135,7 @@ def check_episode(fields: EpisodeFields) -> None:
         raise refusal(fields, EpisodeFields, "its names must be printable")
     if fields.completion.branches:
         check_log(fields.completion.branches)
+        _check_keys(fields)
     if fields.extras is not None:
         _check_extras(fields.extras, len(fields.prompt) // 4, len(fields.completion.mask))
 
@@ -268,6 +243,19 @@ def check_log(branches: Sequence[Branch]) -> None:
         raise RecordError(
             f"branches of a whole completion must start above 0 and have parents >= 0, got "
             f"{[tuple(branch) for branch in branches[:4]]}; its first tokens follow the prompt"
+        )
+
+
+def _check_keys(fields: EpisodeFields) -> None:
+    """Refuse an episode whose branches would repeat many more keys than it has tokens."""
+    num_prompt, length = len(fields.prompt) // 4, len(fields.completion.mask)
+    keys = attended_keys(fields.completion.branches, length, num_prompt)
+    most = KEYS_PER_TOKEN * (num_prompt + length)
+    if keys > most:
+        raise RecordError(
+            f"branches must attend to at most {KEYS_PER_TOKEN} keys for each of "
+            f"{num_prompt + length} tokens = {most}, got {keys}; let the agent rewrite its history "
+            "less often"
         )
 
 

@@ -21,7 +21,6 @@ from configs.errors import RecordError, quoted
 
 from .episode import (
     MAX_ATTACHMENTS,
-    MAX_BRANCHES,
     MAX_MESSAGES,
     OLDEST_SCHEMA,
     SCHEMA,
@@ -55,7 +54,7 @@ _Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 _Real = float | int  # msgspec would read whole numbers as floats, which `rules.py` refuses
 _Reals = Annotated[dict[_Name, _Real], Meta(max_length=MAX_ENTRIES)]
 _Texts = Annotated[dict[_Name, _Text], Meta(max_length=MAX_ENTRIES)]
-_Branches = Annotated[tuple[Branch, ...], Meta(max_length=MAX_BRANCHES)]
+_Branches = tuple[Branch, ...]
 _Attachments = Annotated[tuple[Attachment, ...], Meta(max_length=MAX_ATTACHMENTS)]
 _TurnRewards = Annotated[tuple[TurnReward, ...], Meta(max_length=MAX_MESSAGES)]
 _Messages = Annotated[tuple[Message, ...], Meta(max_length=MAX_MESSAGES)]
@@ -301,7 +300,7 @@ _COMPLETION: dict[str, tuple[str, Check]] = {
     ),
     "branches": (
         "branches",
-        _form_of(_Branches, f"at most {MAX_BRANCHES} branches (start, parent)"),
+        _form_of(_Branches, "branches (start, parent)"),
     ),
     "extras": ("extras", lambda name, value: _check_map(name, value, _COMPLETION_EXTRAS)),
 }

@@ -15,7 +15,7 @@ import structlog
 from buffer import operations
 from buffer.operations.values import ClaimedUnit
 from buffer.record.codec import decode_episode
-from buffer.record.episode import Episode, longest_paths
+from buffer.record.episode import Episode, longest_path
 from buffer.record.object_store import ObjectStore, is_reference
 from configs.errors import RecordError
 from configs.settings import BufferSettings, RewardSettings, RunSettings
@@ -130,7 +130,7 @@ def shape_reward(
         max_completion_tokens: The limit that cut episodes off.
     """
     completion = episode.completion
-    length = longest_paths(completion.branches, len(completion.token_ids)).prompted
+    length = longest_path(completion.branches, len(completion.token_ids))
     reward, parts = shaped(
         episode.reward,
         episode.reward_parts,

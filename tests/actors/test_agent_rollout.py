@@ -253,6 +253,23 @@ def test_a_conversation_without_room_is_told_so_and_ends_by_length(
     assert actors.rollout.finish_reason == "length"
 
 
+def test_an_agent_that_forks_behind_a_long_path_all_the_time_is_told_that_it_has_no_room(
+    tokenizer: ModelTokenizer,
+) -> None:
+    actors = Actors(tokenizer)
+    end, path = tokenizer.stop_token_ids[0], [5, 6, *[7] * 1000]
+    for token_ids in ([5, 6], *([*path, 8, other] for other in range(300))):
+        actors.box.call({"token_ids": token_ids}, route="generate")
+        actors.listen()
+        for request in list(actors.running):
+            actors.sample(request, [end] if actors.rollout.length else [*path[2:], end])
+        actors.say()
+
+    errors = [reply for reply in actors.box.replies.values() if isinstance(reply, AgentError)]
+    assert len(branches(actors)) > 100 and errors
+    assert "context_length_exceeded" in errors[0].text
+
+
 def test_a_first_prompt_that_is_too_long_is_none(tokenizer: ModelTokenizer) -> None:
     actors = Actors(tokenizer)
     long = [{"role": "user", "content": "x" * 300}]

@@ -20,17 +20,17 @@ from buffer.record.codec import (
     join_completions,
 )
 from buffer.record.episode import (
-    MAX_BRANCHES,
+    KEYS_PER_TOKEN,
     Attachment,
     Branch,
     Completion,
     Episode,
     Message,
-    PathLengths,
     RecordedCall,
     Stretch,
     TurnReward,
-    longest_paths,
+    attended_keys,
+    longest_path,
     stretches,
     trajectories,
 )
@@ -206,11 +206,10 @@ MESSAGE = [0, "user", "", "", [], ""]
         (_in_completion(branches=[[3, 1], [3, 0]]), "branches.start must ascend"),
         (_in_completion(branches=[[3, 1], [2, 0]]), "branches.start must ascend"),
         (_in_completion(branches=[[3, None]]), "loss_mask must be 0 on the first token of a root"),
-        (_in_completion(branches=[[3, 1, 1]]), "branches must be at most 1024 branches"),
+        (_in_completion(branches=[[3, 1, 1]]), "branches must be branches .start, parent., got"),
         (_in_completion(branches=[[3, "x"]]), r"branches must be .*got Expected .int \| null"),
         (_in_completion(branches=[[True, 0]]), "branches must be .*Expected .int., got .bool."),
-        (_in_completion(branches={}), "branches must be at most 1024 branches"),
-        (_in_completion(branches=[[2, 1]] * (MAX_BRANCHES + 1)), "length <= 1024"),
+        (_in_completion(branches={}), "branches must be branches .start, parent., got"),
         (_in_values(experts=NO_ROOM), "experts must have 1 to 4096 bytes for each of 6 tokens"),
         (_in_values(experts=b""), "experts must have 1 to 4096 bytes"),
         (_in_values(experts=b"\x00" * 6 * (MAX_EXPERT_BYTES + 1)), "got 24582 bytes"),
@@ -331,14 +330,32 @@ def test_stretches_make_the_path_of_every_token(tree: tuple[tuple[Branch, ...], 
 
 
 @given(trees())
-def test_the_longest_paths_are_those_of_some_tokens(tree: tuple[tuple[Branch, ...], int]) -> None:
+def test_paths_are_measured_as_their_tokens_count(tree: tuple[tuple[Branch, ...], int]) -> None:
     branches, length = tree
     paths = _paths(branches, length)
+    ends = [paths[stretch.end - 1] for stretch in stretches(branches, length)]
 
-    assert longest_paths(branches, length) == PathLengths(
-        max(len(path) for path, is_rooted in paths if not is_rooted),
-        max((len(path) for path, is_rooted in paths if is_rooted), default=0),
+    assert longest_path(branches, length) == max(
+        len(path) for path, is_rooted in paths if not is_rooted
     )
+    assert attended_keys(branches, length, 5) == sum(
+        len(path) + (0 if is_rooted else 5) for path, is_rooted in ends
+    )
+
+
+def test_an_episode_repeats_at_most_so_many_keys_for_each_of_its_tokens() -> None:
+    # The prompt's 3 tokens and 500 are seen by themselves, and by each of n that follow them:
+    # 503 + 504 n <= 128 (503 + n).
+    most = 503 * (KEYS_PER_TOKEN - 1) // (504 - KEYS_PER_TOKEN)
+
+    def episode(num_leaves: int) -> Episode:
+        mask = "1" * (500 + num_leaves)
+        return _branched(*(Branch(500 + n, 500) for n in range(1, num_leaves)), mask=mask)
+
+    assert decode_episode(encode_episode(episode(most)))
+    text = r"at most 128 keys for each of \d+ tokens = \d+, got \d+; let the agent rewrite"
+    with pytest.raises(RecordError, match=text):
+        encode_episode(episode(most + 1))
 
 
 @given(trees())
@@ -369,36 +386,15 @@ LIMITS = EpisodeLimits(max_prompt_tokens=3, max_completion_tokens=4)
 
 
 @pytest.mark.parametrize(
-    "episode",
-    [
-        _branched(mask="1111"),
-        _branched(Branch(4, 0), mask="11111111"),
-        _branched(Branch(4, 2), Branch(6, 5), mask="1111111"),
-        _branched(Branch(1, None), mask="10111111"),
-    ],
+    "branches",
+    [(), (Branch(4, 0),), (Branch(3, 2),), (Branch(1, None),)],
     ids=["linear", "two rows", "fork", "root"],
 )
-def test_limits_are_of_paths(episode: Episode) -> None:
-    LIMITS.check_episode(episode)
-    (summary,) = summaries_of_records([encode_episode(episode)], max_bytes=MOST, limits=LIMITS)
-
-    assert summary.length == len(episode.completion.token_ids)
-
-
-@pytest.mark.parametrize(
-    ("episode", "text"),
-    [
-        (_branched(mask="11111"), "run.max_completion_tokens = 4, got 5 tokens"),
-        (_branched(Branch(4, 3), mask="111111"), "run.max_completion_tokens = 4, got 5 tokens"),
-        (
-            _branched(Branch(1, None), mask="101111111"),
-            r"run.max_prompt_tokens \+ run.max_completion_tokens = 3 \+ 4, got 8 tokens",
-        ),
-    ],
-    ids=["linear", "fork", "root"],
-)
-def test_a_path_that_is_too_long_is_refused(episode: Episode, text: str) -> None:
+def test_all_branches_together_are_bounded(branches: tuple[Branch, ...]) -> None:
+    LIMITS.check_episode(_branched(mask="1111"))
+    episode = _branched(*branches, mask="10111")
     record = encode_episode(episode)
+    text = "run.max_completion_tokens = 4, got 5 tokens"
 
     with pytest.raises(RecordError, match=text):
         LIMITS.check_episode(episode)
@@ -406,13 +402,6 @@ def test_a_path_that_is_too_long_is_refused(episode: Episode, text: str) -> None
         summaries_of_records([record], max_bytes=MOST, limits=LIMITS)
     with pytest.raises(RecordError, match=text):
         summaries_of_chunks([encode_completion(episode.completion)], max_bytes=MOST, limits=LIMITS)
-
-
-def test_all_branches_together_are_bounded_too() -> None:
-    limits = replace(LIMITS, max_log_tokens=7)
-
-    with pytest.raises(RecordError, match=r"all branches .* at most 7 tokens, as .* got 8"):
-        limits.check_episode(_branched(Branch(4, 0), mask="11111111"))
 
 
 def test_tokens_of_a_support_are_of_the_vocabulary() -> None:

@@ -28,7 +28,7 @@ from broker.protocol.agent_calls import (
 from broker.protocol.conversation_messages import StoredCall
 from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.codec import decode_completion, encode_completion, join_completions
-from buffer.record.episode import PolicyVersion, VersionSpan
+from buffer.record.episode import KEYS_PER_TOKEN, PolicyVersion, VersionSpan, attended_keys
 from buffer.record.rules import check_log
 from tests.actors.support.fake_engine import logprob_of
 
@@ -164,6 +164,9 @@ def check_record(actors: Actors) -> None:
     completion = rollout.completion()
     assert len(completion.token_ids) <= actors.limit
     check_log(completion.branches)
+    num_prompt, length = len(rollout.prompt_ids), len(completion.token_ids)
+    keys = attended_keys(completion.branches, length, num_prompt)
+    assert keys <= KEYS_PER_TOKEN * (num_prompt + length)
     logprobs, mask = completion.behaviour_logprobs.tolist(), completion.loss_mask.tolist()
     for place, is_sampled in enumerate(mask):
         if is_sampled:
