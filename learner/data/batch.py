@@ -54,6 +54,7 @@ class BatchPlan:
 
     step: int
     rows: tuple[PlanRow, ...]
+    """Episodes with a trained token; the others have no part in a forward pass."""
     counts: tuple[MinibatchSize, ...]
     """Counts of each minibatch."""
     mask: StaleMask | None = None
@@ -67,7 +68,8 @@ class BatchPlan:
 
     def num_microbatches(self, minibatch: int) -> int:
         """Count the forward passes of a minibatch; every rank makes as many."""
-        return 1 + max(row.microbatch for row in self.rows if row.minibatch == minibatch)
+        numbers = (row.microbatch for row in self.rows if row.minibatch == minibatch)
+        return 1 + max(numbers, default=0)
 
     def encode(self) -> bytes:
         """Encode the plan as msgpack."""
@@ -90,9 +92,10 @@ def plan_batch(
     num_minibatches: int = 1,
     cost: SequenceCost = BY_LENGTH,
 ) -> BatchPlan:
-    """Assign each episode an advantage, a minibatch, a rank and a microbatch.
+    """Assign each episode with a trained token an advantage, a minibatch, a rank and a microbatch.
 
-    Minibatches consist of whole groups; their numbers of groups differ by at most one.
+    Minibatches consist of whole groups; their numbers of groups differ by at most one. Advantages
+    are computed from the rewards of all episodes.
 
     Args:
         step: Number of the batch.
@@ -113,7 +116,8 @@ def plan_batch(
 
     advantages = estimate(_outcomes(episodes), settings)
     planned: dict[int, PlanRow] = {}
-    for minibatch, rows in enumerate(minibatches):
+    for minibatch, members in enumerate(minibatches):
+        rows = [row for row in members if episodes[row].completion.num_trained]
         places = deal_episodes(
             [_size(episodes[row]) for row in rows],
             cost,
@@ -130,7 +134,7 @@ def plan_batch(
             )
     return BatchPlan(
         step=step,
-        rows=tuple(planned[row] for row in range(len(episodes))),
+        rows=tuple(planned[row] for row in sorted(planned)),
         counts=tuple(
             _count([episodes[row] for row in rows], max_completion_tokens) for rows in minibatches
         ),

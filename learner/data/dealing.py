@@ -76,6 +76,8 @@ def deal_episodes(
     Returns:
         The place of each episode, in their order.
     """
+    if not sizes:
+        return []
     deals: list[tuple[int, float, list[SequencePlacement]]] = []
     cheapest = least = math.inf
     prompts = {size.prompt: size.prompt_tokens for size in sizes}

@@ -112,6 +112,31 @@ def test_each_minibatch_is_dealt_evenly_over_the_ranks() -> None:
         assert 0 < min(loads) <= max(loads) <= sum(num_tokens(episode) for episode in own) / 2
 
 
+def test_an_episode_without_a_trained_token_moves_the_baseline_and_has_no_row() -> None:
+    episodes = [
+        make_episode(0, reward=1.0),
+        make_episode(1, reward=0.0),
+        make_episode(2, reward=1.0, mask=[0, 0]),
+    ]
+
+    plan = _plan(episodes)
+
+    assert [row.task_id for row in plan.rows] == [0, 1]
+    high, low = (row.advantage for row in plan.rows)
+    assert low == pytest.approx(-2 * high), "less a mean of 2/3, not of 1/2"
+
+
+def test_a_minibatch_without_a_trained_token_takes_part_in_nothing_but_collectives() -> None:
+    episodes = [make_episode(i, group_id=i // 2, mask=[i // 2, i // 2]) for i in range(4)]
+    plan = _plan(episodes, ranks=2, num_minibatches=2)
+
+    for rank in range(2):
+        own = {*plan.task_ids_of(rank)}
+        first, second = _pack(plan, [e for e in episodes if e.task_id in own])
+        assert (first.minibatch, second.minibatch) == (0, 1)
+        assert (len(first.indices_N), len(second.indices_N)) == (0, 2)
+
+
 def test_a_plan_survives_the_wire() -> None:
     plan = _plan(random_group_episodes(3, 4), ranks=2, num_minibatches=2)
 
@@ -167,15 +192,16 @@ def test_packed_tokens_are_those_of_the_episodes() -> None:
 def test_tokens_have_the_number_of_their_episode_and_episodes_their_reward() -> None:
     episodes = [
         make_episode(0, completion=[5, 6, 7], mask=[1, 0, 1], reward=0.25),
-        make_episode(1, completion=[5, 6, 7], mask=[0, 0, 0], reward=0.5),
+        make_episode(1, completion=[5, 6, 7], mask=[0, 1, 0], reward=0.5),
         make_episode(2, completion=[5, 6, 7, 8], reward=1.0),
     ]
 
     (microbatch,) = _pack(_plan(episodes), episodes)
 
     bounds = microbatch.sequences.bounds[2:]  # behind the prompt
-    assert microbatch.episodes_N.tolist() == [0, 0, 2, 2, 2, 2]
-    assert torch.bucketize(microbatch.indices_N, bounds, right=True).tolist() == [0, 0, 2, 2, 2, 2]
+    numbers = [0, 0, 1, 2, 2, 2, 2]
+    assert microbatch.episodes_N.tolist() == numbers
+    assert torch.bucketize(microbatch.indices_N, bounds, right=True).tolist() == numbers
     assert microbatch.rewards_B.tolist() == [0.25, 0.5, 1.0]
 
 

@@ -92,7 +92,8 @@ def test_rewards_of_stale_members_stay_in_the_baseline(bench: Bench, tmp_path: P
 
     plan = plan_of(bench, seal(bench))
 
-    assert [row.advantage for row in plan.rows] == [-0.5, 0.5, -0.5, 0.5] * 2
+    assert [row.task_id for row in plan.rows] == [0, 2, 3, 4, 6, 7], "1 and 5 are wholly stale"
+    assert [row.advantage for row in plan.rows] == [-0.5, -0.5, 0.5] * 2
     [counts] = plan.counts
     assert (counts.tokens, counts.episodes) == (20, 6), "the wholly stale members are not counted"
 
@@ -205,7 +206,8 @@ def test_other_ranks_mask_the_same_tokens(bench: Bench, tmp_path: Path) -> None:
         assert received is not None and received[0] == plan
         masks |= {e.task_id: e.completion.loss_mask.tolist() for e in received[1]}
 
-    assert [masks[task_id] for task_id in range(8)] == MIXED_MASKS * 2
+    trained = {n: mask for n, mask in enumerate(MIXED_MASKS * 2) if any(mask)}
+    assert masks == trained, "episodes without a fresh token are not fetched"
 
 
 def test_reused_groups_are_masked_by_the_bound_of_reuse(bench: Bench, tmp_path: Path) -> None:

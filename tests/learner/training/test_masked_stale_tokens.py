@@ -120,8 +120,11 @@ def learn(
         max_completion_tokens=9,
         microbatch_tokens=40,
     )
-    microbatches = pack(plan, episodes, settings=algorithm, lineages={1: 0}, lineage=1)
+    own = {*plan.task_ids_of(0)}
+    trained = [episode for episode in episodes if episode.task_id in own]
+    microbatches = pack(plan, trained, settings=algorithm, lineages={1: 0}, lineage=1)
     assert len(microbatches) > 1
+    assert sum(len(microbatch.rewards_B) for microbatch in microbatches) == NUM_EPISODES
     meter, loss = DivergenceMeter(algorithm, ranks.device), 0.0
     with StayWide():
         prepared = prepare(policy, microbatches, settings=algorithm, ranks=ranks, critic=judge)
