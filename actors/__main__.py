@@ -15,10 +15,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import structlog
 import uvloop
 
+from actors.environments.agent import AgentTask
 from actors.environments.calls import call, drive, finish, needs_loop
 from actors.environments.registry import call_within, make_environment
 from broker.transport.keys import load_public
@@ -40,7 +42,9 @@ from .preemption import source_of, stop_at_notice
 #
 # One JSON object a line: `{"prompt": str, "answer": str | null, "segments": [[text, trained],
 # ...]}`. Segments follow the prompt in order: the policy's turns (`trained`, each to be followed
-# by the end-of-turn token) and the observations between them. Held-out items are never written.
+# by the end-of-turn token) and the observations between them. For live agents, whose model has a
+# chat template, a line is a chat: `{"messages": [...], "tools": [...]}`. Held-out items are never
+# written.
 
 TIMEOUT_S = 600.0  # a hundred thousand items take seconds; a generator may be slow, not endless
 
@@ -95,17 +99,23 @@ def _demonstration_lines(
         work = call(begin, place.item, seed, held_out=False, limit_s=TIMEOUT_S)
         conversation = finish(work) if needs_loop(environment, begin) else drive(work)
         segments = conversation.demonstration
-        if needs_answers and not segments:
+        chat = None
+        if isinstance(conversation, AgentTask):
+            chat = conversation.demonstrated_chat()
+        if needs_answers and not (segments or chat):
             raise SettingsError(
                 f"run.environment must give demonstrations for a supervised start, got none from "
-                f"{list(alone)[place.environment]} for item {place.item}; add them there, or set "
-                "learner.warm_start_steps to 0"
+                f"{list(alone)[place.environment]} for item {place.item}; add them there, for live "
+                "agents by environment_settings.demonstration, or set learner.warm_start_steps to 0"
             )
-        fields = {
-            "prompt": text_of(read_prompt(conversation.prompt)),
+        prompt = text_of(read_prompt(conversation.prompt))
+        fields: dict[str, Any] = {
+            "prompt": prompt,
             "answer": conversation.answer,
             "segments": [list(segment) for segment in segments],
         }
+        if isinstance(conversation, AgentTask):
+            fields = chat or {"messages": [{"role": "user", "content": prompt}], "tools": []}
         yield json.dumps(fields, ensure_ascii=False) + "\n"
 
 

@@ -83,7 +83,7 @@ def settings_hash(run: RunSettings) -> str:
 def _environment_and_data(run: RunSettings) -> dict[str, object]:
     """Return the environment of a run and its data, named by their files."""
     named: dict[str, object] = {"environment": run.environment.rpartition("/")[2]}
-    if data := data_files(run) | _factory(run):
+    if data := data_files(run) | code_of_rows(run):
         names = {key: Path(name).name for key, name in data.items()}
         named["environment_settings"] = run.environment_settings | names
     return named
@@ -97,10 +97,15 @@ def data_files(run: RunSettings) -> dict[str, str]:
     return {key: str(name) for key, name in names.items() if name is not None}
 
 
-def _factory(run: RunSettings) -> dict[str, str]:
-    """Return the class with which the rows of a dataset are played, where there is one."""
-    factory = run.environment_settings.get("factory") if run.environment == "dataset" else None
-    return {"factory": factory} if isinstance(factory, str) else {}
+def code_of_rows(run: RunSettings) -> dict[str, str]:
+    """Return the code that an environment of rows names, by its key.
+
+    It is the class that plays the rows of a dataset, and the function that shows how an agent's
+    conversation goes.
+    """
+    key = {"dataset": "factory", "agent": "demonstration"}.get(run.environment, "")
+    name = run.environment_settings.get(key)
+    return {key: name} if isinstance(name, str) else {}
 
 
 def is_hosted(run: RunSettings) -> bool:
@@ -197,7 +202,7 @@ def _environment_hash(run: RunSettings) -> str:
     contents = {key: data_hash(name) for key, name in data_files(run).items()}
     contents |= {
         key: code_hash(name, setting=f"run.environment_settings.{key}")
-        for key, name in _factory(run).items()
+        for key, name in code_of_rows(run).items()
         if not is_hosted(run) or name.rpartition(":")[0].endswith(".py")
     }
     keys = json.dumps(run.environment_settings | contents, sort_keys=True, default=str)

@@ -37,10 +37,10 @@ FILES = ("model", "environment", "environment_python", "reward")
 """Keys of `run`, and of each of `run.environments`, that name files of the user."""
 FILES_ELSEWHERE = {"algorithm": ("reference_model",), "broker": ("keys",)}
 """Keys of other tables that name files of the user."""
-IN_FILES = ("environment", "reward", "factory")
+IN_FILES = ("environment", "reward", "factory", "demonstration")
 """Keys among them that name something in a Python file, in a module, or of Nyala's own."""
-DATA_FILES = ("path", "held_out", "factory")
-"""Keys in `environment_settings` of the environment `dataset` that name files of the user."""
+DATA_FILES = ("path", "held_out", "factory", "demonstration")
+"""Keys in `environment_settings` of the environments of rows that name files of the user."""
 
 
 def load(path: Path | str, overrides: Sequence[str] = (), *, finds_files: bool = True) -> Settings:

@@ -9,13 +9,14 @@ import json
 import string
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -35,12 +36,35 @@ from learner.training.optimizer import Schedule, ScheduledOptimizer
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 # Every printable ASCII character has a token, so that other tasks can reuse the model.
 ALPHABET = string.ascii_letters + string.digits + string.punctuation + " \n"
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
+CALL_FRAME = ('<tool_call>{"name": "', '", "arguments": {', "}}</tool_call>")
+"""What every call has around its name and its arguments, a token each."""
+CHAT_TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}"
+    "{% for message in messages %}<|{{ message.role }}|>"
+    "{% if message.role == 'assistant' %}{% generation %}{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>"
+    "{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}"
+    "</tool_call>{% endfor %}{{ eos_token }}{% endgeneration %}"
+    "{% else %}{{ message.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""Of models for live agents: functions are shown by their names, as long prompts take time on a
+CPU; calls are written as Qwen3 writes them."""
 HEAD_WIDTH = 32  # the narrowest head that the CPU attention of vLLM accepts
 MAX_POSITIONS = 4096
 
 
-def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Make a tokenizer with a token for each printable ASCII character and each one in `texts`."""
+def make_tokenizer(
+    texts: Iterable[str], *, tools: Iterable[Mapping[str, Any]] | None = None
+) -> PreTrainedTokenizerFast:
+    """Make a tokenizer with a token for each printable ASCII character and each one in `texts`.
+
+    Args:
+        texts: Texts whose characters it has.
+        tools: Functions that live agents offer: it then has a chat template, and tokens for roles,
+            names of functions and of their arguments, and what every call has around them.
+    """
     extra = sorted({character for text in texts for character in text} - set(ALPHABET))
     vocabulary = {
         token: token_id for token_id, token in enumerate([PAD, EOS, UNKNOWN, *ALPHABET, *extra])
@@ -48,6 +72,10 @@ def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()  # joins without spaces
+    if tools is not None:
+        tokenizer.add_special_tokens([AddedToken(role, normalized=False) for role in ROLES])
+        parts = [*CALL_FRAME, *sorted({part for tool in tools for part in _call_parts(tool)})]
+        tokenizer.add_tokens([AddedToken(part, normalized=False) for part in parts])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
@@ -55,7 +83,16 @@ def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         unk_token=UNKNOWN,
         clean_up_tokenization_spaces=False,
         model_max_length=MAX_POSITIONS,
+        chat_template=None if tools is None else CHAT_TEMPLATE,
     )
+
+
+def _call_parts(tool: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a function's name, and its arguments as calls write them."""
+    function = tool["function"]
+    yield function["name"]
+    for argument in function.get("parameters", {}).get("properties", ()):
+        yield f"{json.dumps(argument)}: "
 
 
 def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
@@ -103,9 +140,10 @@ def make_model(
 # --------------------------------------------------------------------------------------------------
 # Warm start: a character model trained on prompt/answer pairs (`python -m learner warm-start`).
 #
-# Consumes a file of JSON lines `{"prompt": str, "segments": [[text, trained], ...]}` and leaves a
-# Hugging Face directory with model and tokenizer. An end-of-text token follows every trained
-# segment and is trained too. Prints one JSON line for each step, for a progress bar.
+# Consumes a file of JSON lines `{"prompt": str, "segments": [[text, trained], ...]}`, or for live
+# agents `{"messages": [...], "tools": [...]}`, and leaves a Hugging Face directory with model and
+# tokenizer. An end-of-text token follows every trained segment, or turn of the assistant, and is
+# trained too. Prints one JSON line for each step, for a progress bar.
 
 REPORT_EVERY_S = 0.2  # a progress bar redraws no faster
 
@@ -124,6 +162,19 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatPair:
+    """A chat whose assistant is imitated, and the functions that it may call."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def text(self) -> str:
+        """All characters of the chat."""
+        return json.dumps([self.messages, self.tools], ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
 class TokenPair:
     """A pair in tokens; `trained[t]` is True where token t is a target."""
 
@@ -131,7 +182,7 @@ class TokenPair:
     trained: tuple[bool, ...]
 
 
-def read_pairs(path: Path) -> list[Pair]:
+def read_pairs(path: Path) -> list[Pair | ChatPair]:
     """Read a file of pairs.
 
     Raises:
@@ -145,10 +196,13 @@ def read_pairs(path: Path) -> list[Pair]:
             f"--pairs must be a readable file in UTF-8, got {path} ({reason}); name such a file "
             "that this user can read"
         ) from error
-    pairs = []
+    pairs: list[Pair | ChatPair] = []
     for number, line in enumerate(lines, start=1):
         try:
             fields = json.loads(line)
+            if "messages" in fields:
+                pairs.append(ChatPair(list(fields["messages"]), list(fields["tools"])))
+                continue
             segments = tuple((str(text), bool(trained)) for text, trained in fields["segments"])
             pairs.append(Pair(prompt=str(fields["prompt"]), segments=segments))
         except (ValueError, KeyError, TypeError) as error:
@@ -164,22 +218,31 @@ def read_pairs(path: Path) -> list[Pair]:
     return pairs
 
 
-def echo(pair: Pair) -> Pair:
+def echo(pair: Pair | ChatPair) -> Pair:
     """Return the pair whose answer is its own prompt, without the prompt's last character.
 
     Raises:
-        SettingsError: The pair has more or fewer segments than one answer.
+        SettingsError: The pair is a chat, or has more or fewer segments than one answer.
     """
-    if len(pair.segments) != 1:
+    if isinstance(pair, ChatPair) or len(pair.segments) != 1:
+        kind = "a chat" if isinstance(pair, ChatPair) else f"one of {len(pair.segments)}"
         raise SettingsError(
-            "learner.warm_start_echo must be 0 unless each of --pairs has one segment, got one of "
-            f"{len(pair.segments)}; set it to 0: the prompt replaces a single answer"
+            f"learner.warm_start_echo must be 0 unless each of --pairs has one segment, got "
+            f"{kind}; set it to 0: the prompt replaces a single answer"
         )
     return Pair(pair.prompt, ((pair.prompt[:-1], True),))
 
 
-def tokenize(pair: Pair, tokenizer: PreTrainedTokenizerFast) -> TokenPair:
-    """Turn a pair into tokens, with the end token after each trained segment."""
+def tokenize(pair: Pair | ChatPair, tokenizer: PreTrainedTokenizerFast) -> TokenPair:
+    """Turn a pair into tokens, with the end token after each trained segment or turn."""
+    if isinstance(pair, ChatPair):
+        encoded: Any = tokenizer.apply_chat_template(
+            list(pair.messages),
+            tools=list(pair.tools) or None,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+        )
+        return TokenPair(tuple(encoded["input_ids"]), tuple(map(bool, encoded["assistant_masks"])))
     token_ids = list(tokenizer.encode(pair.prompt, add_special_tokens=False))
     trained = [False] * len(token_ids)
     for text, is_trained in pair.segments:
@@ -202,7 +265,9 @@ def warm_start(learner: LearnerSettings, *, seed: int, pairs_path: Path, out: Pa
     started = time.monotonic()
     torch.set_num_threads(learner.threads)
     pairs = read_pairs(pairs_path)
-    tokenizer = make_tokenizer(pair.text for pair in pairs)
+    chats = [pair for pair in pairs if isinstance(pair, ChatPair)]
+    tools = [tool for chat in chats for tool in chat.tools]
+    tokenizer = make_tokenizer((pair.text for pair in pairs), tools=tools if chats else None)
     model = make_model(
         tokenizer,
         layers=learner.init_layers,

@@ -26,7 +26,13 @@ from rich.progress import Progress as Bar
 
 from configs import durable
 from configs.errors import NyalaError, SettingsError
-from configs.hashes import data_files, data_hash, environment_code
+from configs.hashes import (
+    code_hash,
+    code_of_rows,
+    data_files,
+    data_hash,
+    environment_code,
+)
 from configs.loader import save
 from configs.settings import RunSettings, Settings
 
@@ -83,7 +89,11 @@ def _contents(run: RunSettings) -> dict[str, str]:
     digests = {"code": environment_code(run)} if ":" in run.environment else {}
     if run.environment_requirements:
         digests["requirements"] = " ".join(run.environment_requirements)
-    return digests | {key: data_hash(name) for key, name in data_files(run).items()}
+    digests |= {key: data_hash(name) for key, name in data_files(run).items()}
+    if run.environment == "agent":
+        for key, name in code_of_rows(run).items():
+            digests[key] = code_hash(name, setting=f"run.environment_settings.{key}")
+    return digests
 
 
 def make_if_needed(

@@ -10,10 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from actors.chat import read_calls
+from actors.engine.tokenizer import Chat, ModelTokenizer
 from configs.errors import SettingsError
 from configs.loader import save
 from learner.__main__ import main
-from learner.initial_model import Pair, echo, make_tokenizer, read_pairs, tokenize
+from learner.initial_model import ChatPair, Pair, echo, make_tokenizer, read_pairs, tokenize
 from tests.learner.support.tiny_run import tiny_settings
 
 
@@ -23,6 +25,55 @@ def _write_pairs(path: Path) -> None:
         for letter in "abcd"
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "get", "parameters": {"properties": {"key": {"type": "string"}}}},
+}
+CALL = {"function": {"name": "get", "arguments": {"key": "k"}}}
+CHAT = ChatPair(
+    [
+        {"role": "user", "content": "ask k"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]},
+        {"role": "tool", "content": "7"},
+        {"role": "assistant", "content": "it is 7"},
+    ],
+    [TOOL],
+)
+
+
+def test_of_a_chat_what_the_assistant_says_is_trained_with_the_ends_of_its_turns() -> None:
+    tokenizer = make_tokenizer([CHAT.text], tools=CHAT.tools)
+
+    pair = tokenize(CHAT, tokenizer)
+
+    written = '<tool_call>{"name": "get", "arguments": {"key": "k"}}</tool_call>'
+    assert tokenizer.decode(pair.token_ids) == (
+        f"get\n<|user|>ask k<|assistant|>{written * 2}<eos><|tool|>7<|assistant|>it is 7<eos>"
+    )
+    trained = [t for t, is_trained in zip(pair.token_ids, pair.trained, strict=True) if is_trained]
+    assert tokenizer.decode(trained) == f"{written * 2}<eos>it is 7<eos>"
+    assert len(tokenizer.encode(written, add_special_tokens=False)) == 8
+
+
+def test_actors_read_the_calls_of_a_model_that_was_made_for_agents(tmp_path: Path) -> None:
+    make_tokenizer([CHAT.text], tools=CHAT.tools).save_pretrained(tmp_path)
+    tokenizer = ModelTokenizer(str(tmp_path))
+    before = Chat(CHAT.messages[:2], CHAT.tools)
+
+    asked = tokenizer.encode_chat(Chat(CHAT.messages[:1], [TOOL]))
+    turn = tokenizer.encode_chat(before)[len(asked) :]
+    follows = tokenizer.encode_next(before, Chat(CHAT.messages[:3], [TOOL]), is_open=False)
+
+    assert [call.arguments for call in read_calls(tokenizer.decode(turn))] == [{"key": "k"}] * 2
+    assert follows is not None
+    assert tokenizer.decode(follows) == "<|tool|>7<|assistant|>"
+
+
+def test_a_chat_cannot_be_echoed() -> None:
+    with pytest.raises(SettingsError, match=r"warm_start_echo must be 0 .*, got a chat"):
+        echo(CHAT)
 
 
 def test_the_command_trains_and_leaves_a_model_that_answers(
