@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -27,7 +28,13 @@ from configs.settings import AgentSettings
 
 from .conversation import AgentConversation, AgentEnd, Mailbox
 from .door import Door
-from .process import AgentProcess, MemoryMeter, environment_of
+from .process import (
+    AgentProcess,
+    MemoryMeter,
+    SharedProcess,
+    environment_of,
+    shared_environment,
+)
 
 LONG_POLL_S = 2.0  # a ticket lasts for several of these
 REPEAT_S = 10.0  # a turn takes seconds, and a store that is set back is rare
@@ -67,6 +74,7 @@ class AgentHost:
         self._conversations: dict[str, AgentConversation] = {}
         self._has_new, self._has_room = asyncio.Event(), asyncio.Event()
         self._meter = MemoryMeter()
+        self._shared = SharedProcess(self._shared_agent) if agents.serves_many else None
         self._address = ""
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -90,6 +98,8 @@ class AgentHost:
             async with asyncio.TaskGroup() as agents:
                 await self._take(agents, stop)
                 await self._drain()
+            if self._shared is not None:
+                await self._shared.close()
             for loop in loops:
                 loop.cancel()
 
@@ -148,24 +158,40 @@ class AgentHost:
     async def _run_agent(self, conversation: AgentConversation) -> AgentEnd:
         url, key = f"{self._address}/conversations/{conversation.name}", conversation.key
         task, timeout_s = conversation.ticket.payload, self._agents.timeout_s
+        line = json.dumps({"url": f"{url}/v1", "key": key, "task": json.loads(task or b"null")})
         if self._show is not None:
-            line = {"url": f"{url}/v1", "key": key, "task": json.loads(task or b"null")}
-            self._show(json.dumps(line))
+            self._show(line)
             try:
                 async with asyncio.timeout(timeout_s):
                     await conversation.over.wait()
             except TimeoutError:
                 return AgentEnd("timeout", f"no end within {timeout_s:g} s")
             return AgentEnd("ended")
-        memory_mb = self._agents.memory_mb
+        if self._shared is not None:
+            return await self._shared.hold(line, conversation.over, timeout_s=timeout_s)
         process = AgentProcess(
             self._command,
             environment_of(url, key, task, python=self._python, inherited=os.environ),
             timeout_s=timeout_s,
-            memory_bytes=None if memory_mb is None else memory_mb * 2**20,
+            memory_bytes=self._memory_bytes,
             meter=self._meter,
         )
         return await process.run(conversation.over)
+
+    def _shared_agent(self, stdin: int) -> AgentProcess:
+        return AgentProcess(
+            self._command,
+            shared_environment(python=self._python, inherited=os.environ),
+            timeout_s=math.inf,
+            memory_bytes=self._memory_bytes,
+            meter=self._meter,
+            stdin=stdin,
+        )
+
+    @property
+    def _memory_bytes(self) -> int | None:
+        memory_mb = self._agents.memory_mb
+        return None if memory_mb is None else memory_mb * 2**20
 
     async def _poll(self) -> None:
         """Renew tickets and fetch replies for all conversations, for ever."""

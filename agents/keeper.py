@@ -1,11 +1,12 @@
 """Keeper of one agent: a program that starts it, and ends all its processes when the host is gone.
 
-    python -I -S keeper.py FOLDER GRACE_S COMMAND ...
+    python -I -S keeper.py FOLDER GRACE_S STDIN COMMAND ...
 
-Runs COMMAND in FOLDER and exits with its code (128 + the signal that ended it). When the command
-has ended, or standard input ends, every process that descends from it is ended, those that left its
-session too: orphans come to the keeper, which is their subreaper. Then FOLDER is removed. Standard
-input is a pipe of the host, so it ends however the host dies.
+Runs COMMAND in FOLDER, with the open file STDIN as its standard input (-1 = none), and exits with
+its code (128 + the signal that ended it). When the command has ended, or standard input ends, every
+process that descends from it is ended, those that left its session too: orphans come to the keeper,
+which is their subreaper. Then FOLDER is removed. Standard input is a pipe of the host, so it ends
+however the host dies.
 """
 
 from __future__ import annotations
@@ -78,15 +79,14 @@ def reap() -> dict[int, int]:
         codes[pid] = code if code >= 0 else 128 - code
 
 
-def start(folder: str, command: list[str]) -> int:
+def start(folder: str, stdin: int, command: list[str]) -> int:
     """Start a command; return its process id."""
     pid = os.fork()
     if pid:
         return pid
     try:
         os.chdir(folder)
-        nowhere = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nowhere, 0)
+        os.dup2(os.open(os.devnull, os.O_RDONLY) if stdin < 0 else stdin, 0)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
@@ -96,7 +96,7 @@ def start(folder: str, command: list[str]) -> int:
     os._exit(127)
 
 
-def main(folder: str, grace_s: float, command: list[str]) -> int:
+def main(folder: str, grace_s: float, stdin: int, command: list[str]) -> int:
     """Keep a command until it ends, or the host does."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -106,7 +106,7 @@ def main(folder: str, grace_s: float, command: list[str]) -> int:
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    agent = start(folder, command)
+    agent = start(folder, stdin, command)
     code = None
     try:
         while code is None:
@@ -123,4 +123,4 @@ def main(folder: str, grace_s: float, command: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], float(sys.argv[2]), sys.argv[3:]))
+    sys.exit(main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]))

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from broker.protocol.conversation_messages import Ending
 from broker.protocol.messages import MAX_REASON
 from configs.errors import SettingsError, printable_lines
 from configs.settings import AgentSettings
-from configs.user_code import looked_in
+from configs.user_python import command_words
 
 from .conversation import AgentEnd
 from .keeper import KILLED_S, descendants, parents_of_processes
@@ -47,40 +46,21 @@ def command_of(agents: AgentSettings, python: Path | None) -> tuple[str, ...]:
     Raises:
         SettingsError: It cannot be split into words, or there are none.
     """
-    command = agents.command or ()
-    if isinstance(command, str):
-        try:
-            command = tuple(shlex.split(command))
-        except ValueError as error:
-            raise SettingsError(
-                f"agents.command must be words as a shell takes them, got {command!r}: {error}; "
-                "close the quotation, or write a list"
-            ) from None
-    if not command:
+    words = command_words(agents)
+    if not words:
         raise SettingsError(
             "agents.command must be the command of an agent, got none; set it, such as "
             "agents.command='python my_agent.py', or start agents by hand with --print"
         )
-    words = [_absolute(word) for word in command]
-    if python is not None and command[0] in {"python", "python3"}:
-        words[0] = str(python)
-    return tuple(words)
-
-
-def _absolute(word: str) -> str:
-    """Return the path of a file that a word names, as the command runs elsewhere."""
-    if "/" in word or "." in word:
-        for folder in (*looked_in, Path.cwd()):
-            with suppress(OSError, ValueError):  # no name of a file
-                if (path := folder / word).is_file():
-                    return str(path.absolute())
-    return word
+    if python is not None and words[0] in {"python", "python3"}:
+        return (str(python), *words[1:])
+    return words
 
 
 def environment_of(
     url: str, key: str, task: bytes, *, python: Path | None, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment variables of an agent.
+    """Return the environment variables of an agent that holds one conversation.
 
     Args:
         url: Address of its conversation.
@@ -89,15 +69,19 @@ def environment_of(
         python: Python of a virtual environment for it.
         inherited: Variables of the host.
     """
-    variables = {
-        name: value for name, value in inherited.items() if not name.startswith(OUR_VARIABLES)
-    }
-    variables |= {
+    return shared_environment(python=python, inherited=inherited) | {
         "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_KEY": key,
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_API_KEY": key,
         "NYALA_TASK": task.decode(errors="replace"),
+    }
+
+
+def shared_environment(*, python: Path | None, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables of an agent that holds many conversations."""
+    variables = {
+        name: value for name, value in inherited.items() if not name.startswith(OUR_VARIABLES)
     }
     if python is not None:
         variables["PATH"] = os.pathsep.join(
@@ -131,6 +115,7 @@ class AgentProcess:
         timeout_s: Longest time that it may take.
         memory_bytes: Most memory that it may have; None = no limit.
         meter: Meter of the host.
+        stdin: Open file that becomes its standard input, and is closed here; None = no input.
     """
 
     def __init__(
@@ -141,8 +126,9 @@ class AgentProcess:
         timeout_s: float,
         memory_bytes: int | None,
         meter: MemoryMeter,
+        stdin: int | None = None,
     ) -> None:
-        self._command, self._environment = command, environment
+        self._command, self._environment, self._stdin = command, environment, stdin
         self._timeout_s, self._memory_bytes = timeout_s, memory_bytes
         self._tail = bytearray()
         self._meter, self._used_bytes = meter, 0
@@ -154,14 +140,21 @@ class AgentProcess:
             told: Ends the process when it is set; the conversation has ended already.
         """
         folder = tempfile.mkdtemp(prefix="nyala-agent-")
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", str(KEEPER), folder, str(GRACE_S), *self._command),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=self._environment,
-            start_new_session=True,  # Ctrl-C is for the host
-        )
+        stdin = -1 if self._stdin is None else self._stdin
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", str(KEEPER), folder, str(GRACE_S), str(stdin)),
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=self._environment,
+                pass_fds=() if self._stdin is None else (self._stdin,),
+                start_new_session=True,  # Ctrl-C is for the host
+            )
+        finally:
+            if self._stdin is not None:
+                os.close(self._stdin)
         assert process.stdin is not None and process.stdout is not None
         reading = asyncio.create_task(self._read(process.stdout))
         ended = asyncio.create_task(process.wait())
@@ -221,6 +214,69 @@ class AgentProcess:
         while part := await output.read(65_536):
             self._tail += part
             del self._tail[: -4 * MAX_REASON]
+
+
+class SharedProcess:
+    """One run of a command for all conversations of a host, each a line of its standard input.
+
+    It is started with a conversation, and once more with the next one after it has ended.
+
+    Args:
+        make: Makes the process, with an open file as its standard input.
+    """
+
+    def __init__(self, make: Callable[[int], AgentProcess]) -> None:
+        self._make = make
+        self._running: asyncio.Task[AgentEnd] | None = None
+        self._lines: asyncio.WriteTransport | None = None
+        self._starting, self._told = asyncio.Lock(), asyncio.Event()
+
+    async def hold(self, line: str, over: asyncio.Event, *, timeout_s: float) -> AgentEnd:
+        """Give it a conversation; return why that ends.
+
+        Args:
+            line: The conversation.
+            over: Set when the conversation has ended.
+            timeout_s: Longest time that it may take.
+        """
+        running = await self._tell(line)
+        ending = asyncio.create_task(over.wait())
+        try:
+            await asyncio.wait(
+                {running, ending}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            ending.cancel()
+        if over.is_set():
+            return AgentEnd("ended")
+        if not running.done():
+            return AgentEnd("timeout", f"no end within {timeout_s:g} s")
+        end = running.result()
+        if end.why == "ended":
+            return AgentEnd("died", "it exited, with code 0, before it ended its conversations")
+        return end
+
+    async def close(self) -> None:
+        """End the process, if there is one."""
+        self._told.set()
+        if self._running is not None:
+            await asyncio.wait({self._running})
+        if self._lines is not None:
+            self._lines.close()
+
+    async def _tell(self, line: str) -> asyncio.Task[AgentEnd]:
+        async with self._starting:
+            if self._running is None or self._running.done():
+                if self._lines is not None:
+                    self._lines.close()
+                reader, writer = os.pipe()
+                self._lines, _ = await asyncio.get_running_loop().connect_write_pipe(
+                    asyncio.Protocol, os.fdopen(writer, "wb")
+                )
+                self._running = asyncio.create_task(self._make(reader).run(self._told))
+            assert self._lines is not None
+            self._lines.write(f"{line}\n".encode())
+            return self._running
 
 
 def _with(reason: str, output: str) -> str:

@@ -1,4 +1,6 @@
-"""A Python for the user's code alone: one of the user's, or an environment that uv makes once.
+"""Programs of the user: the command of agents, and a Python for the user's code alone.
+
+That Python is one of the user's, or an environment that uv makes once.
 
 Virtual environments are kept under `~/.cache/nyala/environments`, by their requirements and the
 version of Python.
@@ -9,12 +11,13 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import shlex
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +26,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from configs.errors import SettingsError
 from configs.settings import AgentSettings, RunSettings
-from configs.user_code import missing
+from configs.user_code import looked_in, missing
 
 log = structlog.get_logger()
 
@@ -48,6 +51,34 @@ class UserPython(NamedTuple):
     def of_agents(cls, agents: AgentSettings) -> UserPython:
         """Return what the settings of agents say of their command."""
         return cls(agents.requirements, agents.python, "agents.")
+
+
+def command_words(agents: AgentSettings) -> tuple[str, ...]:
+    """Return the words of `agents.command`, with the files that they name absolute; none = unset.
+
+    Raises:
+        SettingsError: It cannot be split into words.
+    """
+    command = agents.command or ()
+    if isinstance(command, str):
+        try:
+            command = tuple(shlex.split(command))
+        except ValueError as error:
+            raise SettingsError(
+                f"agents.command must be words as a shell takes them, got {command!r}: {error}; "
+                "close the quotation, or write a list"
+            ) from None
+    return tuple(map(_absolute, command))
+
+
+def _absolute(word: str) -> str:
+    """Return the path of a file that a word names, as the command runs elsewhere."""
+    if "/" in word or "." in word:
+        for folder in (*looked_in, Path.cwd()):
+            with suppress(OSError, ValueError):  # no name of a file
+                if (path := folder / word).is_file():
+                    return str(path.absolute())
+    return word
 
 
 def requirements_of(wanted: UserPython) -> list[Requirement]:

@@ -17,9 +17,16 @@ class AgentSettings(SettingsTable):
     command: str | tuple[str, ...] | None = None
     """Command of an agent, as a list of words or as a text that is split as a shell splits it, such
     as `python my_agent.py`. It is started once for each conversation, in an empty folder, without a
-    shell; null = agents are started by hand (`nyala agents RUN --print`).
+    shell, by a host that `nyala up` starts; null = agents are started by hand (`nyala agents RUN
+    --print`).
 
     Set it to the command of your agent."""
+    serves_many: bool = False
+    """Whether the command is started once and holds all conversations of its host: each is a line
+    of its standard input, JSON with `url`, `key` and `task`, and ends when the agent posts
+    `{"done": true}`. Such conversations share limits of memory, and one crash ends them all.
+
+    Set it when the start of your agent, such as its imports, takes longer than a conversation."""
     requirements: tuple[str, ...] = ()
     """Packages of the command, in pip's form, in a virtual environment of its own, which uv makes
     on each machine; `python` in the command is then the Python of that environment.

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from actors.engine.choice import ENGINES, choose_engine
-from broker.transport.keys import make_client, make_keys
+from broker.transport.keys import HOST, make_client, make_keys
 from configs.errors import SettingsError
 from configs.loader import load, save
 from configs.machine import compiled_folders, visible_gpus
@@ -137,7 +137,7 @@ def prepare(settings: Settings, folder: RunFolder, *, redis_url: str | None) -> 
     folder.path.mkdir(parents=True, exist_ok=True)
     if settings.broker.keys is None:
         make_keys(folder.keys)
-    _make_actor_keys(settings, folder)
+    _make_client_keys(settings, folder)
     server = None
     if redis_url is None:
         server = configure(
@@ -168,11 +168,28 @@ def commands(settings: Settings, folder: RunFolder) -> list[Command]:
         for number in range(settings.actors.count)
     ]
     learner = environment_of("learner", settings, gpus=learner_gpus(settings, gpus))
+    host = _command("agents", "agents", "agents", folder, environment_of("agents", settings))
     return [
         _command("broker", "broker", "broker", folder, environment_of("broker", settings)),
         _command("learner", "learner", "learner", folder, learner),
         *actors,
+        *([host] if starts_agents(settings) else []),
     ]
+
+
+def starts_agents(settings: Settings) -> bool:
+    """Whether `nyala up` starts a host of agents."""
+    return settings.run.has_agents and settings.agents.command is not None
+
+
+def awaited_agents(settings: Settings) -> str | None:
+    """Say that a run waits for agents which others start; None = it does not."""
+    if not settings.run.has_agents or starts_agents(settings):
+        return None
+    return (
+        f"agents are awaited: agents.command is null, so start them by hand with `nyala agents "
+        f"{settings.run.folder} --print`, or set it"
+    )
 
 
 def metrics_flags(settings: Settings, number: int) -> tuple[str, ...]:
@@ -223,8 +240,8 @@ def keep_settings(settings: Settings) -> None:
         save(with_value(resolve(settings), "buffer", "url", None), folder.config)
 
 
-def _make_actor_keys(settings: Settings, folder: RunFolder) -> None:
-    """Make a key for each actor, which it keeps over restarts.
+def _make_client_keys(settings: Settings, folder: RunFolder) -> None:
+    """Make a key for each actor and for the host of agents, which they keep over restarts.
 
     Raises:
         SettingsError: The keys cannot be written to their folder.
@@ -233,6 +250,8 @@ def _make_actor_keys(settings: Settings, folder: RunFolder) -> None:
     try:
         for number in range(settings.actors.count):
             make_client(keys, f"actor-{number}")
+        if starts_agents(settings):
+            make_client(keys, HOST, role=HOST)
     except OSError as error:
         raise SettingsError(
             f"broker.keys must be a folder to which a key for each actor can be added, got {keys}: "

@@ -22,7 +22,13 @@ from configs.machine import visible_gpus
 from configs.settings import RunSettings, Settings
 
 from .checks.check import Check, CheckWarning
-from .checks.machine import check_addresses, check_devices, check_keys, check_trackers
+from .checks.machine import (
+    check_addresses,
+    check_agents,
+    check_devices,
+    check_keys,
+    check_trackers,
+)
 from .checks.model import (
     check_disk,
     check_engine,
@@ -64,6 +70,7 @@ def checks_of_start(
     """
     run = settings.run
     environments_s = 2 * limit_of_environments(run)
+    agents = Check("data", "agents", lambda: check_agents(settings.agents), limit_s=INSTALL_S)
     return [
         Check("network", "addresses", lambda: check_addresses(settings)),
         Check(GROUP, REACHED, lambda: check_redis(run, redis_url)),
@@ -82,6 +89,7 @@ def checks_of_start(
             "reward",
             limit_s=environments_s,
         ),
+        *([agents] if run.has_agents else []),
     ]
 
 

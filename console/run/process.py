@@ -75,7 +75,7 @@ class Supervised(Protocol):
 
     @property
     def role(self) -> str:
-        """`redis`, `broker`, `learner` or `actor`."""
+        """`redis`, `broker`, `learner`, `actor` or `agents`."""
         ...
 
     @property

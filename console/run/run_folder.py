@@ -29,7 +29,7 @@ from configs.secrets import FILE_NAME, VARIABLE, redis_url_of
 from configs.settings import Settings
 from learner.checkpointing.folders import complete_checkpoints
 
-HARMLESS_TABLES = {"actors", "broker", "console", "trackers"}
+HARMLESS_TABLES = {"actors", "agents", "broker", "console", "trackers"}
 HARMLESS_KEYS = {
     "buffer.url",
     "buffer.max_run_bytes",

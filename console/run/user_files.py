@@ -10,9 +10,10 @@ from __future__ import annotations
 from pathlib import Path, PurePath
 from typing import Any
 
-from configs.hashes import data_files
+from configs.hashes import code_of_rows, data_files
 from configs.settings import RunSettings, Settings
 from configs.tables.environments import OneEnvironment
+from configs.user_python import command_words
 
 USER_FILE_KEYS = (
     "model",
@@ -43,7 +44,7 @@ def resolve(settings: Settings) -> Settings:
     if settings.broker.keys is not None:
         keys = settings.broker.keys.expanduser().resolve()
         resolved = with_value(resolved, "broker", "keys", keys)
-    return resolved
+    return _with_command(resolved)
 
 
 def resolve_as_begun(settings: Settings, begun: Settings) -> Settings:
@@ -57,6 +58,12 @@ def resolve_as_begun(settings: Settings, begun: Settings) -> Settings:
         key: _kept(getattr(settings.run, key), getattr(begun.run, key)) for key in USER_FILE_KEYS
     }
     return resolve(settings.model_copy(update={"run": settings.run.model_copy(update=kept)}))
+
+
+def _with_command(settings: Settings) -> Settings:
+    """Return settings whose command of agents has absolute files: it runs in another folder."""
+    words = command_words(settings.agents)
+    return with_value(settings, "agents", "command", words) if words else settings
 
 
 def with_value(settings: Settings, table: str, key: str, value: object) -> Settings:
@@ -130,5 +137,4 @@ def _absolute_data(run: RunSettings) -> dict[str, str]:
     """Make the files of a dataset absolute; a name on a hub stays as it is."""
     places = {key: Path(name).expanduser() for key, name in data_files(run).items()}
     absolute = {key: str(place.resolve()) for key, place in places.items() if place.exists()}
-    factory = run.environment_settings.get("factory")
-    return absolute | ({"factory": _absolute(factory)} if isinstance(factory, str) else {})
+    return absolute | {key: _absolute(name) for key, name in code_of_rows(run).items()}

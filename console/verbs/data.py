@@ -21,6 +21,7 @@ from actors.rewards.pool import Parts, RewardPool
 from configs.errors import RewardError, SettingsError, quoted
 from configs.loader import load
 from configs.settings import ActorSettings, RunSettings
+from configs.tables.environments import OF_ROWS
 from console.command_line import AsJson, Config, ConfigOption, Overrides, one_of
 from console.run.checks.reward import prompt_lengths
 
@@ -87,7 +88,8 @@ def examine(
             f"--rows {training + held_out} looks at all answers, too",
         )
     yield DataFinding("columns", ", ".join(seen[0][0].columns))
-    yield _prompts(dataset, run, count)
+    if not run.has_agents:
+        yield _prompts(dataset, run, count)
     answers = [c.answer for c, _ in seen if c.answer is not None]
     if answers and not dataset.describes_answers:
         limit, name = run.max_completion_tokens, "run.max_completion_tokens"
@@ -200,7 +202,7 @@ def check(
     environments = settings.run.by_environment.items()
     examined = []
     for name, run in environments:
-        if run.environment == "dataset":
+        if run.environment in OF_ROWS:
             with naming(run):
                 title = f"{run.environment_settings.get('path')}, as {run.name} would train on it"
                 label = {"environment": name} if len(environments) > 1 else {}
@@ -211,8 +213,8 @@ def check(
     if not examined:
         names = ", ".join(run.environment for _, run in environments)
         raise SettingsError(
-            f"run.environment must be dataset, got {names}; only rows of a file can be counted: "
-            "use `nyala env test` for other environments"
+            f"run.environment must be dataset or agent, got {names}; only rows of a file can "
+            "be counted: use `nyala env test` for other environments"
         )
     if as_json:
         print_facts(

@@ -102,6 +102,7 @@ def show(
     Example: `nyala env test mine.yaml --policy script --policy echo`
     """
     settings = load(one_of(config, config_option), overrides or ())
+    refuse_agents(settings.run, "env test")
     policies = policy or list(PolicyKind)
     quiet_libraries()
     with own_stdout():
@@ -112,6 +113,20 @@ def show(
     console = Console()
     for episode in shown:
         _print(console, episode, of=f" of {episode.environment}" * bool(settings.run.environments))
+
+
+def refuse_agents(run: RunSettings, verb: str) -> None:
+    """Refuse a run whose conversations live agents hold: there is no host here.
+
+    Raises:
+        SettingsError: An environment of the run is `agent`.
+    """
+    if run.has_agents:
+        raise SettingsError(
+            f"run.environment must be one that is played without live agents for `nyala {verb}`, "
+            f"got agent; train a few batches, `nyala up SETTINGS --set run.steps=3`, and look at "
+            f"`nyala samples` and the held-out score in eval.jsonl"
+        )
 
 
 async def _play_all(settings: Settings, policies: Sequence[PolicyKind], n: int) -> list[Shown]:

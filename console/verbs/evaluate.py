@@ -30,7 +30,7 @@ from console.samples.try_command import Checkpoint, ModelOfRun, model_of
 from learner.data.curriculum import eval_task
 from learner.data.grades import REWARD, common_title, metrics_of
 
-from .env import judge, own_stdout, started_model, trained_reward
+from .env import judge, own_stdout, refuse_agents, started_model, trained_reward
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -70,6 +70,7 @@ def evaluate(
     """
     quiet_libraries()
     settings = resolve(settings_of(run if config is None else config, overrides or []))
+    refuse_agents(settings.run, "eval")
     if config is not None and checkpoint is not None:
         raise SettingsError(
             "--checkpoint must be of a run, got it with a model's folder; leave --checkpoint out"

@@ -2,7 +2,7 @@
 
 `up.py` has checked settings and machine before. `Session` then does each step:
 
-    prepare -> Redis -> model -> broker, learner, actors at once -> watch -> stop in order -> result
+    prepare -> Redis -> model -> all other processes at once -> watch -> stop in order -> result
 
 Waits for the learner to finish; Ctrl-C, SIGTERM, SIGHUP or a process that cannot be kept up
 unblocks it. However it ends, no process is left.
@@ -27,7 +27,7 @@ from console.report.model_card import write_card
 from console.report.write import write_report
 from console.run.actor_watch import ActorWatch
 from console.run.init_model import make_if_needed
-from console.run.plan import commands, prepare, redis_command
+from console.run.plan import awaited_agents, commands, prepare, redis_command
 from console.run.process import Forks, Process, Supervised
 from console.run.process_guard import ProcessGuard
 from console.run.redis_server import RedisServer, wait_until_ready
@@ -194,6 +194,8 @@ class Session:
                 wait_until_ready(server.url, has_ended=lambda: first.poll() is not None)
             supervisor.start()
             actors.start()
+            if (awaited := awaited_agents(self._settings)) is not None:
+                display.log(awaited)
             outcome = self._look_until_the_end(supervisor, display, stages)
             if not outcome.is_finished:
                 display.log(f"{outcome.name}: {outcome.error or 'ended without a word'}")

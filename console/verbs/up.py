@@ -31,7 +31,7 @@ from console.run.card_memory import GIB, smallest_card, table_of_sizes
 from console.run.checks.model import learner_memory, machine_memory
 from console.run.fork_server import ForkServer, fork_server_of
 from console.run.init_model import reuse
-from console.run.plan import commands, given_redis
+from console.run.plan import awaited_agents, commands, given_redis
 from console.run.preflight import check_room, check_start
 from console.run.run_folder import RunFolder, RunState, refuse_changes, settings_of
 from console.run.user_files import resolve, resolve_as_begun, with_value
@@ -82,8 +82,9 @@ def up(  # noqa: PLR0917 - typer calls it by name
 ) -> None:
     """Start a whole run on this machine.
 
-    Starts Redis, broker, learner and actors, restarts what dies, and stops cleanly with Ctrl-C. The
-    same command again goes on from the newest checkpoint; a run that has finished is reported.
+    Starts Redis, broker, learner, actors and live agents, restarts what dies, and stops cleanly
+    with Ctrl-C. The same command again goes on from the newest checkpoint; a run that has finished
+    is reported.
 
     Example: `nyala up configs/demo.yaml --method GSPO --set actors.count=3`
     """
@@ -269,6 +270,8 @@ def _print_plan(console: Console, settings: Settings, folder: RunFolder) -> None
         gpus = command.environment.get("CUDA_VISIBLE_DEVICES")
         where = f"GPU {gpus}" if gpus else f"{command.environment['OMP_NUM_THREADS']} thread(s)"
         console.print(f"  {command.name}: {where}", highlight=False)
+    if (awaited := awaited_agents(settings)) is not None:
+        print_line(console, awaited)
     say_weight_path(console, settings)
     print_line(console, "settings that differ from their defaults; `nyala settings` lists all:")
     for path, (value, default) in changed_settings(settings).items():

@@ -13,13 +13,14 @@ import pytest
 from rich.console import Console
 
 from broker.transport.allow_list import Role, read_allowed, revoke
-from broker.transport.keys import load_pair, make_keys
+from broker.transport.keys import HOST, load_pair, make_keys
 from configs.errors import SettingsError
 from configs.loader import load
 from configs.machine import COMPILED
+from configs.secrets import VARIABLE
 from configs.settings import Settings
 from configs.user_code import PACKAGES
-from console.run.plan import commands, environment_of, prepare
+from console.run.plan import awaited_agents, commands, environment_of, prepare
 from console.run.run_folder import RunFolder
 from console.run.user_files import resolve
 from console.verbs.up import say_weight_path
@@ -73,6 +74,40 @@ def test_keys_of_actors_go_where_keys_were_made(tmp_path: Path) -> None:
     (keys / "allowed" / "actor").write_text("")
     with pytest.raises(SettingsError, match=r"broker\.keys must be a folder to which a key"):
         prepare(plan, RunFolder(plan.run.folder), redis_url=REDIS)
+
+
+def agents_of(tmp_path: Path, *overrides: str) -> Settings:
+    (tmp_path / "my_agent.py").write_text("")
+    rows = f"{{path: {tmp_path}/rows.jsonl, prompt: task}}"
+    return settings(
+        tmp_path, "run.environment=agent", f"run.environment_settings={rows}", *overrides
+    )
+
+
+def test_a_command_of_agents_gets_a_host_with_a_key_and_a_log_of_its_own(tmp_path: Path) -> None:
+    plan = agents_of(tmp_path, "agents.command=python my_agent.py")
+    folder = RunFolder(plan.run.folder)
+    prepare(plan, folder, redis_url=REDIS)
+
+    (host,) = (command for command in commands(plan, folder) if command.role == "agents")
+
+    assert host.arguments[-4:] == ("-m", "agents", "--config", str(folder.config))
+    assert host.log == folder.log("agents")
+    assert VARIABLE not in host.environment
+    assert read_allowed(folder.keys)[load_pair(folder.keys, HOST).public].role == Role.HOST
+    assert load(folder.config).agents.command == ("python", str(tmp_path / "my_agent.py"))
+    assert awaited_agents(plan) is None
+
+
+def test_without_a_command_agents_are_awaited(tmp_path: Path) -> None:
+    plan = agents_of(tmp_path)
+    folder = RunFolder(plan.run.folder)
+    prepare(plan, folder, redis_url=REDIS)
+
+    assert not any(command.role == "agents" for command in commands(plan, folder))
+    assert not (folder.keys / f"{HOST}.key").exists()
+    assert f"nyala agents {folder.path} --print" in (awaited_agents(plan) or "")
+    assert awaited_agents(settings(tmp_path)) is None
 
 
 def test_up_tells_which_path_weights_take_and_why(tmp_path: Path) -> None:

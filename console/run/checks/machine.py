@@ -5,6 +5,7 @@ The first line of a check says what holds if it returns. It returns figures for 
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,9 +16,47 @@ from broker.transport.keys import SERVERS, check_private, load_pair
 from configs.errors import SettingsError
 from configs.machine import gpu_left_out, query_gpus, visible_gpus
 from configs.metrics import endpoint_of
-from configs.settings import BrokerSettings, LearnerSettings, RunSettings, Settings, TrackerSettings
+from configs.settings import (
+    AgentSettings,
+    BrokerSettings,
+    LearnerSettings,
+    RunSettings,
+    Settings,
+    TrackerSettings,
+)
+from configs.user_code import missing
+from configs.user_python import UserPython, command_words, installed_python
 from console.run.redis_server import is_free
 from learner.reporting.trackers.delivery_process import trackers_of
+
+# --------------------------------------------------------------------------------------------------
+# Check that the command of agents can be started.
+
+
+def check_agents(agents: AgentSettings) -> str:
+    """The command of agents names a program and files of this machine, and its Python is there.
+
+    Raises:
+        SettingsError: It does not, or its packages cannot be installed.
+    """
+    words = command_words(agents)
+    if not words:
+        return "started by hand: agents.command is null"
+    python = installed_python(UserPython.of_agents(agents))
+    if shutil.which(words[0]) is None and not (python and words[0] in {"python", "python3"}):
+        raise SettingsError(
+            f"agents.command must begin with a program that this machine can start, got "
+            f"{words[0]!r}; install it, or give its path"
+        )
+    for word in words[1:]:
+        if word.endswith(".py") and not Path(word).is_file():
+            raise SettingsError(
+                f"agents.command must name files that are there, got {word!r}: {missing(word)}; "
+                f"correct the path, which is looked for beside the settings file and here"
+            )
+    how = "for all conversations" if agents.serves_many else "for each conversation"
+    return f"{words[0]}, started once {how}"
+
 
 # --------------------------------------------------------------------------------------------------
 # Check that the addresses on which processes of this machine listen are free.

@@ -111,16 +111,23 @@ def check_lengths(settings: Settings) -> str:
     return MADE if config is None else check_context(config, settings)
 
 
-def check_template(run: RunSettings) -> str:
+def check_template(run: RunSettings) -> str | CheckWarning:
     """The chat template begins the policy's turn, and ends it with what stops the policy.
 
     Raises:
         SettingsError: It does not.
     """
     if run.model == "init":
-        return "a character model, which has none"
+        return (
+            "that of a character model" if run.has_agents else "a character model, which has none"
+        )
     tokenizer = ModelTokenizer.for_run(run)
     frame = tokenizer.turn_frame()
+    if frame is None and run.has_agents:
+        return CheckWarning(
+            "run.model should be a chat model for live agents, got one without a chat template, "
+            "which answers calls with tokens alone (/inference/v1/generate); choose a chat model"
+        )
     if frame is None:
         return "none: prompts are bare texts"
     return f"{frame.check_opening()}, {frame.check_closing(run.stop)}"

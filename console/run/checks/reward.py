@@ -48,6 +48,7 @@ MOST_PROMPTS = 50_000
 """Prompts of a dataset that are counted at most, the longest texts first."""
 MOST_ITEMS = 32
 """Prompts of another environment that are counted at most."""
+NO_COUNTER = "the model that counts them is not here"
 SHOWN = 60
 """Characters of a prompt that are shown."""
 NEVER_SEEN = {
@@ -300,7 +301,8 @@ def check_prompts(settings: Settings, *, has_begun: bool) -> str | CheckWarning:
         return CheckWarning(f"{error}; no prompt was counted: `nyala data check` has more time")
     for run, counted in zip(settings.run.by_environment.values(), lengths, strict=True):
         if counted is None or not counted.tokens:
-            results.append(f"{run.environment}: the model that counts them is not here")
+            why = "what agents ask is not known before" if run.has_agents else NO_COUNTER
+            results.append(f"{run.environment}: {why}")
             continue
         refusal = counted.refusal(run)
         if refusal and not has_begun:
@@ -321,9 +323,9 @@ def check_prompts(settings: Settings, *, has_begun: bool) -> str | CheckWarning:
 
 
 def _lengths_of(run: RunSettings) -> PromptLengths | None:
-    """Count the tokens of an environment's prompts; None if the model is not here."""
+    """Count the tokens of an environment's prompts; None if nobody knows them, or the tokenizer."""
     count = prompt_counter(run)
-    if count is None:
+    if count is None or run.has_agents:
         return None
     if run.environment == "dataset" and (dataset := make_dataset(run)).factory is None:
         return prompt_lengths(dataset, count)

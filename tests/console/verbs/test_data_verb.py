@@ -40,6 +40,16 @@ def check(config: Path, *arguments: str, code: int = 0) -> dict[str, dict[str, s
     return {finding["what"]: finding for finding in json.loads(done.stdout)}
 
 
+def test_rows_of_live_agents_are_counted_but_not_their_prompts(config: Path) -> None:
+    """What an agent asks about a row is not known before."""
+    found = check(
+        config, "--set", "run.environment=agent", "--set", "run.max_prompt_tokens=1", code=0
+    )
+
+    assert "rows to train on" in found
+    assert "prompt, tokens" not in found
+
+
 def test_rows_lengths_and_repeated_questions_are_counted(config: Path) -> None:
     found = check(config, "--set", "run.max_prompt_tokens=70", code=1)
 
@@ -287,7 +297,7 @@ def test_a_run_without_a_dataset_is_refused(config: Path) -> None:
     done = CliRunner().invoke(app, arguments)
 
     assert done.exit_code == 2
-    assert "run.environment must be dataset, got calculator" in done.output
+    assert "run.environment must be dataset or agent, got calculator" in done.output
 
 
 def test_rows_that_a_class_plays_are_counted_by_their_columns(config: Path) -> None:

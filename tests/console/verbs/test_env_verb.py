@@ -42,6 +42,20 @@ def run(config: Path, *arguments: str, code: int = 0) -> str:
     return done.output
 
 
+@pytest.mark.parametrize("verb", [["env", "test"], ["eval"]])
+def test_live_agents_are_refused_with_what_to_do_instead(config: Path, verb: list[str]) -> None:
+    rows = config.with_name("rows.jsonl")
+    rows.write_text('{"task": "swap"}\n')
+    where = f"run.environment_settings={{path: {rows}, prompt: task}}"
+
+    done = CliRunner().invoke(
+        app, [*verb, str(config), "--set", "run.environment=agent", "--set", where]
+    )
+
+    assert done.exit_code == 2
+    assert "train a few batches" in done.output
+
+
 def test_a_script_and_an_echo_need_no_model(config: Path) -> None:
     shown = run(config, "-n", "2", "--policy", "script", "--policy", "echo").splitlines()
 
