@@ -23,6 +23,7 @@ from configs.settings import RunSettings, Settings
 
 from .checks.check import Check, CheckWarning
 from .checks.machine import (
+    agents_room_warning,
     check_addresses,
     check_agents,
     check_devices,
@@ -126,6 +127,7 @@ def checks_of_doubt(settings: Settings, redis_url: str | None) -> list[Check]:
             "shared card",
             lambda: _doubt(shared_card_warning(settings, visible_gpus()), "none"),
         ),
+        Check("data", "room", lambda: _doubt(agents_room_warning(run), "enough, or as set")),
         Check("model", "learning rate", lambda: check_rate(settings), "opens"),
         Check(
             "model", "small engine", lambda: _doubt(small_engine_warning(settings), "not needed")

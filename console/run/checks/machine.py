@@ -58,6 +58,28 @@ def check_agents(agents: AgentSettings) -> str:
     return f"{words[0]}, started once {how}"
 
 
+def agents_room_warning(run: RunSettings) -> str | None:
+    """Name the bounds of conversations that are left at defaults, which suit single questions.
+
+    None where they are set, or no live agents are asked.
+    """
+    named = ("max_prompt_tokens", "max_completion_tokens")
+    left = {
+        f"run.{name}": getattr(run, name)
+        for name in named
+        if getattr(run, name) == RunSettings.model_fields[name].default
+    }
+    if not run.has_agents or not left:
+        return None
+    values = " and ".join(f"{name} = {value}" for name, value in left.items())
+    return (
+        f"run.max_prompt_tokens and run.max_completion_tokens should be set for live agents, got "
+        f"the default of {values}: the first bounds a first call with its tools, the second all "
+        f"that follows, with what tools return; beyond them calls are refused, and a conversation "
+        f"of tens of turns takes many thousands"
+    )
+
+
 # --------------------------------------------------------------------------------------------------
 # Check that the addresses on which processes of this machine listen are free.
 
