@@ -139,6 +139,9 @@ class AgentConversation:
         self._order = asyncio.Lock()
         self._open: dict[int, OpenCall] = {}
         self._heard = 0
+        self._rewards: dict[int, End] = {}
+        """Newest reward of each call; 0 = of the whole."""
+        self._num_rewards = 0
         self._told: set[str] = set()
 
     def has_key(self, key: str) -> bool:
@@ -146,8 +149,9 @@ class AgentConversation:
         return hmac.compare_digest(key.encode(), self.key.encode()) and not self.over.is_set()
 
     def where(self) -> Hear:
-        """Return how far the agent has heard."""
-        return Hear(self.ticket.task_id, self.ticket.ticket, self._heard)
+        """Return how far the agent has heard, and the calls that the store must have."""
+        num_calls = 0 if self._order.locked() else len(self._calls)  # one may be on its way
+        return Hear(*self._place, self._heard, num_calls)
 
     async def call(
         self, request: AgentRequest, *, key: str = "", is_retry: bool = False
@@ -174,7 +178,7 @@ class AgentConversation:
             number = len(self._calls)
             reply: asyncio.Future[AgentReply] = asyncio.get_running_loop().create_future()
             self._open[number] = OpenCall(number, digest, key[:MAX_RETRY_KEY], reply)
-            await self._store(number)
+            await self._store_from(number)
             return self._open[number]
 
     async def reward(self, request: RewardRequest) -> None:
@@ -187,52 +191,60 @@ class AgentConversation:
             text = f"call must be one of {len(self._calls)} calls, got {request.number}"
             raise RequestError(400, text, field="call")
         if request.reward is not None:
-            parts = dict(request.parts)
-            end = End(*self._place, number=request.number, reward=request.reward, parts=parts)
-            await self._say(end)
+            self._num_rewards += 1
+            reward = End(
+                *self._place,
+                number=request.number,
+                order=self._num_rewards,
+                reward=request.reward,
+                parts=dict(request.parts),
+            )
+            await self._say(reward)
+            newest = self._rewards.get(request.number, reward)
+            self._rewards[request.number] = max(newest, reward, key=lambda end: end.order)
         if request.is_done:
             await self.finish(AgentEnd("ended"))
 
     async def finish(self, end: AgentEnd) -> None:
-        """End the conversation; the first end counts."""
+        """End the conversation; the first end counts. Rewards that a store has lost come again."""
         if self.over.is_set():
             return
         self._close(end)
+        last = End(*self._place, why=end.why, text=end.text[-MAX_REASON:])
         try:
-            await self._say(End(*self._place, why=end.why, text=end.text[-MAX_REASON:]))
+            await self._say(*self._rewards.values(), last)
         except RequestError as error:
             log.warning(
                 "the end of a conversation was not stored", task=self.name, reason=error.text
             )
 
-    def take_replies(self, replies: Replies) -> None:
-        """Give replies to the requests that wait for them."""
+    def take_replies(self, replies: Replies) -> bool:
+        """Give replies to the requests that wait for them.
+
+        Returns:
+            Whether the store lacks calls, which are to be sent again.
+        """
         if replies.verdict is not Verdict.OK:
             log.warning("conversation lost", task=self.name, verdict=str(replies.verdict))
             self._close(None)
-            return
+            return False
         for reply in replies.replies:
             self._heard = max(self._heard, reply.stamp)
             call = self._open.get(reply.number)
             if call is not None and not call.reply.done():
                 call.reply.set_result(_reply_of(reply.reply))
         self._drop_oldest()
+        return replies.num_calls < len(self._calls) and not self._order.locked()
 
-    async def repeat_calls(self) -> None:
-        """Send calls again that the store may have lost, while some are open."""
-        if not self.num_open or self._order.locked():
-            return
+    async def repeat_calls(self, number: int) -> None:
+        """Send calls from this one on again, which the store has lost."""
         async with self._order:
-            number = len(self._calls)
-            while number <= len(self._calls) and not self.over.is_set():
-                try:
-                    line = await self._store(number)
-                except RequestError as error:
-                    log.warning("a call waits", task=self.name, reason=error.text)
-                    return
-                if line is None:
-                    return
-                number = line.length + 1
+            log.warning("the store has lost calls, which are sent again", task=self.name)
+            try:
+                await self._store_from(number)
+            except RequestError as error:
+                log.warning("a call cannot be sent again", task=self.name, reason=error.text)
+                await self.finish(AgentEnd("host", "the store has lost a call that does not fit"))
 
     def forget(self, call: OpenCall) -> None:
         """Drop a call, so that no retry joins it."""
@@ -276,11 +288,22 @@ class AgentConversation:
         if self.num_open >= MAX_OPEN_CALLS:
             raise _busy()
 
+    async def _store_from(self, number: int) -> None:
+        """Store calls from this one on, and earlier ones that the store lacks.
+
+        Without an answer the agent waits, and the calls are sent again (`repeat_calls`).
+
+        Raises:
+            RequestError: One is refused.
+        """
+        while number <= len(self._calls) and not self.over.is_set():
+            line = await self._store(number)
+            if line is None:
+                return
+            number = line.length + 1
+
     async def _store(self, number: int) -> TaskVerdict | None:
         """Send a call to the mailbox; None = without an answer.
-
-        Without an answer, and where the store lacks an earlier call (GAP), the agent waits, and
-        the call is sent again (`repeat_calls`).
 
         Raises:
             RequestError: It is refused.
@@ -311,11 +334,25 @@ class AgentConversation:
             self._calls.take_back()
             self._open.pop(number, None)
 
-    async def _say(self, end: End) -> None:
+    async def _say(self, *ends: End) -> None:
+        """Store rewards, or the end behind them.
+
+        Raises:
+            RequestError: The last of them is refused.
+        """
         try:
-            (line,) = (await self._mailbox.end(EndRequest((end,)))).verdicts
+            *_, line = (await self._mailbox.end(EndRequest(ends))).verdicts
         except (DeadlineError, RecordError, RefusedError) as error:
+            if isinstance(error, RefusedError) and error.code == "malformed":
+                text = f"the run refuses a reward: {error!s:.300}"
+                raise RequestError(400, text, field="reward") from None
             raise _unreachable(error) from None
+        if line.verdict is Verdict.FULL:
+            text = "the rewards of a conversation's calls must fit its mailbox; reward the whole"
+            raise RequestError(400, text, field="reward", code="conversation_full")
+        if line.verdict is Verdict.GAP:
+            text = "the run has lost calls, which are sent again; try again"
+            raise RequestError(503, text, code="run_unreachable", retry_after_s=BUSY_S)
         if line.verdict not in {Verdict.OK, Verdict.DUP}:
             raise _over(self.end)
 

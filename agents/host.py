@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import structlog
 
-from broker.protocol.conversation_messages import RepliesRequest, TakeRequest
+from broker.protocol.conversation_messages import RepliesRequest, TakeReply, TakeRequest
 from configs.errors import DeadlineError, RefusedError, SettingsError
 from configs.settings import AgentSettings
 
@@ -36,10 +36,10 @@ from .process import (
     shared_environment,
 )
 
-LONG_POLL_S = 2.0  # a ticket lasts for several of these
-REPEAT_S = 10.0  # a turn takes seconds, and a store that is set back is rare
+LONG_POLL_S = 2.0
+POLLS_PER_TICKET = 4  # a lost request or answer costs no ticket
 PAUSE_S = 0.5  # after an answer without conversations, or an error
-DONE = "DONE"
+DONE, RESTS = "DONE", "RESTS"
 
 log = structlog.get_logger()
 Awaited = TypeVar("Awaited")
@@ -75,6 +75,9 @@ class AgentHost:
         self._has_new, self._has_room = asyncio.Event(), asyncio.Event()
         self._meter = MemoryMeter()
         self._shared = SharedProcess(self._shared_agent) if agents.serves_many else None
+        self._newest = 0
+        """Newest ticket."""
+        self._poll_s = LONG_POLL_S
         self._address = ""
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -94,14 +97,13 @@ class AgentHost:
     async def serve(self, stop: asyncio.Event) -> None:
         """Do the same beside a door that is open already."""
         async with asyncio.TaskGroup() as beside:
-            loops = [beside.create_task(work) for work in (self._poll(), self._repeat())]
+            polling = beside.create_task(self._poll())
             async with asyncio.TaskGroup() as agents:
                 await self._take(agents, stop)
                 await self._drain()
             if self._shared is not None:
                 await self._shared.close()
-            for loop in loops:
-                loop.cancel()
+            polling.cancel()
 
     async def _take(self, agents: asyncio.TaskGroup, stop: asyncio.Event) -> None:
         """Take conversations while there are places, until `stop`."""
@@ -113,20 +115,34 @@ class AgentHost:
                     self._has_room.clear()
                     await first_of(self._has_room.wait(), stopped)
                     continue
-                taking = self._answered(self._mailbox.take(TakeRequest(free, LONG_POLL_S)))
-                answer = await first_of(taking, stopped)
+                request = TakeRequest(free, self._newest, LONG_POLL_S)
+                answer = await first_of(self._answered(self._mailbox.take(request)), stopped)
                 if answer is not None and answer.status == DONE:
                     log.info("the run has ended")
                     return
-                for ticket in answer.tickets if answer else ():
-                    conversation = AgentConversation(ticket, self._mailbox)
-                    self._conversations[conversation.name] = conversation
-                    agents.create_task(self._converse(conversation))
-                    self._has_new.set()
-                if not answer or not answer.tickets:
-                    await first_of(asyncio.sleep(PAUSE_S), stopped)
+                if answer is not None:
+                    self._begin(answer, agents)
+                if answer is None or not answer.tickets:
+                    rest_s = answer.rest_s if answer is not None else 0.0
+                    await first_of(asyncio.sleep(max(PAUSE_S, rest_s)), stopped)
         finally:
             stopped.cancel()
+
+    def _begin(self, answer: TakeReply, agents: asyncio.TaskGroup) -> None:
+        """Start an agent for each conversation that was taken."""
+        if answer.status == RESTS:
+            log.warning(
+                "this host rests, because its agents end without a call; correct agents.command",
+                agents=answer.num_silent,
+                rest_s=answer.rest_s,
+            )
+        self._poll_s = min(LONG_POLL_S, answer.ticket_timeout_s / POLLS_PER_TICKET)
+        for ticket in answer.tickets:
+            self._newest = max(self._newest, ticket.ticket)
+            conversation = AgentConversation(ticket, self._mailbox)
+            self._conversations[conversation.name] = conversation
+            agents.create_task(self._converse(conversation))
+            self._has_new.set()
 
     async def _drain(self) -> None:
         """Wait for conversations under way, then end the rest."""
@@ -195,34 +211,30 @@ class AgentHost:
 
     async def _poll(self) -> None:
         """Renew tickets and fetch replies for all conversations, for ever."""
-        while True:
-            self._has_new.clear()
-            under_way = {
-                one.ticket.task_id: one
-                for one in self._conversations.values()
-                if not one.over.is_set()
-            }
-            if not under_way:
-                await self._has_new.wait()
-                continue
-            lines = tuple(one.where() for one in under_way.values())
-            hearing = self._answered(self._mailbox.hear(RepliesRequest(lines, LONG_POLL_S)))
-            new = asyncio.create_task(self._has_new.wait())
-            try:
-                answer = await first_of(hearing, new)
-            finally:
-                new.cancel()
-            for replies in answer.conversations if answer else ():
-                under_way[replies.task_id].take_replies(replies)
-            if answer is None and not self._has_new.is_set():
-                await asyncio.sleep(PAUSE_S)
-
-    async def _repeat(self) -> None:
-        """Send calls again that a store which was set back may have lost, for ever."""
-        while True:
-            await asyncio.sleep(REPEAT_S)
-            for conversation in list(self._conversations.values()):
-                await conversation.repeat_calls()
+        async with asyncio.TaskGroup() as repeats:
+            while True:
+                self._has_new.clear()
+                under_way = {
+                    (one.ticket.task_id, one.ticket.ticket): one
+                    for one in self._conversations.values()
+                    if not one.over.is_set()
+                }
+                if not under_way:
+                    await self._has_new.wait()
+                    continue
+                lines = tuple(one.where() for one in under_way.values())
+                hearing = self._answered(self._mailbox.hear(RepliesRequest(lines, self._poll_s)))
+                new = asyncio.create_task(self._has_new.wait())
+                try:
+                    answer = await first_of(hearing, new)
+                finally:
+                    new.cancel()
+                for replies in answer.conversations if answer else ():
+                    conversation = under_way[replies.task_id, replies.ticket]
+                    if conversation.take_replies(replies):
+                        repeats.create_task(conversation.repeat_calls(replies.num_calls + 1))
+                if answer is None and not self._has_new.is_set():
+                    await asyncio.sleep(PAUSE_S)
 
     async def _answered(self, asked: Awaitable[Awaited]) -> Awaited | None:
         """Return an answer of the mailbox; None where there is none."""

@@ -284,7 +284,9 @@ class BrokerClient:
         self, request: TakeRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
     ) -> TakeReply:
         """Ask for conversations, as a host of agents; needs no HELLO, as all that a host asks."""
-        return await self._call(request, TakeReply, deadline_s, request.wait_s)
+        reply = await self._call(request, TakeReply, deadline_s, request.wait_s)
+        self._lease_timeout_s = reply.ticket_timeout_s
+        return reply
 
     async def call(
         self, request: CallRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
@@ -374,8 +376,9 @@ class BrokerClient:
         self, seq: int, frame: bytes, kind: type[Reply], broker_wait_s: float
     ) -> Reply:
         pause, asked_at = FIRST_WAIT_S, time.monotonic()
-        # A grant whose reply was lost is renewed by its next copy, which must not come too late.
-        cap_s = self._lease_timeout_s / 2 if kind is LeaseReply else math.inf
+        # Its copy renews a grant whose reply was lost, or tickets, and must not come too late.
+        is_capped = kind is LeaseReply or kind is RepliesReply
+        cap_s = self._lease_timeout_s / 2 if is_capped else math.inf
         try:
             while True:
                 reply = await self._send_once(

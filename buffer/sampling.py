@@ -1,6 +1,7 @@
 """Sampling as the store shows it: groups under way, and the reason if no actor samples.
 
-Pure: the caller reads the store. While actors have leases they sample, however slow episodes are.
+Pure: the caller reads the store. While actors have leases they sample, however slow episodes are;
+but not where all of them wait for live agents, and no host runs one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def why_nobody_samples(
     max_run_bytes: int | None,
     num_processes: int = 0,
 ) -> str | None:
-    """Return the cause and a remedy in one sentence; None while an actor has a lease.
+    """Return the cause and a remedy in one sentence; None while an actor may sample.
 
     Args:
         stats: State of the run.
@@ -49,7 +50,8 @@ def why_nobody_samples(
     if not present:
         return _nobody_heard(seen, folder, num_processes)
     if stats.leased:
-        return None
+        is_without_host = stats.wanted >= stats.leased and not stats.hosted
+        return hosts_line(stats, folder) if is_without_host else None
     if memory.share >= pause_at_memory:
         return (
             f"Redis is {memory.share:.0%} full, so no work is given out above "
@@ -72,6 +74,24 @@ def why_nobody_samples(
         f"no actor has work (present: {present}, tasks ready: {stats.ready}); see the actors' "
         f"logs, and the last columns of: nyala status {folder}"
     )
+
+
+def hosts_line(stats: Stats, folder: object) -> str | None:
+    """Write how many conversations wait for a host of live agents; None if none does.
+
+    Args:
+        stats: State of the run.
+        folder: Folder of the run, for the command.
+    """
+    if not stats.wanted:
+        return None
+    line = (
+        f"conversations that wait for a host of agents: {stats.wanted}, the first for "
+        f"{stats.wanted_s:.0f} s"
+    )
+    if stats.hosted:
+        return f"{line}; {stats.hosted} are under way"
+    return f"{line}; start one: nyala agents {folder} (the log of one that runs says why it rests)"
 
 
 def _nobody_heard(actors: Sequence[ActorSeen], folder: object, num_processes: int) -> str:

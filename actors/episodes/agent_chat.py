@@ -213,8 +213,8 @@ def _message(number: int, message: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(reasoning, str):
         kept["reasoning_content"] = reasoning
     if calls := message.get("tool_calls"):
-        each = calls if isinstance(calls, list) else [calls]
-        kept["tool_calls"] = [_tool_call(where, call) for call in each]
+        listed = calls if isinstance(calls, list) else [calls]
+        kept["tool_calls"] = [_tool_call(where, call) for call in listed]
     kept |= {name: message[name] for name in ("name", "tool_call_id") if message.get(name)}
     return kept
 

@@ -25,14 +25,14 @@ from broker.protocol.conversation_messages import (
     WantRequest,
 )
 from broker.protocol.messages import Beat, FailureKind, TaskVerdict, Verdict
-from configs.errors import RefusedError
+from configs.errors import RecordError, RefusedError
 
 from .agent_rollout import AgentRollout
 from .held_leases import MAX_CHUNK_BYTES, HeldLease, HeldLeases, LeaseStage, next_chunk
 from .interfaces import MailboxClient
 
 LISTEN_S = 20.0  # the broker answers sooner if it is set so
-AGAIN_S = 0.2  # until a host has repeated a call that the store has lost
+AGAIN_S = 0.2  # until a host has repeated a call that the store has lost, or for what is left over
 LISTENED = (LeaseStage.ACTIVE, LeaseStage.AWAY)
 
 
@@ -202,10 +202,13 @@ class AgentMail:
             if held.has_ended or not rollout.replies:
                 del self._speaking[held]
                 continue
-            beat = next_chunk(held)
-            says = []
-            for number, reply in rollout.replies.items():
-                says.append(Say(beat, number, reply))
+            beat, num_bytes = next_chunk(held), 0
+            says: list[Say] = []
+            for number, (turn_end, reply) in rollout.replies.items():
+                if says and num_bytes + len(reply) > MAX_CHUNK_BYTES:
+                    break  # the others go with the next letter
+                says.append(Say(beat, held.ticket, number, turn_end, reply))
+                num_bytes += len(beat.chunk) + len(reply)
                 beat = Beat(held.lease.task_id, held.lease.fence, rollout.length)
             yield _Letter(held, rollout, tuple(says))
 
@@ -214,8 +217,8 @@ class AgentMail:
         request = SayRequest(says, self._engine.version)
         try:
             reply = await self._broker.say(request, deadline_s=self._deadline_s)
-        except RefusedError as error:
-            if error.code != "malformed":
+        except (RecordError, RefusedError) as error:
+            if isinstance(error, RefusedError) and error.code != "malformed":
                 raise
             if len(letters) > 1:  # one of them may be at fault
                 answers = [await self._send([letter]) for letter in letters]

@@ -14,8 +14,8 @@ each is a request of its own. A log alone shows whose its tokens are, by three r
 - A call is refused by its body alone, or because there is no room, as all calls after it are.
 
 So a lease that brings tokens cuts the log into turns, gives them to the calls in order, and goes
-on in mid-turn. Invariant: a reply waits until all tokens of its turn are in the log; whoever sends
-it stores the log up to its end in the same write. No I/O.
+on in mid-turn. Invariant: a reply waits until all tokens of its turn are in the log, and names its
+end there; the store takes it only with the log up to that end. No I/O.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -109,6 +110,14 @@ class AgentTurn:
         return len(self.tokens) - self.num_written + (0 if self.has_begun else len(self.context))
 
 
+class TurnReply(NamedTuple):
+    """A reply to store."""
+
+    turn_end: int
+    """Tokens of the log up to the end of its turn; 0 = an error, which has no turn."""
+    stored: bytes
+
+
 class AgentRollout:
     """The episode of one lease whose turns a live agent asks for.
 
@@ -156,7 +165,7 @@ class AgentRollout:
         self.num_turns = 0
         self.turns: list[ChatMessage] = []
         """All that was said, once the agent has ended."""
-        self.replies: dict[int, bytes] = {}
+        self.replies: dict[int, TurnReply] = {}
         """Replies to store, by number of their call."""
         self.num_calls = 0
         self._tokenizer = context.tokenizer
@@ -327,7 +336,8 @@ class AgentRollout:
         except (CallError, RecordError, SettingsError) as error:
             if not is_answered:
                 field_ = error.field if isinstance(error, CallError) else ""
-                self.replies[number] = encode_reply(AgentError(400, str(error)[:MAX_ERROR], field_))
+                refusal = AgentError(400, str(error)[:MAX_ERROR], field_)
+                self.replies[number] = TurnReply(0, encode_reply(refusal))
             return None
         self._turns[number] = self._open[number] = turn
         self._note_end(turn)
@@ -521,7 +531,7 @@ class AgentRollout:
 
     def _refuse_from(self, number: int) -> None:
         """Refuse a turn without tokens for want of room, and all later ones, as on a resumption."""
-        error = encode_reply(AgentError(400, self._full().text, "messages"))
+        error = TurnReply(0, encode_reply(AgentError(400, self._full().text, "messages")))
         for later in [number_ for number_ in self._open if number_ >= number]:
             del self._open[later], self._turns[later]
             self.replies[later] = error
@@ -577,7 +587,8 @@ class AgentRollout:
         if not is_said:
             completion, decode = turn.tokens.completion(), self._tokenizer.decode
             of_tokens = token_fields(request, turn.prompt_ids, completion, decode)
-            self.replies[turn.number] = _encoded(msgspec.structs.replace(answer, **of_tokens))
+            reply = _encoded(msgspec.structs.replace(answer, **of_tokens))
+            self.replies[turn.number] = TurnReply(turn.end, reply)
         if request.chat is not None:
             *_, digest = prefixes(request.chat)
             self._by_prefix[next_prefix(digest, turn.message)].append(turn)

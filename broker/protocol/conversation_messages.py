@@ -25,6 +25,8 @@ MAX_PAYLOAD = 16 * 1024
 """Bytes that an actor may tell an agent beside the task's spec."""
 MAX_PARTS = 64
 """Named parts of a reward, as in a record."""
+MAX_REWARD = 4096
+"""Bytes of a reward with its parts."""
 
 Stamp = Annotated[int, Meta(ge=0, le=2**53 - 1)]  # a double in Redis
 Ending = Literal["", "ended", "died", "timeout", "memory", "host"]
@@ -110,15 +112,19 @@ class CallsReply(WireMessage, frozen=True, tag="calls"):
 
 
 class Say(MessagePart, frozen=True):
-    """A reply, with the chunk that ends with its last token."""
+    """A reply, with the tokens of its turn that the store lacks."""
 
     beat: Beat
+    ticket: Id
+    """`Calls.ticket` of the call: another agent's calls have the same numbers."""
     number: Id
+    turn_end: Id
+    """Tokens of the log up to the end of its turn; 0 = an error, which has no turn."""
     reply: bytes
 
 
 class SayRequest(WireMessage, frozen=True, tag="say"):
-    """Actor -> broker: replies, each stored together with its tokens or not at all."""
+    """Actor -> broker: replies, each stored once the log reaches the end of its turn."""
 
     says: Lines[Say]
     version: PolicyVersion
@@ -128,6 +134,8 @@ class TakeRequest(WireMessage, frozen=True, tag="take"):
     """Host -> broker, long poll: at most `n` conversations that wait for agents."""
 
     n: Whole
+    newest: Id = 0
+    """Newest ticket that the host knows, 0 = none: if a newer one was lost, it comes again."""
     wait_s: Real = 0.0
 
 
@@ -142,12 +150,16 @@ class Ticket(MessagePart, frozen=True):
 
 
 class TakeReply(WireMessage, frozen=True, tag="tickets"):
-    """Broker -> host. `status` as in `LeaseReply`."""
+    """Broker -> host. `status` as in `LeaseReply`, or RESTS: its agents end without a call."""
 
     status: Text
     tickets: Many[Ticket]
     ticket_timeout_s: Real
     """Time without a `RepliesRequest` that names it after which a ticket is lost."""
+    num_silent: Whole = 0
+    """Agents of a host that rests, in a row, that have ended without a call."""
+    rest_s: Real = 0.0
+    """Time until it is given a conversation again."""
 
 
 class Call(MessagePart, frozen=True):
@@ -174,6 +186,8 @@ class Hear(MessagePart, frozen=True):
     ticket: Id
     heard: Stamp = 0
     """Stamp of the newest reply that its agent has heard; 0 = none."""
+    num_calls: Id = 0
+    """Calls that the store must have; if it has fewer, it is set back, and the reply says so."""
 
 
 class RepliesRequest(WireMessage, frozen=True, tag="hear"):
@@ -195,9 +209,11 @@ class Replies(MessagePart, frozen=True):
     """New replies of a conversation; any verdict but OK is its end."""
 
     task_id: Id
+    ticket: Id
+    """A host may have taken a task again whose earlier ticket it lost."""
     verdict: Verdict
     num_calls: Id = 0
-    """Calls stored; fewer than the host has made: the store lost some, and it sends them again."""
+    """Calls stored; fewer than the host's: the store lost some, and the host sends them again."""
     replies: Many[StoredReply] = ()
 
 
@@ -208,13 +224,15 @@ class RepliesReply(WireMessage, frozen=True, tag="replies"):
 
 
 class End(MessagePart, frozen=True):
-    """A reward, or the end of a conversation, or both. The last reward before the end counts."""
+    """A reward, or the end of a conversation, or both."""
 
     task_id: Id
     ticket: Id
     why: Ending = ""
     number: Id = 0
     """Call that the reward is for; 0 = the whole conversation."""
+    order: Id = 0
+    """Of the rewards of a call the one with the highest order before the end counts."""
     reward: Real | None = None
     parts: Annotated[dict[Text, Real], Meta(max_length=MAX_PARTS)] = field(default_factory=dict)
     text: Annotated[str, Meta(max_length=MAX_REASON)] = ""

@@ -12,8 +12,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Generic, TypeVar
+
+import structlog
 
 from broker.protocol.codec import decode_reward, decode_spec, encode_reward
 from broker.protocol.conversation_messages import (
@@ -21,6 +24,8 @@ from broker.protocol.conversation_messages import (
     Calls,
     CallsReply,
     EndRequest,
+    Hear,
+    Listen,
     ListenRequest,
     Replies,
     RepliesReply,
@@ -35,6 +40,7 @@ from broker.protocol.conversation_messages import (
 )
 from broker.protocol.messages import Refusal, TaskVerdict, Verdict, Verdicts
 from buffer import operations
+from buffer.operations.operation import Operation
 from buffer.operations.values import (
     CallLine,
     CallsAnswer,
@@ -47,15 +53,18 @@ from buffer.store import AsyncStore
 from configs.settings import BrokerSettings
 
 from .store_cache import StoreCache
-from .validation import check_calls
+from .validation import check_calls, check_ends
 
 MAX_WAITING = 64  # long polls of one key and kind: as many peers as may share it
-HEADER_BYTES = 4096  # room for the rest of an answer beside calls or replies
+HEADER_BYTES = 4096  # room for the rest of an answer beside calls or replies, once for each half
+MAX_NEWS = 96  # conversations of an answer, 64 bytes each beside their calls or replies
 ANYTHING = -1  # bell of the requests that wait for no task in particular
 WAITS_TOO_OFTEN = "long polls of this key must be at most {most}, got one more; send it again later"
 
-Line = TypeVar("Line")
-Item = TypeVar("Item")
+log = structlog.get_logger()
+Line = TypeVar("Line", Hear, Listen)
+Answer = TypeVar("Answer", RepliesAnswer, CallsAnswer)
+Part = TypeVar("Part", Replies, Calls)
 
 
 class PollKind(StrEnum):
@@ -147,6 +156,16 @@ class Bells:
             bell.end()
 
 
+@dataclass(frozen=True, slots=True)
+class Polled(Generic[Line, Answer, Part]):
+    """What a long poll reads of conversations, and how it tells news."""
+
+    lines: Sequence[Line]
+    read: Callable[[Sequence[Line]], Operation[list[Answer]]]
+    news_of: Callable[[Line, Answer], Part | None]
+    reply: Callable[[tuple[Part, ...]], object]
+
+
 class LongPoll:
     """A request without news, whose slot is given back while it waits for some."""
 
@@ -159,7 +178,13 @@ class Conversations:
     """Answers requests about mailboxes; permissions and chunks have been checked."""
 
     def __init__(
-        self, store: AsyncStore, settings: BrokerSettings, cache: StoreCache, *, max_bytes: int
+        self,
+        store: AsyncStore,
+        settings: BrokerSettings,
+        cache: StoreCache,
+        *,
+        max_bytes: int,
+        agent_s: float,
     ) -> None:
         """Begin without a request.
 
@@ -167,7 +192,8 @@ class Conversations:
             store: Store of the run.
             settings: Limits and times.
             cache: Tells when no new work may begin.
-            max_bytes: Most bytes of a conversation's calls and replies.
+            max_bytes: Most bytes of a conversation's calls, replies and rewards.
+            agent_s: Longest time of an agent, after which its host ends it.
         """
         self._store = store
         self._settings = settings
@@ -175,7 +201,10 @@ class Conversations:
         self._max_bytes = max_bytes
         self.max_part_bytes = min(max_bytes, settings.max_message_bytes // 2 - HEADER_BYTES)
         """Most bytes of a call or reply; an answer has this much, and at most one of them more."""
+        self._max_reward_bytes = min(operations.conversations.MAX_REWARD_BYTES, self.max_part_bytes)
         self._ttl_ms = int(settings.lease_timeout_s * 1000)
+        # Behind the host's own limit: once for a ticket that was lost, once for an end on its way.
+        self._agent_ms = int(agent_s * 1000) + 2 * self._ttl_ms
         self._bells = Bells()
         self._newest = 0
 
@@ -187,12 +216,13 @@ class Conversations:
             return await self._listen(message, incarnation, tag)
         rows = [(want.task_id, want.fence, want.payload) for want in message.wants]
         verdicts = await self._store.run(operations.want_agents(rows, tag))
-        self._bells.ring(PollKind.TICKETS, [ANYTHING])
+        if "OK" in verdicts:
+            self._bells.ring(PollKind.TICKETS, [ANYTHING])
         return _verdicts([task for task, _, _ in rows], verdicts)
 
-    def said(self, tasks: Iterable[int]) -> None:
+    def said(self, verdicts: Iterable[TaskVerdict]) -> None:
         """Wake the hosts of conversations that have new replies."""
-        self._bells.ring(PollKind.REPLIES, tasks)
+        self._ring_changed(PollKind.REPLIES, verdicts)
 
     async def answer_host(self, message: object, incarnation: str, tag: str) -> object:
         """Answer a request of a host of agents."""
@@ -224,22 +254,35 @@ class Conversations:
         self._bells.end_all()
 
     async def _take(self, message: TakeRequest, incarnation: str, tag: str) -> object:
+        timeout_s = self._settings.lease_timeout_s
+
         async def read(_: Collection[int]) -> TakeReply | None:
             if self._cache.is_full:
                 return None
             take = operations.take_conversations(
-                incarnation, n=max(1, message.n), ttl_ms=self._ttl_ms, key=tag
+                incarnation,
+                n=max(1, message.n),
+                ttl_ms=self._ttl_ms,
+                key=tag,
+                newest=message.newest,
+                most_bytes=self.max_part_bytes,
             )
-            answer = await self._store.run(take)
-            status = answer.status
-            tickets = tuple(
-                Ticket(t.task_id, t.ticket, decode_spec(t.spec), t.payload) for t in answer.tickets
-            )
-            is_new = status in {"OK", "DONE"}
-            return TakeReply(status, tickets, self._settings.lease_timeout_s) if is_new else None
+            status, taken, num_silent, rest_ms = await self._store.run(take)
+            if status == "RESTS":
+                log.warning(
+                    "a host rests, because its agents end without a call; see its log",
+                    host=incarnation,
+                    key=tag,
+                    agents=num_silent,
+                    rest_s=rest_ms / 1000,
+                )
+            tickets = [Ticket(t.task_id, t.ticket, decode_spec(t.spec), t.payload) for t in taken]
+            is_new = status in {"OK", "DONE", "RESTS"}
+            reply = TakeReply(status, tuple(tickets), timeout_s, num_silent, rest_ms / 1000)
+            return reply if is_new else None
 
-        nothing = TakeReply("WAIT", (), self._settings.lease_timeout_s)
         place = PollKind.TICKETS, tag, incarnation
+        nothing = TakeReply("WAIT", (), timeout_s)
         return await self._poll(place, [ANYTHING], message.wait_s, read, nothing)
 
     async def _call(self, message: CallRequest, tag: str) -> Verdicts:
@@ -248,79 +291,88 @@ class Conversations:
             CallLine(c.task_id, c.ticket, c.number, c.parent, c.keep, c.tail) for c in message.calls
         ]
         call = operations.add_calls(lines, tag, max_bytes=self._max_bytes)
-        answers = await self._store.run(call)
-        self._bells.ring(PollKind.CALLS, {line.task_id for line in lines})
         verdicts = tuple(
             TaskVerdict(line.task_id, Verdict(verdict), num_calls)
-            for line, (verdict, num_calls) in zip(lines, answers, strict=True)
+            for line, (verdict, num_calls) in zip(lines, await self._store.run(call), strict=True)
         )
+        self._ring_changed(PollKind.CALLS, verdicts)
         return Verdicts(verdicts)
 
     async def _end(self, message: EndRequest, tag: str) -> Verdicts:
+        rewards = [
+            b"" if e.reward is None else encode_reward(Reward(e.number, e.reward, e.parts))
+            for e in message.ends
+        ]
+        check_ends(message, rewards)
         lines = [
             EndLine(
                 end.task_id,
                 end.ticket,
                 f"{end.why}\n{end.text}" if end.text else end.why,
                 end.number,
-                b""
-                if end.reward is None
-                else encode_reward(Reward(end.number, end.reward, end.parts)),
+                end.order,
+                reward,
             )
-            for end in message.ends
+            for end, reward in zip(message.ends, rewards, strict=True)
         ]
-        verdicts = await self._store.run(operations.end_conversations(lines, tag))
-        tasks = [line.task_id for line in lines]
-        self._bells.ring(PollKind.CALLS, tasks)
-        return _verdicts(tasks, verdicts)
+        end = operations.end_conversations(
+            lines, tag, max_bytes=self._max_bytes, max_reward_bytes=self._max_reward_bytes
+        )
+        verdicts = _verdicts([line.task_id for line in lines], await self._store.run(end))
+        self._ring_changed(PollKind.CALLS, verdicts.verdicts)
+        return verdicts
 
     async def _hear(self, message: RepliesRequest, incarnation: str, tag: str) -> object:
-        lines = {c.task_id: ReplyLine(c.task_id, c.ticket, c.heard) for c in message.conversations}
-
-        async def read(tasks: Collection[int]) -> RepliesReply | None:
-            asked = [lines[task] for task in tasks]
-            hear = operations.read_replies(
-                asked,
+        def read(lines: Sequence[Hear]) -> Operation[list[RepliesAnswer]]:
+            return operations.read_replies(
+                [ReplyLine(line.task_id, line.ticket, line.heard) for line in lines],
                 tag,
                 ttl_ms=self._ttl_ms,
+                agent_ms=self._agent_ms,
                 max_attempts=self._settings.max_attempts,
                 most_bytes=self.max_part_bytes,
             )
-            answers = await self._store.run(hear)
-            news = [
-                _replies(line.task_id, answer)
-                for line, answer in zip(asked, answers, strict=True)
-                if answer.replies or answer.verdict != "OK"
-            ]
-            return RepliesReply(tuple(news)) if news else None
 
-        place = PollKind.REPLIES, tag, incarnation
-        return await self._poll(place, lines, message.wait_s, read, RepliesReply(()))
+        polled = Polled(message.conversations, read, _replies, RepliesReply)
+        return await self._follow((PollKind.REPLIES, tag, incarnation), polled, message.wait_s)
 
     async def _listen(self, message: ListenRequest, incarnation: str, tag: str) -> object:
-        lines = {
-            t.task_id: ListenLine(t.task_id, t.fence, t.ticket, t.num_calls, t.num_said)
-            for t in message.tasks
-        }
-
-        async def read(tasks: Collection[int]) -> CallsReply | None:
-            asked = [lines[task] for task in tasks]
-            listen = operations.read_calls(
-                asked,
+        def read(lines: Sequence[Listen]) -> Operation[list[CallsAnswer]]:
+            return operations.read_calls(
+                [ListenLine(t.task_id, t.fence, t.ticket, t.num_calls, t.num_said) for t in lines],
                 tag,
                 max_attempts=self._settings.max_attempts,
                 most_bytes=self.max_part_bytes,
             )
-            answers = await self._store.run(listen)
-            news = [
-                _calls(line.task_id, answer)
-                for line, answer in zip(asked, answers, strict=True)
-                if answer.calls or answer.why or answer.verdict != "OK"
-            ]
-            return CallsReply(tuple(news)) if news else None
 
-        place = PollKind.CALLS, tag, incarnation
-        return await self._poll(place, lines, message.wait_s, read, CallsReply(()))
+        polled = Polled(message.tasks, read, _calls, CallsReply)
+        return await self._follow((PollKind.CALLS, tag, incarnation), polled, message.wait_s)
+
+    async def _follow(
+        self,
+        place: tuple[PollKind, str, str],
+        polled: Polled[Line, Answer, Part],
+        wait_s: float,
+    ) -> object:
+        """Read conversations now, and those that change while the request waits."""
+        by_task: dict[int, list[Line]] = {}
+        for line in polled.lines:
+            by_task.setdefault(line.task_id, []).append(line)
+
+        async def read(tasks: Collection[int]) -> object | None:
+            asked = [line for task in tasks for line in by_task[task]]
+            answers = await self._store.run(polled.read(asked))
+            news = [
+                part
+                for line, answer in zip(asked, answers, strict=True)
+                if (part := polled.news_of(line, answer)) is not None
+            ]
+            return polled.reply(tuple(news[:MAX_NEWS])) if news else None
+
+        return await self._poll(place, by_task, wait_s, read, polled.reply(()))
+
+    def _ring_changed(self, kind: PollKind, verdicts: Iterable[TaskVerdict]) -> None:
+        self._bells.ring(kind, {line.task_id for line in verdicts if line.verdict is Verdict.OK})
 
     async def _poll(
         self,
@@ -360,15 +412,22 @@ class Conversations:
         return reply
 
 
-def _replies(task: int, answer: RepliesAnswer) -> Replies:
+def _replies(line: Hear, answer: RepliesAnswer) -> Replies | None:
+    """Return what is new to a host; None = nothing."""
+    has_lost = answer.num_calls < line.num_calls
+    if not answer.replies and answer.verdict == "OK" and not has_lost:
+        return None
     replies = tuple(StoredReply(*reply) for reply in answer.replies)
-    return Replies(task, Verdict(answer.verdict), answer.num_calls, replies)
+    return Replies(line.task_id, line.ticket, Verdict(answer.verdict), answer.num_calls, replies)
 
 
-def _calls(task: int, answer: CallsAnswer) -> Calls:
+def _calls(line: Listen, answer: CallsAnswer) -> Calls | None:
+    """Return what is new to an actor; None = nothing."""
+    if not answer.calls and not answer.why and answer.verdict == "OK":
+        return None
     why, _, text = answer.why.partition("\n")
     return Calls(
-        task,
+        line.task_id,
         Verdict(answer.verdict),
         answer.ticket,
         answer.num_calls,

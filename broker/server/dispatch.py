@@ -86,6 +86,7 @@ def assemble(settings: Settings, store: AsyncStore, *, audit_file: Path | None) 
         run=settings.run,
         broker=settings.broker,
         buffer=settings.buffer,
+        agents=settings.agents,
         peers=peers,
         cache=cache,
         leasing=leasing,

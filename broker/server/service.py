@@ -57,7 +57,7 @@ from buffer.record.object_store import ObjectStore
 from buffer.record.rules import EpisodeLimits
 from buffer.store import AsyncStore
 from configs.errors import RecordError, StoreError, StoreUnreachable, printable
-from configs.settings import BrokerSettings, BufferSettings, RunSettings
+from configs.settings import AgentSettings, BrokerSettings, BufferSettings, RunSettings
 from configs.traces import tracing_stores
 from configs.validation.store import max_partial_bytes
 
@@ -171,6 +171,7 @@ class Service:
         run: RunSettings,
         broker: BrokerSettings,
         buffer: BufferSettings,
+        agents: AgentSettings,
         peers: Liveness,
         cache: StoreCache,
         leasing: Leasing,
@@ -195,7 +196,9 @@ class Service:
             store, lambda lines: operations.say_replies(lines, **limits)
         )
         self._submits: Batch[SubmitLine, str] = Batch(store, operations.submit)
-        self.conversations = Conversations(store, broker, cache, max_bytes=buffer.max_episode_bytes)
+        self.conversations = Conversations(
+            store, broker, cache, max_bytes=buffer.max_episode_bytes, agent_s=agents.timeout_s
+        )
         """Mailboxes, whose long polls the server wakes at every tick."""
         self._objects = ObjectStore.from_settings(buffer, run.name)
         self._inline_bytes = buffer.inline_bytes
@@ -416,12 +419,12 @@ class Service:
         lines = _beat_lines(beats, versions, peer)
         answers = await self._says.run(
             [
-                SayLine(line, say.number, say.reply)
+                SayLine(line, say.ticket, say.number, say.turn_end, say.reply)
                 for line, say in zip(lines, message.says, strict=True)
             ]
         )
-        self.conversations.said(line.task_id for line in lines)
         verdicts = await self._beat_verdicts(peer, lines, answers)
+        self.conversations.said(verdicts)
         return Verdicts(verdicts, self._cache.publication)
 
     async def _beat_verdicts(

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from broker.protocol.agent_calls import AgentAnswer, decode_reply
 from broker.protocol.conversation_messages import (
+    MAX_REWARD,
     CallRequest,
     EndRequest,
     ListenRequest,
@@ -257,9 +259,35 @@ def check_calls(request: CallRequest, *, max_bytes: int) -> None:
 
 
 def check_says(request: SayRequest, *, max_bytes: int) -> None:
-    """Refuse replies that are too long to be delivered."""
+    """Refuse replies that are too long to be delivered, and answers without a turn.
+
+    Raises:
+        RecordError: A reply is refused; none of the others counts then.
+    """
     for say in request.says:
         _check_range("bytes of a reply", len(say.reply), 0, max_bytes, BYTES_STEP)
+        if not say.turn_end and isinstance(decode_reply(say.reply), AgentAnswer):
+            raise RecordError(
+                f"turn_end of an answer must be at least 1, got 0 for call {say.number} of task "
+                f"{say.beat.task_id}: only an error has no turn; use the same release of Nyala on "
+                "all machines"
+            )
+
+
+def check_ends(request: EndRequest, rewards: Sequence[bytes]) -> None:
+    """Refuse rewards whose named parts are too long.
+
+    Raises:
+        RecordError: A reward is refused; none of the others counts then.
+    """
+    for end, reward in zip(request.ends, rewards, strict=True):
+        _check_range(
+            f"bytes of a reward of task {end.task_id}",
+            len(reward),
+            0,
+            MAX_REWARD,
+            "shorten the names of its parts",
+        )
 
 
 def check_host(incarnation: str) -> None:

@@ -11,8 +11,7 @@ Output commit: a reply is written by the call that stores its last tokens, or no
 next holder of a lease goes on with everything that an agent has heard.
 
 A conversation that is lost, because its host or the store lost it, ends, and its task begins anew,
-at most `max_attempts` times. Every call may be sent again when its reply was lost; of
-`take_conversations` another copy takes others, and what nobody uses goes back when it expires.
+at most `max_attempts` times. Every call may be sent again when its reply was lost.
 """
 
 from __future__ import annotations
@@ -60,6 +59,12 @@ MAX_CALLS = 4096
 MAX_OPEN_CALLS = 32
 """Most calls of a conversation that wait for replies at a time: sub-agents make a few."""
 
+MAX_REWARD_BYTES = 2**18
+"""Most bytes of the rewards of a conversation's calls: one for each of them, without parts."""
+
+PART_BYTES = 64
+"""Bytes that a call or reply adds to an answer beside its own, as the scripts count them."""
+
 MAX_ANSWER_BYTES = 2**20
 """Bytes of calls or replies in one answer, after which the rest waits for the next one."""
 
@@ -78,7 +83,13 @@ def want_agents(rows: Sequence[tuple[int, int, bytes]], key: str = "") -> Operat
 
 
 def take_conversations(
-    incarnation: str, *, n: int, ttl_ms: int, key: str = ""
+    incarnation: str,
+    *,
+    n: int,
+    ttl_ms: int,
+    key: str = "",
+    newest: int = 0,
+    most_bytes: int = MAX_ANSWER_BYTES,
 ) -> Operation[TakeAnswer]:
     """Give a host tickets for at most `n` conversations, those that wait for longest first.
 
@@ -87,17 +98,23 @@ def take_conversations(
         n: Most conversations.
         ttl_ms: Time after which a ticket expires unless `read_replies` renews it.
         key: Tag of the host's key.
+        newest: Newest ticket that the host knows, 0 = none; if it was given a newer one, the answer
+            was lost, and is repeated.
+        most_bytes: Bytes after which the other conversations are left to the next call.
     """
 
     def parse(reply: Reply) -> TakeAnswer:
-        status, *taken = reply
-        ticket = int(taken.pop(0)) if taken else 0
+        status, *rest = reply
+        if status == b"RESTS":
+            return TakeAnswer("RESTS", [], *rest)
+        ticket = int(rest.pop(0)) if rest else 0
         tickets = [
-            TakenConversation(int(task), ticket, spec, payload) for task, spec, payload in taken
+            TakenConversation(int(task), ticket, spec, payload) for task, spec, payload in rest
         ]
         return TakeAnswer(status.decode(), tickets)
 
-    return single("take_conversations", (incarnation, key, min(n, SLICE), ttl_ms), parse)
+    arguments = (incarnation, key, min(n, SLICE), ttl_ms, most_bytes, newest)
+    return single("take_conversations", arguments, parse)
 
 
 def add_calls(
@@ -128,10 +145,11 @@ def say_replies(
     max_bytes: int = MAX_RECORD_BYTES,
     longest_ms: int = 0,
 ) -> Operation[list[BeatVerdict]]:
-    """Store replies, each together with the chunk that ends with its last token, or neither.
+    """Store replies, each together with the chunk that brings its last token, or neither.
 
     The arguments and verdicts are those of `leases.beat`; and DUP: it was said before, OTHER:
-    another reply was, UNCALLED: the store has no such call.
+    another reply was, UNCALLED: the store has no such call. An actor that has read calls under
+    another ticket is STALE, and the task begins anew.
     """
     head = (ttl_ms, leases.MAX_CHUNKS, progress_timeout_ms, max_attempts, max_bytes, longest_ms)
 
@@ -140,10 +158,10 @@ def say_replies(
         for start in range(0, len(lines), SLICE):
             numbers: list[str] = []
             parts: list[bytes] = []
-            for (task, fence, at, n, chunk, key, oldest, first, last), number, reply in lines[
-                start : start + SLICE
-            ]:
-                numbers.append(f"{task} {fence} {at} {n} {oldest} {first} {last} {number} {key}")
+            for beat, ticket, number, turn_end, reply in lines[start : start + SLICE]:
+                task, fence, at, n, chunk, key, oldest, first, last = beat
+                of_beat = f"{task} {fence} {at} {n} {oldest} {first} {last}"
+                numbers.append(f"{of_beat} {ticket} {number} {turn_end} {key}")
                 parts += [chunk, reply] if n else [reply]
             replies.append((yield ScriptCall("say_replies", (*head, "\n".join(numbers), *parts))))
         return parse_beats(replies)
@@ -156,6 +174,7 @@ def read_replies(
     key: str = "",
     *,
     ttl_ms: int,
+    agent_ms: int,
     max_attempts: int = 3,
     most_bytes: int = MAX_ANSWER_BYTES,
 ) -> Operation[list[RepliesAnswer]]:
@@ -167,6 +186,7 @@ def read_replies(
         lines: Conversations, and the newest reply that each agent has heard.
         key: Tag of the host's key.
         ttl_ms: Time from now after which the tickets expire.
+        agent_ms: Longest time of a conversation, after which it is lost.
         max_attempts: Conversations that may be lost before their task is a dead letter.
         most_bytes: Bytes after which the other replies are left to the next call.
     """
@@ -177,9 +197,9 @@ def read_replies(
         return RepliesAnswer(verdict.decode(), calls, replies)
 
     def num_bytes(answer: RepliesAnswer) -> int:
-        return sum(len(reply.reply) for reply in answer.replies)
+        return sum(len(reply.reply) + PART_BYTES for reply in answer.replies)
 
-    head = (key, ttl_ms, max_attempts)
+    head = (key, ttl_ms, agent_ms, max_attempts)
     return _bounded("read_replies", head, lines, most_bytes, (parse, num_bytes))
 
 
@@ -204,14 +224,29 @@ def read_calls(
     """
 
     def num_bytes(answer: CallsAnswer) -> int:
-        return sum(len(call.tail) for call in answer.calls)
+        calls = sum(len(call.tail) + PART_BYTES for call in answer.calls)
+        return calls + len(answer.why) + sum(map(len, answer.rewards.values()))
 
     return _bounded("read_calls", (key, max_attempts), lines, most_bytes, (_calls, num_bytes))
 
 
-def end_conversations(lines: Sequence[EndLine], key: str = "") -> Operation[list[str]]:
-    """Store rewards and ends; after the end nothing changes any more, and the verdict is DUP."""
-    return sliced("end_conversations", (key,), lines, parse_verdicts)
+def end_conversations(
+    lines: Sequence[EndLine],
+    key: str = "",
+    *,
+    max_bytes: int = MAX_RECORD_BYTES,
+    max_reward_bytes: int = MAX_REWARD_BYTES,
+) -> Operation[list[str]]:
+    """Store rewards and ends; after the end nothing changes any more, and the verdict is DUP.
+
+    Args:
+        lines: Rewards and ends.
+        key: Tag of the host's key.
+        max_bytes: Most bytes of a conversation, rewards of its calls included; else FULL.
+        max_reward_bytes: Most bytes of the rewards of its calls.
+    """
+    head = (key, max_bytes, min(max_bytes, max_reward_bytes))
+    return sliced("end_conversations", head, lines, parse_verdicts)
 
 
 def read_news(newest: int) -> Operation[News]:

@@ -20,6 +20,7 @@ rest (`lua/lib/keys.lua`).
     wanted          zset    task that waits for a host -> since, Redis ms   want_agents, reap
     tickets         zset    task -> when its host's ticket expires  take_conversations, read_replies
     news            zset    task -> number of its conversation's last change    as m:<task>
+    h:<tag>:<incarnation>   hash    a host: its newest ticket, silent agents  take_conversations
     e:<task>        string  its record; of a committed task if its unit is kept  submit
     in:<i>          string  a record on its way, gone when the call ends    submit
     ready           zset    task of an open unit -> -1 if resumed, else id  lease, release, reap

@@ -228,6 +228,7 @@ def parse_stats(reply: Reply) -> Stats:
     meta = parse_texts(reply[0])
     flat, reasons = reply[1], reply[2]
     counts = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
+    wanted_ms = counts.pop("wanted_ms")
     return Stats(
         state=meta.get("state", "NONE"),
         lineage=int(meta.get("lineage", 0)),
@@ -243,5 +244,6 @@ def parse_stats(reply: Reply) -> Stats:
             ClaimCounts(k, units, bool(sealed), starts) for k, units, sealed, starts in reply[3]
         ),
         eval=EvalCounts(*reply[4]),
+        wanted_s=wanted_ms / 1000,
         **counts,
     )

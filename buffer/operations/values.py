@@ -108,10 +108,14 @@ class TakenConversation(NamedTuple):
 
 
 class TakeAnswer(NamedTuple):
-    """`status` as in `LeaseAnswer`."""
+    """`status` as in `LeaseAnswer`, or RESTS: agents of this host end without a call."""
 
     status: str
     tickets: list[TakenConversation]
+    num_silent: int = 0
+    """Agents of a host that rests, in a row, that have ended without a call."""
+    rest_ms: int = 0
+    """Time until it is given a conversation again."""
 
 
 class CallLine(NamedTuple):
@@ -138,7 +142,11 @@ class SayLine(NamedTuple):
     """A reply to a call, with the chunk that holds its last tokens."""
 
     beat: BeatLine
+    ticket: int
+    """Ticket of the conversation that the actor has read the call from."""
     number: int
+    turn_end: int
+    """Tokens of the log up to the end of its turn; 0 = an error, which has no turn."""
     reply: bytes
 
 
@@ -204,7 +212,7 @@ class RepliesAnswer(NamedTuple):
     verdict: str
     """OK, STALE or GONE."""
     num_calls: int
-    """Calls stored; fewer than the host has made where the store lost some: it repeats them."""
+    """Calls stored; fewer than the host has made where the store has lost some."""
     replies: tuple[MailboxReply, ...]
 
 
@@ -217,6 +225,8 @@ class EndLine(NamedTuple):
     """Why it ends; empty = it goes on."""
     number: int = 0
     """Call that the reward is for; 0 = the whole conversation."""
+    order: int = 0
+    """Of the rewards of a call the one with the highest order counts."""
     reward: bytes = b""
     """Empty = none."""
 
@@ -479,6 +489,12 @@ class Stats:
     """Attempts at tasks that failed in reward or environment since the run began."""
     data_failure: str = ""
     """Reason of the newest of these failures."""
+    wanted: int = 0
+    """Conversations that no host has taken."""
+    wanted_s: float = 0.0
+    """Time for which the first of them has waited."""
+    hosted: int = 0
+    """Conversations that hosts have, and that have not ended."""
 
     @property
     def by_state(self) -> dict[str, int]:

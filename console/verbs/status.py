@@ -19,7 +19,7 @@ from rich.console import Console
 from buffer.operations import actors, closed, memory, stats
 from buffer.operations.run import brokers
 from buffer.operations.values import LEFT, ActorSeen, LeasingPauses, RedisMemory, Stats
-from buffer.sampling import closed_lines
+from buffer.sampling import closed_lines, hosts_line
 from buffer.store import Store
 from configs.errors import NyalaError, printable
 from configs.json_lines import number, read_rows
@@ -130,6 +130,8 @@ def print_status(path: Path, console: Console) -> None:
         shut_lines = [line for line in shut_lines if line != idle]
     line = ", ".join(f"{label} {value}" for label, value in values.items())
     lines = [line, *_wanted_lines(progress, alive), _tasks_line(counts), *shut_lines]
+    if (waiting := hosts_line(counts, settings.run.folder)) not in {None, idle}:
+        lines.append(str(waiting))
     lines += [_quota_line(settings, used, alive)]
     lines += [_broker_line(endpoint, numbers) for endpoint, numbers in sorted(serving.items())]
     lines += _actor_lines(seen, limit_s)

@@ -258,7 +258,10 @@ def test_an_agent_that_forks_behind_a_long_path_all_the_time_is_told_that_it_has
 ) -> None:
     actors = Actors(tokenizer)
     end, path = tokenizer.stop_token_ids[0], [5, 6, *[7] * 1000]
-    for token_ids in ([5, 6], *([*path, 8, other] for other in range(300))):
+    for token_ids in (
+        [5, 6],
+        *([*path, 8, 9 + other // 50, 9 + other % 50] for other in range(300)),
+    ):
         actors.box.call({"token_ids": token_ids}, route="generate")
         actors.listen()
         for request in list(actors.running):

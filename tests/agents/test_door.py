@@ -188,6 +188,32 @@ def test_the_task_and_the_models_can_be_read():
     asyncio.run(story())
 
 
+def test_the_newest_reward_of_a_call_has_the_highest_number_and_comes_again_with_the_end():
+    """The store keeps the highest, and may have been set back since it was told."""
+    asked = []
+
+    async def story():
+        async with opened() as here:
+            store = here.mailbox.end
+
+            async def end(request):
+                asked.append([(e.number, e.order, e.reward, e.why) for e in request.ends])
+                return await store(request)
+
+            here.mailbox.end = end
+            conversation = here.conversation()
+            async with httpx.AsyncClient(headers={"x-api-key": conversation.key}) as plain:
+                url = f"{here.url(conversation)}/reward"
+                for reward in (0.25, 0.5):
+                    await plain.post(url, json={"reward": reward})
+                await plain.post(url, json={"done": True})
+
+    asyncio.run(story())
+
+    first, second = (0, 1, 0.25, ""), (0, 2, 0.5, "")
+    assert asked == [[first], [second], [second, (0, 0, None, "ended")]]
+
+
 def test_rewards_are_for_a_call_or_the_whole_and_the_last_request_may_end_it():
     async def story():
         async with opened() as here:

@@ -7,9 +7,11 @@ import json
 import sys
 
 import httpx
+import structlog
 
 from agents.host import AgentHost, first_of
 from broker.protocol.agent_calls import AgentAnswer
+from broker.protocol.conversation_messages import TakeReply
 from configs.settings import AgentSettings
 from tests.agents.support.mailbox import TwinMailbox
 from tests.waiting import until
@@ -166,8 +168,32 @@ def test_an_agent_of_a_lost_conversation_is_ended():
     assert ends(mailbox) == {}
 
 
-def test_calls_that_a_store_was_set_back_behind_are_sent_again(monkeypatch):
-    monkeypatch.setattr("agents.host.REPEAT_S", 0.2)
+def test_a_host_that_rests_waits_and_says_why():
+    asked = []
+
+    class Resting(TwinMailbox):
+        async def take(self, request, *, deadline_s=0.0):
+            asked.append((request.newest, asyncio.get_running_loop().time()))
+            if len(asked) == 2:
+                return TakeReply("RESTS", (), 15.0, num_silent=4, rest_s=1.5)
+            return await super().take(request)
+
+    async def story():
+        await host_of(mailbox, max_conversations=3).run(asyncio.Event())
+        await mailbox.close()
+
+    mailbox = Resting(tasks=1, payload=b'{"q": "2+3?"}')
+    mailbox.is_done = True
+    with structlog.testing.capture_logs() as lines:
+        asyncio.run(story())
+
+    (first, _), (second, then), (third, later), *_ = asked
+    assert (first, second, third) == (0, 101, 101)
+    assert later - then >= 1.5
+    assert [line["agents"] for line in lines if "rests" in line["event"]] == [4]
+
+
+def test_calls_that_a_store_was_set_back_behind_are_sent_again():
     is_set_back = False
 
     async def model(_call, number):

@@ -8,7 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+import redis.asyncio
+import structlog
 
+from broker.protocol.agent_calls import AgentAnswer, AgentError, encode_reply
 from broker.protocol.conversation_messages import (
     Call,
     CallRequest,
@@ -24,9 +27,11 @@ from broker.protocol.conversation_messages import (
 from broker.protocol.messages import Beat, BeatRequest, LeaseRequest, ReleaseRequest, Verdict
 from broker.server import conversations
 from buffer import operations
+from buffer.operations.keys import run_prefix
 from configs.errors import RefusedError
-from tests.broker.support.ring import FIRST, Ring, begin, fingerprint, ring
+from tests.broker.support.ring import FIRST, RUN, Ring, begin, fingerprint, ring
 from tests.broker.support.talks import (
+    TOKENS,
     ActorSide,
     HostSide,
     agent_ring,
@@ -42,6 +47,12 @@ LATENCY_CALLS = 60
 async def both(here: Ring) -> tuple[ActorSide, HostSide]:
     actor = await ActorSide.begin(await here.actor())
     return actor, await HostSide.begin(host_of(here))
+
+
+async def expire_ticket(here: Ring, redis_url: str, task: int) -> None:
+    async with redis.asyncio.from_url(redis_url) as client:
+        await client.zadd(f"{run_prefix(RUN)}:tickets", {str(task): 1}, xx=True)
+    await here.store.run(operations.reap(max_attempts=3))
 
 
 def test_an_agent_is_told_asks_is_answered_and_ends(redis_url: str, keys: Path) -> None:
@@ -178,6 +189,152 @@ def test_a_reply_too_long_to_be_delivered_is_refused(redis_url: str, keys: Path)
 
             seen = await here.store.run(operations.inspect([actor.lease.task_id]))
             assert seen[actor.lease.task_id].length == 0, "its tokens are not stored either"
+
+    asyncio.run(story())
+
+
+def test_an_answer_waits_for_the_end_of_its_turn_and_must_name_one(
+    redis_url: str, keys: Path
+) -> None:
+    answer = encode_reply(AgentAnswer("stop", 5, 3))
+    error = encode_reply(AgentError(400, "too long"))
+
+    async def story() -> None:
+        async with agent_ring(redis_url, keys) as here:
+            await begin(here.store, groups=1)
+            actor, host = await both(here)
+            await host.call(b"question")
+            await host.call(b"another")
+
+            with pytest.raises(RefusedError, match=r"turn_end of an answer must be at least 1"):
+                await actor.say(1, answer, turn_end=0)
+            early = await actor.say(1, answer, turn_end=TOKENS + 1)
+            assert (early.verdict, early.length) == (Verdict.GAP, TOKENS)
+            assert await host.hear(0.0) is None
+            assert (await actor.say(1, answer, offset=0)).verdict is Verdict.OK
+            assert (await actor.say(2, error, offset=0, turn_end=0)).verdict is Verdict.OK
+
+            heard = await host.hear()
+            assert heard is not None
+            assert [reply.reply for reply in heard.replies] == [answer, error]
+
+    asyncio.run(story())
+
+
+def test_a_host_hears_at_once_of_calls_that_the_store_lacks(redis_url: str, keys: Path) -> None:
+    async def story() -> None:
+        async with agent_ring(redis_url, keys, long_poll_s=30.0) as here:
+            await begin(here.store, groups=1)
+            _, host = await both(here)
+            await host.call(b"question")
+
+            assert await host.hear(0.0, num_calls=1) is None
+            heard = await asyncio.wait_for(host.hear(25.0, num_calls=2), 5)
+
+            assert heard is not None
+            assert (heard.verdict, heard.num_calls) == (Verdict.OK, 1)
+
+    asyncio.run(story())
+
+
+def test_a_host_that_took_a_task_again_hears_of_both_tickets(redis_url: str, keys: Path) -> None:
+    async def story() -> None:
+        async with agent_ring(redis_url, keys) as here:
+            await begin(here.store, groups=1)
+            actor, host = await both(here)
+            lost, task = host.ticket, actor.lease.task_id
+            await expire_ticket(here, redis_url, task)
+            again = await HostSide.begin(host.client)
+            assert again.ticket.task_id == task
+            await again.call(b"question")
+            await actor.say(1, b"answer")
+
+            lines = tuple(Hear(task, ticket.ticket) for ticket in (lost, again.ticket))
+            reply = await host.client.hear(RepliesRequest(lines))
+
+            found = {part.ticket: (part.verdict, len(part.replies)) for part in reply.conversations}
+            assert found == {
+                lost.ticket: (Verdict.OUTDATED, 0),
+                again.ticket.ticket: (Verdict.OK, 1),
+            }
+
+    asyncio.run(story())
+
+
+def test_a_ticket_whose_answer_was_lost_is_given_again(redis_url: str, keys: Path) -> None:
+    async def story() -> None:
+        async with agent_ring(redis_url, keys) as here:
+            await begin(here.store, groups=1)
+            _, host = await both(here)
+
+            again = await host.client.take(TakeRequest(1))
+            nothing = await host.client.take(TakeRequest(1, newest=host.ticket.ticket))
+
+            assert again.tickets == (host.ticket,)
+            assert nothing.tickets == ()
+
+    asyncio.run(story())
+
+
+def test_a_host_whose_agents_end_without_a_call_rests_and_is_named(
+    redis_url: str, keys: Path
+) -> None:
+    async def story() -> None:
+        async with agent_ring(redis_url, keys) as here:
+            await begin(here.store, groups=1)
+            client, newest = host_of(here), 0
+            await ActorSide.begin(await here.actor())
+            for _ in range(4):
+                (ticket,) = (await client.take(TakeRequest(1, newest))).tickets
+                newest = ticket.ticket
+                await expire_ticket(here, redis_url, ticket.task_id)
+            with structlog.testing.capture_logs() as lines:
+                rests = await client.take(TakeRequest(1, newest, wait_s=20.0))
+
+            assert (rests.status, rests.num_silent, rests.tickets) == ("RESTS", 4, ())
+            assert 0.0 < rests.rest_s <= 1.0
+            assert [(line["host"], line["agents"]) for line in lines] == [("host-1", 4)]
+            (other,) = (await host_of(here, "host-2").take(TakeRequest(1))).tickets
+            assert other.ticket > newest
+
+    asyncio.run(story())
+
+
+def test_late_copies_of_rewards_do_not_win_and_long_ones_are_refused(
+    redis_url: str, keys: Path
+) -> None:
+    async def story() -> None:
+        async with agent_ring(redis_url, keys) as here:
+            await begin(here.store, groups=1)
+            actor, host = await both(here)
+
+            assert await host.end(1.0, why="", order=2) is Verdict.OK
+            assert await host.end(0.0, why="", order=1) is Verdict.DUP
+            with pytest.raises(RefusedError, match=r"bytes of a reward .* between 0 and 4096"):
+                await host.end(1.0, why="", order=3, parts={"x" * 5000: 1.0})
+            await host.end(None)
+            ended = await actor.listen()
+
+            assert ended is not None
+            assert [reward.reward for reward in ended.rewards] == [1.0]
+
+    asyncio.run(story())
+
+
+def test_an_answer_names_a_bounded_number_of_conversations(
+    redis_url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversations, "MAX_NEWS", 1)
+
+    async def story() -> None:
+        async with agent_ring(redis_url, keys) as here:
+            await begin(here.store, groups=1)
+            client = host_of(here)
+            lines = tuple(Hear(task, 1) for task in (90, 91))
+
+            reply = await client.hear(RepliesRequest(lines))
+
+            assert [(x.task_id, x.verdict) for x in reply.conversations] == [(90, Verdict.GONE)]
 
     asyncio.run(story())
 

@@ -25,7 +25,7 @@ from tests.broker.support.talks import (
     host_of,
 )
 from tests.learner.support.rewinding_redis import rewinding_redis
-from tests.waiting import until
+from tests.waiting import still_waits, until
 
 CALLS = 30
 
@@ -112,6 +112,32 @@ def test_the_next_actor_goes_on_where_the_dead_one_was(redis_url: str, keys: Pat
             assert (await asking).reply == b"at last"
 
     asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_calls_that_a_rewound_store_has_lost_are_told_to_the_host_that_waits(
+    tmp_path: Path, keys: Path
+) -> None:
+    async def story(url: str) -> None:
+        async with agent_ring(url, keys, lease_timeout_s=60.0, long_poll_s=60.0) as here:
+            await begin(here.store, groups=1)
+            actor = await ActorSide.begin(await here.actor())
+            host = await HostSide.begin(host_of(here))
+            past = await asyncio.to_thread(server.remember)
+            await host.call(b"lost")
+            waiting = asyncio.create_task(host.hear(50.0, num_calls=1))
+            assert await still_waits(waiting, 0.3)
+
+            await asyncio.to_thread(server.restart, past)
+
+            heard = await asyncio.wait_for(waiting, 20)
+            assert heard is not None
+            assert (heard.verdict, heard.num_calls) == (Verdict.OK, 0)
+            host.number = 0
+            assert await host.call(b"lost") is Verdict.OK
+            assert (await actor.say(1, b"answer")).verdict is Verdict.OK
+
+    with rewinding_redis(tmp_path / "redis") as server:
+        asyncio.run(asyncio.wait_for(story(server.url), 60))
 
 
 def test_a_reply_that_a_rewound_store_has_lost_ends_the_conversation(

@@ -120,14 +120,15 @@ def _converse(broker: Store, task: LeasedTask) -> None:
     """All that a broker does for a live agent, its host and its actor."""
     broker.run(operations.want_agents([(task.task_id, task.fence, b"")], "k"))
     (taken,) = broker.run(operations.take_conversations("h", n=1, ttl_ms=60_000)).tickets
-    broker.run(operations.add_calls([CallLine(task.task_id, taken.ticket, 1, 0, 0, b"body")]))
+    ticket = taken.ticket
+    broker.run(operations.add_calls([CallLine(task.task_id, ticket, 1, 0, 0, b"body")]))
     assert broker.run(operations.read_calls([ListenLine(task.task_id, task.fence)], "k"))[0].calls
-    said = SayLine(BeatLine(task.task_id, task.fence, 0, 1, b"x", "k"), 1, b"reply")
+    said = SayLine(BeatLine(task.task_id, task.fence, 0, 1, b"x", "k"), ticket, 1, 1, b"reply")
     broker.run(operations.say_replies([said, said], ttl_ms=60_000))
-    line = ReplyLine(task.task_id, taken.ticket)
-    (answer,) = broker.run(operations.read_replies([line], ttl_ms=60_000))
+    line = ReplyLine(task.task_id, ticket)
+    (answer,) = broker.run(operations.read_replies([line], ttl_ms=60_000, agent_ms=60_000))
     assert len(answer.replies) == 1
-    broker.run(operations.end_conversations([EndLine(task.task_id, taken.ticket, "ended")]))
+    broker.run(operations.end_conversations([EndLine(task.task_id, ticket, "ended")]))
     assert broker.run(operations.read_news(0)).tasks
 
 

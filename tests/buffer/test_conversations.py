@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from buffer import operations
@@ -17,6 +19,7 @@ from buffer.operations.values import (
     RepliesAnswer,
     ReplyLine,
     SayLine,
+    TakeAnswer,
 )
 from tests.buffer.support.run_in_store import TTL_MS, RunInStore
 
@@ -25,36 +28,44 @@ class Talk:
     """One task's actor and its agent's host."""
 
     def __init__(self, run: RunInStore, task: LeasedTask) -> None:
-        self.run, self.task = run, task
-        self.ticket = 0
-        self.most_bytes = 10**6
+        self.run, self.task, self.order = run, task, 0
+        self.ticket = self.newest = 0
+        self.most_bytes, self.agent_ms = 10**6, 10**6
 
     def want(self) -> str:
         call = operations.want_agents([(self.task.task_id, self.task.fence, b"told")])
         return self.run.store.run(call)[0]
 
-    def take(self) -> None:
-        taken = self.run.store.run(operations.take_conversations("host", n=1, ttl_ms=TTL_MS))
-        (ticket,) = taken.tickets
+    def take(self, host: str = "host") -> None:
+        (ticket,) = self.asked(host).tickets
         assert ticket.task_id == self.task.task_id
-        self.ticket = ticket.ticket
+        self.ticket = self.newest = ticket.ticket
+
+    def asked(self, host: str = "host") -> TakeAnswer:
+        call = operations.take_conversations(host, n=1, ttl_ms=TTL_MS, newest=self.newest)
+        return self.run.store.run(call)
 
     def call(self, number: int, tail: bytes = b"body", parent: int = 0, keep: int = 0) -> str:
         line = CallLine(self.task.task_id, self.ticket, number, parent, keep, tail)
         return self.run.store.run(operations.add_calls([line]))[0].verdict
 
-    def say(self, number: int, reply: bytes, *, offset: int, tokens: int = 2) -> BeatVerdict:
+    def say(
+        self, number: int, reply: bytes, *, offset: int, tokens: int = 2, end: int | None = None
+    ) -> BeatVerdict:
         fence = self.task.fence
         chunk = b"x" * tokens
         beat = BeatLine(self.task.task_id, fence, offset, tokens, chunk)
         beat = beat._replace(first_fence=fence, last_fence=fence)
-        call = operations.say_replies([SayLine(beat, number, reply)], ttl_ms=TTL_MS)
+        turn_end = offset + tokens if end is None else end
+        line = SayLine(beat, self.ticket, number, turn_end, reply)
+        call = operations.say_replies([line], ttl_ms=TTL_MS)
         return self.run.store.run(call)[0]
 
     def hear(self, heard: int = 0) -> RepliesAnswer:
         call = operations.read_replies(
             [ReplyLine(self.task.task_id, self.ticket, heard)],
             ttl_ms=TTL_MS,
+            agent_ms=self.agent_ms,
             most_bytes=self.most_bytes,
         )
         return self.run.store.run(call)[0]
@@ -63,9 +74,12 @@ class Talk:
         line = ListenLine(self.task.task_id, self.task.fence, self.ticket, num_calls, num_said)
         return self.run.store.run(operations.read_calls([line], most_bytes=self.most_bytes))[0]
 
-    def end(self, why: str = "", number: int = 0, reward: bytes = b"") -> str:
-        line = EndLine(self.task.task_id, self.ticket, why, number, reward)
-        return self.run.store.run(operations.end_conversations([line]))[0]
+    def end(
+        self, why: str = "", number: int = 0, reward: bytes = b"", order: int = 0, **bounds: Any
+    ) -> str:
+        self.order = order or self.order + 1
+        line = EndLine(self.task.task_id, self.ticket, why, number, self.order, reward)
+        return self.run.store.run(operations.end_conversations([line], **bounds))[0]
 
     def lose_host(self, *, max_attempts: int = 3) -> None:
         """The ticket runs out, and a broker looks for expired ones."""
@@ -98,7 +112,9 @@ def test_a_reply_is_written_with_its_tokens_or_not_at_all(talk: Talk) -> None:
     assert talk.say(1, b"early", offset=5) == ("GAP", 0)
     assert talk.hear().replies == ()
     assert talk.say(2, b"to nothing", offset=0) == ("UNCALLED", 0)
-    assert talk.say(1, b"hello", offset=0) == ("OK", 2)
+    assert talk.say(1, b"before its end", offset=0, end=3) == ("GAP", 2)
+    assert talk.hear().replies == (), "its tokens so far are stored, and it is not"
+    assert talk.say(1, b"hello", offset=2, tokens=0, end=2) == ("OK", 2)
     assert talk.say(1, b"hello", offset=0) == ("DUP", 2), "its answer was lost, and it came again"
     assert talk.say(1, b"something else", offset=2) == ("OTHER", 2)
 
@@ -202,6 +218,46 @@ def test_the_last_reward_before_the_end_counts(talk: Talk) -> None:
     assert talk.listen().why == "ended", "an ended conversation needs no host"
 
 
+def test_a_late_copy_of_a_reward_does_not_win(talk: Talk) -> None:
+    talk.call(1)
+    talk.end(number=1, reward=b"first", order=1)
+    talk.end(number=1, reward=b"second", order=2)
+
+    assert talk.end(number=1, reward=b"first", order=1) == "DUP"
+    talk.end("ended")
+
+    assert talk.listen().rewards == {1: b"second"}
+
+
+def test_rewards_are_bounded_and_count_as_bytes_of_the_conversation(talk: Talk) -> None:
+    talk.call(1)
+    talk.call(2)
+    before = talk.run.store.run(operations.usage())
+
+    assert talk.end(number=1, reward=b"x" * 98) == "OK"
+    assert talk.run.store.run(operations.usage()) - before == 100
+    assert talk.end(number=1, reward=b"y" * 98) == "OK", "in place of the first"
+    assert talk.run.store.run(operations.usage()) - before == 100
+    assert talk.end(number=2, reward=b"z", max_reward_bytes=100) == "FULL"
+    assert talk.end("ended", number=2, reward=b"z", max_bytes=100) == "FULL"
+    assert talk.end(reward=b"of the whole", max_bytes=100, max_reward_bytes=100) == "OK"
+    talk.end("ended")
+
+    assert talk.listen().rewards == {0: b"of the whole", 1: b"y" * 98}
+
+
+def test_an_end_comes_behind_all_calls(talk: Talk) -> None:
+    talk.call(1, b"long enough")
+    talk.call(2, b"the next")
+    talk.end("ended", reward=b"1")
+    talk.most_bytes = 5
+
+    first, second = talk.listen(), talk.listen(1)
+
+    assert [(len(x.calls), x.why, x.rewards) for x in (first, second)] == [(1, "", {})] * 2
+    assert (talk.listen(2).why, talk.listen(2).rewards) == ("ended", {0: b"1"})
+
+
 def test_the_next_actor_reads_all_that_was_called(talk: Talk) -> None:
     talk.call(1)
     talk.say(1, b"reply", offset=0)
@@ -249,6 +305,46 @@ def test_a_conversation_whose_host_dies_is_begun_again_so_many_times(run: RunInS
     assert (letter.why, letter.attempts) == ("its host died", 3)
 
 
+def test_a_ticket_whose_answer_was_lost_comes_again(talk: Talk) -> None:
+    talk.newest = 0
+
+    again = talk.asked()
+
+    assert [t.ticket for t in again.tickets] == [talk.ticket]
+    assert talk.asked("another").status == "EMPTY"
+    talk.call(1)
+    assert talk.asked().status == "EMPTY", "it has called, so the answer was not lost"
+
+
+def test_a_host_whose_agents_end_without_a_call_rests(run: RunInStore) -> None:
+    run.create_eval(6)
+    talks = [Talk(run, task) for task in run.lease(6)]
+    host, newest = f"{run.prefix}:h::host", 0
+    for talk in talks:
+        talk.want()
+
+    for talk in talks[:4]:  # three, and one to try
+        talk.newest = newest
+        talk.take()
+        talk.end("died")
+        newest = talk.newest
+
+    talk = talks[4]
+    talk.newest = newest
+    rests = talk.asked()
+    assert (rests.status, rests.num_silent) == ("RESTS", 4)
+    assert 0 < rests.rest_ms <= 1000
+    other = Talk(run, talk.task)
+    other.take("another")
+    talk = talks[5]
+    talk.newest = newest
+    run.redis.hset(host, "rests_until", 1)
+    talk.take()
+    assert run.redis.hget(host, "silent") == b"4"
+    talk.call(1)
+    assert run.redis.hmget(host, "silent", "rests_until") == [None, None]
+
+
 def test_a_ticket_lives_as_long_as_its_host_asks_for_replies(talk: Talk) -> None:
     talk.call(1)
     talk.run.redis.zadd(f"{talk.run.prefix}:tickets", {str(talk.task.task_id): 1}, xx=True)
@@ -257,6 +353,56 @@ def test_a_ticket_lives_as_long_as_its_host_asks_for_replies(talk: Talk) -> None
     talk.run.store.run(operations.reap(max_attempts=3))
 
     assert talk.hear().verdict == "OK"
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+def test_a_conversation_whose_agent_does_not_end_in_time_is_lost(talk: Talk, calls: int) -> None:
+    for number in range(calls):
+        talk.call(number + 1)
+    assert talk.hear().verdict == "OK"
+    talk.agent_ms = -1
+
+    assert talk.hear().verdict == "GONE"
+
+    assert talk.mailbox_keys() == []
+    (task,) = talk.run.store.run(operations.inspect([talk.task.task_id])).values()
+    assert (task.state, task.length, task.attempts) == ("R", 0, 0)
+    losses = talk.run.redis.hget(f"{talk.run.prefix}:t:{talk.task.task_id}", "losses")
+    assert losses == b"1", "a loss, and no reward"
+
+
+def test_an_ended_conversation_has_no_such_limit(talk: Talk) -> None:
+    talk.call(1)
+    talk.end("ended")
+    talk.agent_ms = -1
+
+    assert talk.hear().verdict == "OK"
+
+
+@pytest.mark.parametrize("state", ["D", "X"])
+@pytest.mark.parametrize("calls", [0, 1])
+def test_a_mailbox_of_a_task_that_has_ended_goes_and_the_task_stays(
+    talk: Talk, state: str, calls: int
+) -> None:
+    """Nothing leaves one behind; if something did, it must not begin the task again."""
+    for number in range(calls):
+        talk.call(number + 1)
+    task = f"{talk.run.prefix}:t:{talk.task.task_id}"
+    talk.run.redis.hset(task, "st", state)
+    before = talk.run.redis.hgetall(task)
+
+    talk.lose_host()
+
+    assert talk.mailbox_keys() == []
+    assert talk.run.redis.hgetall(task) == before
+
+
+def test_a_ticket_without_a_mailbox_expires_alone(talk: Talk) -> None:
+    talk.run.redis.delete(f"{talk.run.prefix}:m:{talk.task.task_id}")
+
+    talk.lose_host()
+
+    assert talk.run.redis.zcard(f"{talk.run.prefix}:tickets") == 0
 
 
 def test_a_reply_that_the_store_has_lost_ends_its_conversation(talk: Talk) -> None:
@@ -279,6 +425,33 @@ def test_an_actor_that_answers_an_agent_of_before_is_told(talk: Talk) -> None:
 
     assert talk.listen().verdict == "STALE"
     assert talk.run.store.run(operations.inspect([talk.task.task_id]))[0].length == 0
+
+
+def test_a_reply_to_an_agent_of_before_ends_the_conversation(talk: Talk) -> None:
+    """The store was set back; another host's agent has made a call of the same number."""
+    talk.call(1)
+    talk.run.beat(talk.task, 0, 2)
+    talk.ticket -= 1
+
+    assert talk.say(1, b"to another", offset=2, tokens=0) == ("STALE", 0)
+    assert talk.mailbox_keys() == []
+    assert talk.run.beat(talk.task)[0] == "STALE"
+
+
+def test_conversations_that_wait_for_a_host_are_counted(run: RunInStore) -> None:
+    run.create(1)
+    first, second = (Talk(run, task) for task in run.lease()[:2])
+    first.want()
+    second.want()
+    run.redis.zincrby(f"{run.prefix}:wanted", -60_000, "0")
+    waiting = run.store.run(operations.stats())
+    assert (waiting.wanted, waiting.hosted) == (2, 0)
+    assert 60 <= waiting.wanted_s < 120
+
+    first.take()
+
+    one = run.store.run(operations.stats())
+    assert (one.wanted, one.hosted) == (1, 1)
 
 
 def test_tokens_of_a_conversation_that_is_gone_are_cut(run: RunInStore) -> None:
@@ -435,14 +608,13 @@ def test_no_host_takes_a_conversation_while_the_store_recovers(run: RunInStore) 
     run.create(1)
     talk = Talk(run, run.lease()[0])
     talk.want()
-    take = operations.take_conversations("host", n=1, ttl_ms=TTL_MS)
     run.store.run(operations.confirm("f" * 40))
-    assert run.store.run(take).status == "WAIT"
+    assert talk.asked().status == "WAIT"
 
     run.store.run(operations.recovered(run.lineage, "f" * 40))
 
-    assert run.store.run(take).status == "OK"
-    assert run.store.run(take).status == "EMPTY"
+    talk.take()
+    assert talk.asked().status == "EMPTY"
 
 
 def test_news_name_the_conversations_that_have_changed(talk: Talk) -> None:

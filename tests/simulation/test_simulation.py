@@ -108,8 +108,10 @@ def test_a_tool_that_takes_five_minutes_loses_neither_lease_nor_ticket_nor_turn(
 def test_an_actor_that_replies_before_the_tokens_are_stored_is_caught(tmp_path: Path) -> None:
     def hasty(mail: AgentMail) -> Iterator[_Letter]:
         for held, rollout in list(mail._speaking.items()):
-            place = Beat(held.lease.task_id, held.lease.fence, held.num_stored)
-            says = [Say(place, number, reply) for number, reply in rollout.replies.items()]
+            stored = held.num_stored
+            place = Beat(held.lease.task_id, held.lease.fence, stored)
+            replies = rollout.replies.items() if stored else ()
+            says = [Say(place, held.ticket, n, stored, reply) for n, (_, reply) in replies]
             yield _Letter(held, rollout, tuple(says))
             mail._speaking.pop(held)
 

@@ -17,6 +17,10 @@ end
 
 local function append(id, number, line, calls, replies, bytes, tail, size)
   local mailbox = mailbox_key(id)
+  if number == '1' then
+    local box = call('HMGET', mailbox, 'host', 'key')
+    call('HDEL', host_key(box[1], box[2]), 'silent', 'rests_until')
+  end
   call('RPUSH', calls_key(id), line)
   call('HSET', mailbox, 'calls', number, 'bytes', bytes + #tail, 'size:' .. number, size)
   if calls == replies then call('HSET', mailbox, 'opened', whole(now_ms())) end

@@ -1,21 +1,40 @@
 --- @include keys, conversations
--- ARGV: tag of a host's key, then per conversation: id, ticket, why ('': it goes on), number of a call (0: the whole),
--- its reward ('': none).  -> verdict, ...   The last reward before the end counts; DUP: the conversation has ended.
+-- ARGV: tag of a host's key, most bytes of a mailbox, most bytes of the rewards of calls, then per conversation: id,
+-- ticket, why ('': it goes on), number of a call (0: the whole), order of its reward, the reward ('': none).
+-- -> verdict, ...
+-- Of a call the reward with the highest order before the end counts, whichever copy comes last. FULL: nothing more fits,
+-- and the line changes nothing; the reward of the whole always fits. DUP: nothing is left to change.
+local most_bytes, most_rewards = tonumber(ARGV[2]), tonumber(ARGV[3])
+
+-- Why a reward is not written; nil = it is.
+local function add_reward(id, number, order, reward)
+  local mailbox, field, text = mailbox_key(id), 'reward:' .. number, order .. ' ' .. reward
+  local box = call('HMGET', mailbox, 'bytes', 'rewards', field)
+  if box[3] and tonumber(string.match(box[3], '^%d+')) >= tonumber(order) then return 'DUP' end
+  local more = #text - #(box[3] or '')
+  local bytes, rewards = tonumber(box[1]) + more, tonumber(box[2] or '0') + more
+  if number ~= '0' and (bytes > most_bytes or rewards > most_rewards) then return 'FULL' end
+  call('HSET', mailbox, field, text, 'bytes', bytes, 'rewards', rewards)
+end
+
 local answer = {}
 draw_on_reserve()
-for i = 2, #ARGV, 5 do
-  local id, ticket, why, number, reward = unpack(ARGV, i, i + 4)
+for i = 4, #ARGV, 6 do
+  local id, ticket, why, number, order, reward = unpack(ARGV, i, i + 5)
   local verdict, calls, _, _, ended = judge_ticket(id, ticket, ARGV[1])
   if verdict == 'OK' and ended then
     verdict = 'DUP'
   elseif verdict == 'OK' and tonumber(number) > calls then
     verdict = 'GAP'
   elseif verdict == 'OK' then
-    if reward ~= '' then call('HSET', mailbox_key(id), 'reward:' .. number, reward) end
-    if why ~= '' then
+    local refused = reward ~= '' and add_reward(id, number, order, reward)
+    if why ~= '' and refused ~= 'FULL' then
+      note_silence(id)
       call('HSET', mailbox_key(id), 'why', why, 'opened', whole(now_ms()))
       call('ZREM', TICKETS, id)
       note_news(id)
+    elseif refused then
+      verdict = refused
     end
   end
   answer[#answer + 1] = verdict

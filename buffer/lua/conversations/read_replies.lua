@@ -1,27 +1,46 @@
 --- @include keys, tasks, conversations
--- ARGV: tag of a host's key, ttl ms, max attempts, most bytes, then per conversation: id, ticket, stamp of the newest
--- reply that its agent has heard (0: none).  -> {verdict, calls so far, stamp, number and reply, ...}, ...
--- Renews tickets. A reply that an agent has heard and the store has not: the store was set back, and the conversation
--- is lost.
-local deadline, room, answer = whole(now_ms() + ARGV[2]), tonumber(ARGV[4]), {}
+-- ARGV: tag of a host's key, ttl ms, most ms of an agent, max attempts, most bytes, then per conversation: id, ticket,
+-- stamp of the newest reply that its agent has heard (0: none).
+-- -> {verdict, calls so far, stamp, number and reply, ...}, ...
+-- Renews tickets. A conversation is lost whose agent has heard a reply that the store has not, because it was set back,
+-- and one that has lasted for longer than its host lets an agent run. The latter is counted from the end of a recovery.
+local PART_BYTES = 64 -- of a message, for each reply beside its own
+local now, room, answer = now_ms(), tonumber(ARGV[5]), {}
+local deadline = whole(now + ARGV[2])
+local grace_until = tonumber(call('HGET', META, 'grace_until') or '0')
 draw_on_reserve()
-for i = 5, #ARGV, 3 do
-  local id, heard = ARGV[i], ARGV[i + 2]
-  local verdict, calls, _, _, why = judge_ticket(id, ARGV[i + 1], ARGV[1])
+
+-- Why a conversation is lost; nil = it is not.
+local function why_lost(id, ticket, heard, has_ended)
+  if heard ~= '0' and call('ZCOUNT', replies_key(id), heard, heard) == 0 then
+    return 'the store lost a reply that its agent has heard'
+  end
+  if not has_ended and now - math.max(ticket / 1000, grace_until) > tonumber(ARGV[3]) then -- a ticket is a time in microseconds
+    return 'its agent did not end in time'
+  end
+end
+
+local function read(id, last, line)
+  while room > 0 do
+    local found = call('ZRANGEBYSCORE', replies_key(id), '(' .. last, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    if #found == 0 then return end
+    line[#line + 1], line[#line + 2] = found[2], found[1]
+    room, last = room - #found[1] - PART_BYTES, found[2]
+  end
+end
+
+for i = 6, #ARGV, 3 do
+  local id, ticket, heard = unpack(ARGV, i, i + 2)
+  local verdict, calls, _, _, why = judge_ticket(id, ticket, ARGV[1])
   local line = { verdict, calls or 0 }
-  if verdict == 'OK' then
-    local found = call('ZRANGEBYSCORE', replies_key(id), heard, '+inf', 'WITHSCORES')
-    if heard ~= '0' and found[2] ~= heard then
-      lose_conversation(id, tonumber(ARGV[3]), 'the store lost a reply that its agent has heard', ARGV[1])
-      line = { 'GONE', 0 }
-    else
-      for at = heard == '0' and 1 or 3, #found, 2 do
-        if room <= 0 then break end
-        line[#line + 1], line[#line + 2] = found[at + 1], found[at]
-        room = room - #found[at]
-      end
-      if not why then call('ZADD', TICKETS, deadline, id) end
-    end
+  local lost = verdict == 'OK' and why_lost(id, ticket, heard, why)
+  if lost then
+    note_silence(id)
+    lose_conversation(id, tonumber(ARGV[4]), lost, ARGV[1])
+    line = { 'GONE', 0 }
+  elseif verdict == 'OK' then
+    read(id, heard, line)
+    if not why then call('ZADD', TICKETS, deadline, id) end
   end
   answer[#answer + 1] = line
 end

@@ -1,9 +1,10 @@
 --- @include keys, tasks, conversations, beats
--- ARGV: as of beat, in each line the number of a call before the key; then per line its chunk, if it has tokens, and
--- its reply.  -> verdict, length, ...
--- A reply leaves only in the write that stores its tokens: the log must reach to the end of this chunk. Where it does
--- not, there is no reply; where there can be no reply, the chunk is not stored either. OTHER: another one was said.
--- UNCALLED: the store has no such call, or lost it. DUP: it was said before.
+-- ARGV: as of beat, in each line before the key the ticket that its actor knows, the number of a call, and the tokens of
+-- the log up to the end of its turn (0: an error, which has no turn); then per line its chunk, if it has tokens, and its
+-- reply.  -> verdict, length, ...
+-- A reply leaves only in the write that stores its tokens: the log must reach to the end of its turn. Where it does not,
+-- there is no reply; where there can be no reply, the chunk is not stored either. OTHER: another one was said. UNCALLED:
+-- the store has no such call, or lost it. DUP: it was said before. STALE where another agent calls: as in read_calls.
 
 -- Why a call cannot have this reply now; nil = it can. Second, whether it has it.
 local function why_unsaid(id, number, reply)
@@ -26,8 +27,10 @@ local function say(id, number, reply)
 end
 
 local answer, next_part = {}, 8
-local line = '(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ([^\n]*)'
-for id, fence, offset, tokens, oldest, first, last, number, key in string.gmatch(ARGV[7], line) do
+local numbers = string.rep('(%d+) ', 10)
+for id, fence, offset, tokens, oldest, first, last, ticket, number, turn_end, key in
+  string.gmatch(ARGV[7], numbers .. '([^\n]*)')
+do
   local chunk
   offset, tokens = tonumber(offset), tonumber(tokens)
   if tokens > 0 then chunk, next_part = ARGV[next_part], next_part + 1 end
@@ -35,14 +38,17 @@ for id, fence, offset, tokens, oldest, first, last, number, key in string.gmatch
   next_part = next_part + 1
   local verdict, _, length = judge(id, fence, key)
   local is_said
-  if verdict == 'OK' then
+  if verdict == 'OK' and is_of_another(id, ticket) then
+    lose_conversation(id, max_attempts, LOST_AGENT, '')
+    verdict, length = 'STALE', 0
+  elseif verdict == 'OK' then
     local why
     why, is_said = why_unsaid(id, number, reply)
     verdict = why or 'OK'
   end
   if verdict == 'OK' then
     verdict, length = renew(id, fence, offset, tokens, chunk, oldest, first, last, key)
-    if verdict == 'OK' and offset + tokens > length then verdict = 'GAP' end
+    if verdict == 'OK' and tonumber(turn_end) > length then verdict = 'GAP' end
     if verdict == 'OK' and is_said then
       verdict = 'DUP'
     elseif verdict == 'OK' then

@@ -1,4 +1,4 @@
---- @include keys, tasks
+--- @include keys, tasks, conversations
 -- ARGV: tag of a key, max attempts, max data failures, then per task: id, fence, kind, reason.  -> verdict, ...
 -- Kind `data`: every failure counts. Otherwise the machine failed: only attempts without progress count. DUP: the lease
 -- had expired, and was charged then. It ends without its fence, so that no heartbeat on its way revives it: STALE where

@@ -31,9 +31,10 @@ for _, leases in ipairs({ LEASES, EVAL_LEASES }) do
 end
 
 for _, id in ipairs(call('ZRANGEBYSCORE', TICKETS, '-inf', now, 'LIMIT', 0, tonumber(ARGV[2]))) do
-  local box = call('HMGET', mailbox_key(id), 'calls', 'key')
-  if box[1] == '0' then
-    call('ZREM', TICKETS, id)
+  local box, state = call('HMGET', mailbox_key(id), 'calls', 'key'), call('HGET', task_key(id), 'st')
+  call('ZREM', TICKETS, id)
+  if box[1] == '0' and (state == 'R' or state == 'L') then
+    note_silence(id)
     call('HDEL', mailbox_key(id), 'ticket', 'host', 'key')
     want_agent(id)
   elseif box[1] then

@@ -5,12 +5,15 @@
 -- it is of tokens that the task's chunks have, so chunks are never cut without it.
 -- m:<task> has: want, calls, replies, bytes; ticket, host, key of the host; opened (the ms at which the actor's turn
 -- began), newest (stamp of the newest reply), why (it ended); size:<number> of a call's body, said:<number> = stamp of
--- its reply, reward:<number>.
+-- its reply, reward:<number> = its order and the reward; rewards = bytes of all of them.
+-- h:<key>:<host> has: ticket, the newest that the host was given, and ids, its tasks; silent = agents of the host in a
+-- row that have ended without a call, rests_until (ms).
 local WANTED, TICKETS, NEWS = run .. ':wanted', run .. ':tickets', run .. ':news'
 
 local function mailbox_key(id) return run .. ':m:' .. id end
 local function calls_key(id) return run .. ':m:' .. id .. ':c' end
 local function replies_key(id) return run .. ':m:' .. id .. ':r' end
+local function host_key(host, key) return run .. ':h:' .. key .. ':' .. host end
 
 -- Brokers whose memory the change did not pass through find it by its number.
 local function note_news(id) call('ZADD', NEWS, call('HINCRBY', META, 'news', 1), id) end
@@ -25,6 +28,20 @@ local function drop_mailbox(id)
     call('ZREM', WANTED, id)
     call('ZREM', TICKETS, id)
     call('ZREM', NEWS, id)
+  end
+end
+
+-- Whether an actor knows another agent than the one that calls: the store was set back.
+local LOST_AGENT = 'the store lost its agent'
+local function is_of_another(id, ticket) return call('HGET', mailbox_key(id), 'ticket') ~= ticket end
+
+-- A host has no more of a conversation: it counts against the host if its agent has not called.
+local function note_silence(id)
+  local box = call('HMGET', mailbox_key(id), 'calls', 'host', 'key')
+  if box[1] == '0' and box[2] then
+    local host = host_key(box[2], box[3])
+    call('HINCRBY', host, 'silent', 1)
+    call('EXPIRE', host, 3600)
   end
 end
 

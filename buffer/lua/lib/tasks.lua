@@ -153,7 +153,8 @@ end
 -- A conversation ends through no fault of the task, because its host or the store lost it, and the task begins anew,
 -- under another lease. Such losses have a budget of their own, too.
 local function lose_conversation(id, most, why, key)
-  local task = call('HMGET', task_key(id), 'losses', 'losses_by')
+  local task = call('HMGET', task_key(id), 'losses', 'losses_by', 'st')
+  if task[3] ~= 'R' and task[3] ~= 'L' then return drop_mailbox(id) end -- the task has ended
   local losses, by = tonumber(task[1] or '0') + 1, (task[2] or '') .. key .. '\n'
   cut(id)
   call('HDEL', task_key(id), 'fence')

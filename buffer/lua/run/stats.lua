@@ -1,7 +1,8 @@
---- @include keys
+--- @include keys, conversations
 -- -> {meta fields}, {name, count, ...}, {reason, count, ...}, {k, units, sealed, starts, ...}
 -- Counts come from the sets and bitmaps themselves; there is no counter that could drift.
 local size = tonumber(call('HGET', META, 'group_size') or '1')
+local oldest = call('ZRANGE', WANTED, 0, 0, 'WITHSCORES')[2]
 local counts = {
   'created', call('BITCOUNT', KNOWN),
   'ready', call('ZCARD', READY) + call('ZCARD', NEW) * size,
@@ -17,6 +18,9 @@ local counts = {
   'buffered_units', call('ZCARD', BUF),
   'kept_units', call('ZCARD', REPLAY),
   'reused_units', call('ZCARD', REUSED),
+  'wanted', call('ZCARD', WANTED),
+  'wanted_ms', oldest and math.max(0, now_ms() - oldest) or 0,
+  'hosted', call('ZCARD', TICKETS),
 }
 local reasons = {}
 for _, reason in ipairs(call('SMEMBERS', REASONS)) do

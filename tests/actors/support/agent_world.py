@@ -144,7 +144,8 @@ class Actors:
             self.snapshot()
         for number, reply in list(self.rollout.replies.items()):
             assert number not in self.box.replies
-            self.box.replies[number] = decode_reply(reply)
+            assert reply.turn_end <= (self.box.length if with_tokens else self.rollout.length)
+            self.box.replies[number] = decode_reply(reply.stored)
             self.rollout.confirm(number)
 
     def turn(self, text: str, messages: Sequence[Message], **fields: Any) -> AgentReply:

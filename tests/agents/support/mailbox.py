@@ -126,8 +126,9 @@ class TwinMailbox:
             for line in request.conversations:
                 box = self.boxes[line.task_id]
                 new = tuple(reply for reply in box.replies if reply.stamp > line.heard)
-                if new or box.verdict is not Verdict.OK:
-                    found.append(Replies(line.task_id, box.verdict, len(box.lines), new))
+                if new or box.verdict is not Verdict.OK or line.num_calls > len(box.lines):
+                    number = len(box.lines)
+                    found.append(Replies(line.task_id, line.ticket, box.verdict, number, new))
             left_s = ends_at - asyncio.get_running_loop().time()
             if found or left_s <= 0:
                 return RepliesReply(tuple(found))
@@ -138,13 +139,15 @@ class TwinMailbox:
                 pass
 
     async def end(self, request: EndRequest, *, deadline_s: float = 0.0) -> Verdicts:
-        (end,) = request.ends
+        return Verdicts(tuple(TaskVerdict(end.task_id, self._end(end)) for end in request.ends))
+
+    def _end(self, end: End) -> Verdict:
         box = self.boxes[end.task_id]
-        is_late = box.is_over
-        if not is_late:
-            box.ends.append(end)
-        verdict = Verdict.DUP if is_late else Verdict.OK
-        return Verdicts((TaskVerdict(end.task_id, verdict),))
+        orders = [known.order for known in box.ends if known.number == end.number]
+        if box.is_over or (not end.why and end.order in orders):
+            return Verdict.DUP
+        box.ends.append(end)
+        return Verdict.OK
 
     def lose(self, task: int) -> None:
         """Lose a conversation, as a store that was set back does."""

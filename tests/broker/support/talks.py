@@ -78,16 +78,26 @@ class ActorSide:
         self.ticket, self.num_calls = calls.ticket, self.num_calls + len(calls.calls)
         return calls
 
-    async def say(self, number: int, reply: bytes, *, offset: int | None = None) -> TaskVerdict:
+    async def say(
+        self, number: int, reply: bytes, *, offset: int | None = None, turn_end: int | None = None
+    ) -> TaskVerdict:
         """Answer a call with a turn of a few tokens."""
+        if not self.ticket:
+            self.ticket = await self._first_ticket()
         at = self.length if offset is None else offset
         chunk = encode_completion(completion(self.lease.fence, TOKENS))
         beat = Beat(self.lease.task_id, self.lease.fence, at, TOKENS, chunk)
-        request = SayRequest((Say(beat, number, reply),), FIRST)
+        say = Say(beat, self.ticket, number, at + TOKENS if turn_end is None else turn_end, reply)
+        request = SayRequest((say,), FIRST)
         (line,) = (await self.client.say(request, deadline_s=60)).verdicts
         if line.verdict in {Verdict.OK, Verdict.DUP}:
             self.length = line.length
         return line
+
+    async def _first_ticket(self) -> int:
+        line = Listen(self.lease.task_id, self.lease.fence)
+        reply = await self.client.listen(ListenRequest((line,)), deadline_s=60)
+        return reply.tasks[0].ticket if reply.tasks else 0
 
 
 class HostSide:
@@ -122,9 +132,9 @@ class HostSide:
         (line,) = (await self.client.call(CallRequest((call,)), deadline_s=60)).verdicts
         return line.verdict
 
-    async def hear(self, wait_s: float = 2.0) -> Replies | None:
+    async def hear(self, wait_s: float = 2.0, *, num_calls: int = 0) -> Replies | None:
         """Wait for replies; None if there are none."""
-        line = Hear(self.ticket.task_id, self.ticket.ticket, self.heard)
+        line = Hear(self.ticket.task_id, self.ticket.ticket, self.heard, num_calls)
         reply = await self.client.hear(RepliesRequest((line,), wait_s), deadline_s=60)
         if not reply.conversations:
             return None

@@ -27,18 +27,21 @@ from tests.buffer.support.history_world import (
     World,
 )
 
+AGENT_MS = 3_600_000
+
 
 def serve(world: World) -> None:
     """A host takes conversations, and its agents call, hear and end."""
     host = world.rng.choice(world.hosts)
-    call = operations.take_conversations(host.name, n=2, ttl_ms=TTL_MS)
+    call = operations.take_conversations(host.name, n=2, ttl_ms=TTL_MS, newest=host.newest)
     answer = world.store.run(call)
     if world.recovering:
         assert answer.status == "WAIT", f"8.6: a host was given {answer} while RECOVERING"
-    if not world.chance(0.1):  # else the reply is lost, and the tickets with it
+    if not world.chance(0.1):  # else the reply is lost, and the tickets come again
         for task, ticket, _, payload in answer.tickets:
             assert payload == b"task %d" % task, f"C3: agent of {task} was told {payload!r}"
             host.agents[task] = Agent(task, ticket)
+            host.newest = ticket
     for agent in list(host.agents.values()):
         _hear(world, host, agent)
         if agent.task in host.agents:
@@ -58,14 +61,16 @@ def _act(world: World, host: Host, agent: Agent) -> None:
             host.agents.pop(agent.task, None)
             return
     if len(agent.heard) == agent.turns:
-        end = operations.end_conversations([EndLine(agent.task, agent.ticket, "ended", 0, b"1")])
+        end = operations.end_conversations([EndLine(agent.task, agent.ticket, "ended", 0, 1, b"1")])
         if _exchange(world, agent, end) in ("OK", "DUP"):
             host.agents.pop(agent.task, None)
 
 
 def _hear(world: World, host: Host, agent: Agent) -> None:
     line = ReplyLine(agent.task, agent.ticket, agent.newest)
-    call = operations.read_replies([line], ttl_ms=TTL_MS, max_attempts=MAX_ATTEMPTS)
+    call = operations.read_replies(
+        [line], ttl_ms=TTL_MS, agent_ms=AGENT_MS, max_attempts=MAX_ATTEMPTS
+    )
     (answer,) = world.store.run(call)
     _check_ticket(world, agent, answer.verdict)
     if answer.verdict != "OK":
@@ -148,7 +153,7 @@ def _say(world: World, actor: Actor, held: Held) -> None:
     if world.chance(0.05):
         return
     if verdict in ("OK", "DUP"):
-        held.said, held.sent = number, len(held.tokens)
+        held.said, held.sent = number, length
     elif verdict == "GAP":
         held.sent = length
     elif verdict != "UNCALLED":
@@ -163,9 +168,12 @@ def _make_turn(world: World, actor: Actor, held: Held, number: int) -> SayLine:
     turn = held.tokens[TURN_TOKENS * (number - 1) : TURN_TOKENS * number]
     tokens = held.tokens[held.sent :]
     beat = BeatLine(held.task, held.fence, held.sent, len(tokens), _text(tokens))
+    turn_end = TURN_TOKENS * number
     if world.answers_early:
+        beat, turn_end = BeatLine(held.task, held.fence), 0
+    elif world.chance(0.05):  # the tokens may be stored, and may be not
         beat = BeatLine(held.task, held.fence)
-    return SayLine(beat, number, _text(turn))
+    return SayLine(beat, held.ticket, number, turn_end, _text(turn))
 
 
 def _text(tokens: list[str]) -> bytes:

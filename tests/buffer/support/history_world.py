@@ -105,6 +105,8 @@ class Host:
 
     name: str
     agents: dict[int, Agent] = field(default_factory=dict)
+    newest: int = 0
+    """Newest ticket that it knows."""
 
 
 @dataclass

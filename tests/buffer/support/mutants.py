@@ -147,7 +147,10 @@ MUTANTS = {
         "tasks", "local function cut(id)\n  drop_mailbox(id)", "local function cut(id)", "C1"
     ),
     "an agent goes on behind a reply that the store lost": Mutant(
-        "read_replies", "heard ~= '0' and found[2] ~= heard", "false", "C1|C2"
+        "read_replies", "heard ~= '0' and call('ZCOUNT'", "false and call('ZCOUNT'", "C1|C2"
+    ),
+    "a reply of a turn that the log does not reach": Mutant(
+        "say_replies", "tonumber(turn_end) > length", "false", "C1"
     ),
     "an old ticket counts": Mutant("conversations", "box[1] ~= ticket or", "", "C4"),
     "a mailbox outlives its task": Mutant("submit", "    drop_mailbox(id)\n", "", "C5"),

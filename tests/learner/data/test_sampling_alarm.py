@@ -84,6 +84,13 @@ def test_each_cause_names_what_helps(store: Store) -> None:
         "(tag: 20 of its last 20 leases failed); mend the cause, then: nyala buffer resume" in only
     )
     assert why(here, leased=4, suspended="one of several") is None
+    waiting = {"leased": 4, "wanted": 5, "wanted_s": 61.0}
+    assert str(why(here, **waiting)).startswith(
+        "conversations that wait for a host of agents: 5, the first for 61 s; start one: nyala "
+        "agents runs/x ("
+    )
+    assert why(here, **waiting, hosted=1) is None, "an agent may call at any moment"
+    assert why(here, **waiting | {"wanted": 3}) is None, "the fourth is sampled"
     assert "the run is PAUSED" in str(why(here, leased=4, state="PAUSED"))
 
 

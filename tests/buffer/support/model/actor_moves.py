@@ -160,7 +160,11 @@ def release(h: Modelled) -> None:
 
 def fail(h: Modelled) -> None:
     """Failures of both kinds."""
-    pairs, key = _rows(h.of_one_key())
+    fail_rows(h, *_rows(h.of_one_key()))
+
+
+def fail_rows(h: Modelled, pairs: list[tuple[int, int]], key: str) -> None:
+    """Failures of these leases."""
     rows = [(*pair, h.rng.choice(["data", "infra"]), f"why {h.rng.randrange(9)}") for pair in pairs]
     limits = {"max_attempts": h.rng.randint(2, 3), "max_data_failures": h.rng.randint(1, 4)}
     h.same(

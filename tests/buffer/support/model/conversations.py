@@ -21,7 +21,7 @@ from buffer.operations.values import (
     TakenConversation,
 )
 from tests.buffer.support.model.leases import BeatLimits, renew, return_uncharged
-from tests.buffer.support.model.state import Conversation, Model
+from tests.buffer.support.model.state import Conversation, HostOfAgents, Model
 
 
 def want_agents(model: Model, rows: Sequence[tuple[int, int, bytes]], key: str) -> list[str]:
@@ -41,25 +41,50 @@ def want_agents(model: Model, rows: Sequence[tuple[int, int, bytes]], key: str) 
 
 
 def take_conversations(
-    model: Model, incarnation: str, *, n: int, ttl_ms: int, key: str
+    model: Model, incarnation: str, *, n: int, ttl_ms: int, key: str, newest: int, most_bytes: int
 ) -> TakeAnswer:
-    """Those that wait for longest, under one ticket."""
+    """Those that wait for longest, under one ticket; an answer that was lost once more.
+
+    After three agents without a call a host gets one conversation, then none for a second, for two
+    seconds after the fourth, and for a minute at most.
+    """
     if model.state != "RUNNING":
         return TakeAnswer("DONE" if model.state == "ENDED" else "WAIT", [])
-    waiting = {i: talk for i, talk in model.conversations.items() if talk.ticket is None}
-    taken = sorted(waiting, key=lambda i: (waiting[i].wanted_ms, str(i)))[:n]
-    if not taken:
+    talks, host = model.conversations, model.hosts.get((incarnation, key), HostOfAgents())
+    if host.ticket is not None and host.ticket > newest:
+        again = [i for i in host.tasks if i in talks and talks[i].ticket == host.ticket]
+        again = [i for i in again if not talks[i].calls and talks[i].why is None]
+        if again:
+            return _give(model, again, host.ticket, ttl_ms)
+    waiting = [i for i, talk in talks.items() if talk.ticket is None]
+    waiting.sort(key=lambda i: (talks[i].wanted_ms, str(i)))
+    if not waiting:
         return TakeAnswer("EMPTY", [])
+    num_silent = host.num_silent or 0
+    if num_silent >= 3:
+        left_ms = (host.rests_until_ms or 0) - model.now_ms
+        if 0 < left_ms <= 60_000:  # else the clock was set back
+            return TakeAnswer("RESTS", [], num_silent, left_ms)
+        n = 1
+        host.rests_until_ms = model.now_ms + min(1000 * 2 ** (num_silent - 3), 60_000)
+    taken: list[int] = []
+    for i in waiting[:n]:
+        if most_bytes > 0:
+            taken.append(i)
+        most_bytes -= len(model.tasks[i].spec or b"") + len(talks[i].payload)
     model.fence = max(model.fence + 1, model.now_us)
+    host.ticket, host.tasks = model.fence, taken
+    model.hosts[incarnation, key] = host
     for i in taken:
-        talk = waiting[i]
-        talk.ticket, talk.host, talk.key = model.fence, incarnation, key
-        talk.deadline_ms = model.now_ms + ttl_ms
-    tickets = [
-        TakenConversation(i, model.fence, model.tasks[i].spec or b"", waiting[i].payload)
-        for i in taken
-    ]
-    return TakeAnswer("OK", tickets)
+        talks[i].ticket, talks[i].host, talks[i].key = model.fence, incarnation, key
+    return _give(model, taken, model.fence, ttl_ms)
+
+
+def _give(model: Model, tasks: Sequence[int], ticket: int, ttl_ms: int) -> TakeAnswer:
+    for i in tasks:
+        model.conversations[i].deadline_ms = model.now_ms + ttl_ms
+    specs = [(i, model.tasks[i].spec or b"", model.conversations[i].payload) for i in tasks]
+    return TakeAnswer("OK", [TakenConversation(i, ticket, spec, told) for i, spec, told in specs])
 
 
 def _judge(model: Model, i: int, ticket: int, key: str) -> str:
@@ -86,6 +111,8 @@ def add_calls(
                 talk.opened_ms = model.now_ms
             talk.calls.append((parent, keep, tail))
             model.note_news(i)
+            if number == 1 and (host := model.hosts.get((talk.host, talk.key))) is not None:
+                host.num_silent = host.rests_until_ms = None
         answers.append(CallVerdict(verdict, len(talk.calls)))
     return answers
 
@@ -125,21 +152,24 @@ def say_replies(
 
 
 def _say(model: Model, line: SayLine, limits: BeatLimits) -> tuple[str, int]:
-    beat, number, reply = line
+    beat, ticket, number, turn_end, reply = line
     i = beat.task_id
     verdict = model.judge(i, beat.fence, beat.key)
     if verdict != "OK":
         return verdict, 0
     length = model.tasks[i].length or 0
     talk = model.conversations.get(i)
-    if talk is None or not 1 <= number <= len(talk.calls):
+    if talk is None or talk.ticket != ticket:
+        model.lose_conversation(i, limits.max_attempts, "the store lost its agent", "")
+        return "STALE", 0
+    if not 1 <= number <= len(talk.calls):
         return "UNCALLED", length
     if number in talk.replies and talk.replies[number][1] != reply:
         return "OTHER", length
     verdict, length = renew(model, beat, limits)
     if verdict != "OK":
         return verdict, length
-    if beat.offset + beat.num_tokens > length:
+    if turn_end > length:
         return "GAP", length
     if number in talk.replies:
         return "DUP", length
@@ -149,9 +179,19 @@ def _say(model: Model, line: SayLine, limits: BeatLimits) -> tuple[str, int]:
 
 
 def read_replies(
-    model: Model, lines: Sequence[ReplyLine], key: str, *, ttl_ms: int, max_attempts: int
+    model: Model,
+    lines: Sequence[ReplyLine],
+    key: str,
+    *,
+    ttl_ms: int,
+    agent_ms: int,
+    max_attempts: int,
+    most_bytes: int,
 ) -> list[RepliesAnswer]:
-    """Renews tickets; a reply that was heard and is not stored ends a conversation."""
+    """Renews tickets; a reply that was heard and is not stored ends a conversation.
+
+    So does too much time since its host took it, or since a recovery.
+    """
     answers = []
     for i, ticket, heard in lines:
         verdict = _judge(model, i, ticket, key)
@@ -159,23 +199,36 @@ def read_replies(
             answers.append(RepliesAnswer(verdict, 0, ()))
             continue
         talk = model.conversations[i]
+        why = None
+        lasted_ms = model.now_ms - max(ticket / 1000, model.grace_until_ms or 0)
         if heard and heard not in {stamp for stamp, _ in talk.replies.values()}:
             why = "the store lost a reply that its agent has heard"
+        elif talk.why is None and lasted_ms > agent_ms:
+            why = "its agent did not end in time"
+        if why is not None:
+            model.note_silence(i)
             model.lose_conversation(i, max_attempts, why, key)
             answers.append(RepliesAnswer("GONE", 0, ()))
             continue
         if talk.why is None:
             talk.deadline_ms = model.now_ms + ttl_ms
         found = [MailboxReply(at, number, text) for number, (at, text) in talk.replies.items()]
-        new = tuple(reply for reply in found if reply.stamp > heard)
-        answers.append(RepliesAnswer("OK", len(talk.calls), new))
+        new: list[MailboxReply] = []
+        for reply in found:
+            if reply.stamp > heard and most_bytes > 0:
+                new.append(reply)
+                most_bytes -= len(b"%d\n%s" % reply[1:]) + 64
+        answers.append(RepliesAnswer("OK", len(talk.calls), tuple(new)))
     return answers
 
 
 def read_calls(
-    model: Model, lines: Sequence[ListenLine], key: str, *, max_attempts: int
+    model: Model, lines: Sequence[ListenLine], key: str, *, max_attempts: int, most_bytes: int
 ) -> list[CallsAnswer]:
-    """Another ticket than the actor's is another agent's; a reply that it said may be lost."""
+    """Another ticket than the actor's is another agent's; a reply that it said may be lost.
+
+    The end comes behind all calls.
+    """
     answers = []
     for i, fence, known, have, said in lines:
         verdict, talk = model.judge(i, fence, key), model.conversations.get(i)
@@ -190,20 +243,26 @@ def read_calls(
             return_uncharged(model, i)
             answers.append(CallsAnswer("STALE"))
         else:
-            calls = tuple(
-                MailboxCall(*call, is_answered=number in talk.replies)
-                for number, call in enumerate(talk.calls, 1)
-            )
-            rewards = talk.rewards if talk.why is not None else {}
-            answer = CallsAnswer("OK", talk.ticket or 0, len(calls), talk.why or "", rewards)
-            answers.append(answer._replace(calls=calls[have:]))
+            calls: list[MailboxCall] = []
+            for number, call in enumerate(talk.calls[have:], have + 1):
+                if most_bytes > 0:
+                    calls.append(MailboxCall(*call, is_answered=number in talk.replies))
+                    most_bytes -= len(b"%d %d\n%s" % call) + 64
+            answer = CallsAnswer("OK", talk.ticket or 0, len(talk.calls), calls=tuple(calls))
+            if talk.why is not None and have + len(calls) >= len(talk.calls) and most_bytes > 0:
+                rewards = {n: reward for n, (_, reward) in talk.rewards.items()}
+                answer = answer._replace(why=talk.why, rewards=rewards)
+                most_bytes -= len(talk.why) + talk.num_reward_bytes + 64
+            answers.append(answer)
     return answers
 
 
-def end_conversations(model: Model, lines: Sequence[EndLine], key: str) -> list[str]:
-    """The last reward before the end counts."""
+def end_conversations(
+    model: Model, lines: Sequence[EndLine], key: str, *, most: int, most_rewards: int
+) -> list[str]:
+    """Of each call the reward with the highest order before the end counts."""
     verdicts = []
-    for i, ticket, why, number, reward in lines:
+    for i, ticket, why, number, order, reward in lines:
         verdict = _judge(model, i, ticket, key)
         if verdict == "OK":
             talk = model.conversations[i]
@@ -212,12 +271,31 @@ def end_conversations(model: Model, lines: Sequence[EndLine], key: str) -> list[
             elif number > len(talk.calls):
                 verdict = "GAP"
             else:
-                talk.rewards |= {number: reward} if reward else {}
-                if why:
+                refused = _reward(talk, number, order, reward, (most, most_rewards))
+                if why and refused != "FULL":
+                    model.note_silence(i)
                     talk.why, talk.opened_ms = why, model.now_ms
                     model.note_news(i)
+                else:
+                    verdict = refused or "OK"
         verdicts.append(verdict)
     return verdicts
+
+
+def _reward(
+    talk: Conversation, number: int, order: int, reward: bytes, bounds: tuple[int, int]
+) -> str | None:
+    """Why a reward is not written; that of the whole always fits."""
+    if not reward:
+        return None
+    if number in talk.rewards and talk.rewards[number][0] >= order:
+        return "DUP"
+    before = dict(talk.rewards)
+    talk.rewards[number] = order, reward
+    if number and (talk.num_bytes > bounds[0] or talk.num_reward_bytes > bounds[1]):
+        talk.rewards = before
+        return "FULL"
+    return None
 
 
 def read_news(model: Model, newest: int) -> News:

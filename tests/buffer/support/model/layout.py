@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from buffer.operations.keys import EVAL_BASE
 from buffer.operations.operation import encode_mask
 from tests.buffer.support.model.batches import kept_in_order
-from tests.buffer.support.model.state import Conversation, Model, Task
+from tests.buffer.support.model.state import Conversation, HostOfAgents, Model, Task
 
 Value: TypeAlias = "dict[bytes, bytes] | list[Any] | set[int] | bytes"
 
@@ -21,9 +21,10 @@ def expected(model: Model) -> dict[str, Value]:
 
 
 def expiring(model: Model) -> set[str]:
-    """Keys that go by themselves: figures and last requests of actors, what is left of rounds."""
+    """Keys that go by themselves: of actors, of hosts, and what is left of rounds."""
     found = {f"a:{name}" for name in model.actors}
     found |= {f"l:{key}:{name}" for key, name in model.requests}
+    found |= {f"h:{key}:{name}" for (name, key), host in model.hosts.items() if _host(host)}
     for key, round_ in model.rounds.items():
         if not round_.is_open:
             name = f"v:{key[0]}:{key[1]}"
@@ -202,6 +203,7 @@ def _conversations(model: Model) -> dict[str, Any]:
         "wanted": _scored({i: talks[i].wanted_ms for i in talks.keys() - taken.keys()}),
         "tickets": _scored({i: t.deadline_ms for i, t in taken.items() if t.why is None}),
         "news": _scored({i: talk.news for i, talk in talks.items()}),
+        **{f"h:{key}:{name}": _host(host) for (name, key), host in model.hosts.items()},
     }
     for i, talk in talks.items():
         found[f"m:{i}"] = _mailbox(talk)
@@ -211,6 +213,12 @@ def _conversations(model: Model) -> dict[str, Any]:
             (stamp, b"%d\n%s" % (number, text)) for number, (stamp, text) in replies
         ]
     return found
+
+
+def _host(host: HostOfAgents) -> dict[bytes, bytes]:
+    tasks = " ".join(map(str, host.tasks)) if host.ticket is not None else None
+    silent, until_ms = host.num_silent, host.rests_until_ms
+    return _hash({"ticket": host.ticket, "ids": tasks, "silent": silent, "rests_until": until_ms})
 
 
 def _mailbox(talk: Conversation) -> dict[bytes, bytes]:
@@ -227,7 +235,8 @@ def _mailbox(talk: Conversation) -> dict[bytes, bytes]:
         fields |= {"host": talk.host, "key": talk.key}
     fields |= {f"size:{n}": len(talk.body(n)) for n in range(1, len(talk.calls) + 1)}
     fields |= {f"said:{number}": stamp for number, (stamp, _) in talk.replies.items()}
-    rewards = {b"reward:%d" % number: reward for number, reward in talk.rewards.items()}
+    fields |= {"rewards": talk.num_reward_bytes or None}
+    rewards = {b"reward:%d" % n: b"%d %s" % reward for n, reward in talk.rewards.items()}
     return _hash(fields) | {b"want": talk.payload} | rewards
 
 

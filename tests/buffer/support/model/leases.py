@@ -333,10 +333,17 @@ def fail(
         model.tasks[i].fence = None
         if model.tasks[i].state != "L":
             verdicts[-1] = "DUP"
-        elif kind == "data":
-            model.charge_data(i, max_data_failures, why)
-        else:
+            continue
+        talk = model.conversations.get(i)
+        has_ended = talk is not None and talk.why is not None
+        if kind != "data" and has_ended:
+            model.lose_conversation(i, max_attempts, why, key)
+        elif kind != "data":
             model.charge(i, max_attempts, why)
+        else:
+            if has_ended:
+                model.cut(i)
+            model.charge_data(i, max_data_failures, why)
     return verdicts
 
 
@@ -372,6 +379,7 @@ def _expire_tickets(model: Model, max_attempts: int, batch: int) -> None:
         if talk is not None and talk.calls:
             model.lose_conversation(i, max_attempts, "its host died", talk.key)
         elif talk is not None:
+            model.note_silence(i)
             talk.ticket, talk.wanted_ms = None, model.now_ms
             model.note_news(i)
 

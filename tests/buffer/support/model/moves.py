@@ -58,8 +58,10 @@ MOVES: dict[Callable[[Modelled], object], float] = {
     talk_moves.say: 6,
     talk_moves.hear: 3,
     talk_moves.listen: 3,
-    talk_moves.end: 1,
+    talk_moves.end: 2,
+    talk_moves.end_and_fail: 0.5,
     talk_moves.news: 1,
     talk_moves.talk_a_while: 4,
+    talk_moves.fall_silent: 0.5,
     store_moves.look: 4,
 }

@@ -107,7 +107,8 @@ class Conversation:
     """Number of a call -> stamp and reply, the oldest first."""
     opened_ms: int | None = None
     why: str | None = None
-    rewards: dict[int, bytes] = field(default_factory=dict)
+    rewards: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    """Number of a call -> order and reward."""
     news: int = 0
     """Number of its last change."""
 
@@ -115,7 +116,13 @@ class Conversation:
     def num_bytes(self) -> int:
         """Of all that it holds."""
         replies = sum(len(reply) for _, reply in self.replies.values())
-        return len(self.payload) + sum(len(tail) for *_, tail in self.calls) + replies
+        calls = sum(len(tail) for *_, tail in self.calls)
+        return len(self.payload) + calls + replies + self.num_reward_bytes
+
+    @property
+    def num_reward_bytes(self) -> int:
+        """Of its rewards, with their orders."""
+        return sum(len(b"%d %s" % reward) for reward in self.rewards.values())
 
     @property
     def num_open(self) -> int:
@@ -133,6 +140,18 @@ class Conversation:
             return b""
         parent, keep, tail = self.calls[number - 1]
         return self.body(parent)[:keep] + tail
+
+
+@dataclass
+class HostOfAgents:
+    """What the store remembers of a host."""
+
+    ticket: int | None = None
+    tasks: list[int] = field(default_factory=list)
+    """Taken under its newest ticket."""
+    num_silent: int | None = None
+    """Agents in a row that ended without a call."""
+    rests_until_ms: int | None = None
 
 
 @dataclass
@@ -218,6 +237,8 @@ class Model:
     conversations: dict[int, Conversation] = field(default_factory=dict)
     news: int = 0
     """Changes of conversations."""
+    hosts: dict[tuple[str, str], HostOfAgents] = field(default_factory=dict)
+    """By incarnation and tag of its key."""
     recreated: dict[int, int | None] = field(default_factory=dict)
     publication: dict[str, str] = field(default_factory=dict)
     run_snapshot: bytes | None = None
@@ -346,6 +367,13 @@ class Model:
         task.failures = (task.failures or 0) + 1
         task.failed_by = [*task.failed_by, task.key or ""]
         self._end_attempt(i, task.failures, task.failed_by, max_failures, why)
+
+    def note_silence(self, i: int) -> None:
+        """An agent that has not called counts against its host."""
+        talk = self.conversations[i]
+        if talk.ticket is not None and not talk.calls:
+            host = self.hosts.setdefault((talk.host, talk.key), HostOfAgents())
+            host.num_silent = (host.num_silent or 0) + 1
 
     def lose_conversation(self, i: int, most: int, why: str, key: str) -> None:
         """Nobody's agent can go on: the task begins anew, under another lease."""

@@ -7,7 +7,7 @@ from typing import Any
 from buffer import operations
 from buffer.operations.values import BeatLine, CallLine, EndLine, ListenLine, ReplyLine, SayLine
 from tests.buffer.support.model import conversations
-from tests.buffer.support.model.actor_moves import lease, reap, send_beats, share
+from tests.buffer.support.model.actor_moves import fail_rows, lease, reap, send_beats, share
 from tests.buffer.support.model.both import (
     EVERY_MS,
     LIMITS,
@@ -20,6 +20,7 @@ from tests.buffer.support.model.both import (
 )
 from tests.buffer.support.model.state import Conversation
 
+AGENT_MS = 30_000
 HOSTS = {"hal": "key of hal", "hob": "farm~hob"}
 BODIES = (b"", b"a", b"ab", b"abc", b"abcd" * 4)
 
@@ -44,7 +45,14 @@ def _want(h: Modelled, asked: list[tuple[int, int, bytes]], key: str) -> None:
 def take(h: Modelled) -> None:
     """A host asks for conversations."""
     name = h.rng.choice(list(HOSTS))
+    known = [taken.ticket for taken in h.taken if taken.key == HOSTS[name]]
+    newest = max(known, default=0) if h.rng.random() < 0.8 else h.rng.choice([0, *known])
+    _take(h, name, newest)
+
+
+def _take(h: Modelled, name: str, newest: int) -> None:
     asked: dict[str, Any] = {"n": h.rng.randint(1, 3), "ttl_ms": TTL_MS, "key": HOSTS[name]}
+    asked |= {"newest": newest, "most_bytes": h.rng.choice([10**6, 10**6, 10])}
     answer = h.same(
         operations.take_conversations(name, **asked),
         lambda: conversations.take_conversations(h.model, name, **asked),
@@ -100,7 +108,9 @@ def say(h: Modelled) -> None:
         open_calls = [n for n in range(1, len(talk.calls) + 1) if n not in talk.replies]
         if open_calls and rng.random() < 0.7:
             number = rng.choice(open_calls)
-        lines.append(SayLine(beat, number, rng.choice(BODIES[1:3])))
+        turn_end = rng.choice([0, max(0, offset + tokens + rng.choice([0, 0, 0, -1, 1]))])
+        ticket = (talk.ticket or 0) + rng.choice([0] * 15 + [1])
+        lines.append(SayLine(beat, ticket, number, turn_end, rng.choice(BODIES[1:3])))
     lines += [lines[-1]] if lines and rng.random() < 0.3 else []
     limits = {"ttl_ms": TTL_MS, "max_attempts": rng.randint(2, 3)}
     limits |= {"progress_timeout_ms": rng.choice([TIMEOUT_MS, 0])}
@@ -125,6 +135,8 @@ def hear(h: Modelled) -> None:
 def _hear(h: Modelled, taken: Taken, heard: int) -> None:
     line = ReplyLine(taken.task, taken.ticket, heard)
     asked = {"ttl_ms": TTL_MS, "max_attempts": h.rng.randint(2, 3)}
+    asked |= {"agent_ms": h.rng.choice([AGENT_MS, AGENT_MS, AGENT_MS, 1000])}
+    asked |= {"most_bytes": h.rng.choice([10**6, 10**6, 67])}
     h.same(
         operations.read_replies([line], taken.key, **asked),
         lambda: conversations.read_replies(h.model, [line], taken.key, **asked),
@@ -152,9 +164,10 @@ def listen(h: Modelled) -> None:
 
 
 def _listen(h: Modelled, line: ListenLine, key: str, most: int) -> None:
+    asked = {"max_attempts": most, "most_bytes": h.rng.choice([10**6, 10**6, 3, 70])}
     h.same(
-        operations.read_calls([line], key, max_attempts=most),
-        lambda: conversations.read_calls(h.model, [line], key, max_attempts=most),
+        operations.read_calls([line], key, **asked),
+        lambda: conversations.read_calls(h.model, [line], key, **asked),
     )
 
 
@@ -162,17 +175,37 @@ def end(h: Modelled) -> None:
     """Rewards, and ends."""
     for taken in _some(h):
         why = h.rng.choice(["", "", "", "", "ended", "died"])
-        number = h.rng.choice([0, 0, 1, len(_talk(h, taken.task).calls) + 1])
+        number = h.rng.choice([0, 0, 1, 2, len(_talk(h, taken.task).calls) + 1])
         reward = h.rng.choice([b"", b"1", b"0.5"])
-        line = EndLine(taken.task, taken.ticket, why, number, reward)
-        _end(h, line, taken.key)
+        end_line = EndLine(taken.task, taken.ticket, why, number, h.rng.randint(1, 5), reward)
+        bounds = h.rng.choice([(10**6, 10**6), (10**6, 10**6), (12, 12), (10**6, 5), (10**6, 8)])
+        _end(h, end_line, taken.key, bounds)
+        task, talk = h.model.tasks.get(taken.task), _talk(h, taken.task)
+        if task is not None and task.fence and talk.why is not None:
+            have = h.rng.randint(0, len(talk.calls))
+            line = ListenLine(taken.task, task.fence, talk.ticket or 0, have)
+            _listen(h, line, task.key or "", 3)
+            _take(h, talk.host, (talk.ticket or 0) - 1)
 
 
-def _end(h: Modelled, line: EndLine, key: str) -> None:
+def _end(h: Modelled, line: EndLine, key: str, bounds: tuple[int, int]) -> None:
+    most, most_rewards = bounds
     h.same(
-        operations.end_conversations([line], key),
-        lambda: conversations.end_conversations(h.model, [line], key),
+        operations.end_conversations([line], key, max_bytes=most, max_reward_bytes=most_rewards),
+        lambda: conversations.end_conversations(
+            h.model, [line], key, most=most, most_rewards=most_rewards
+        ),
     )
+
+
+def end_and_fail(h: Modelled) -> None:
+    """Agents end, and their actors have no use for what they said."""
+    talks = h.model.conversations
+    for i in [i for i in talks if h.model.tasks[i].state == "L" and h.model.tasks[i].fence][:2]:
+        talk, task = talks[i], h.model.tasks[i]
+        if talk.ticket is not None:
+            _end(h, EndLine(i, talk.ticket, "died"), talk.key, (10**6, 10**6))
+        fail_rows(h, [(i, task.fence or 0)], task.key or "")
 
 
 def news(h: Modelled) -> None:
@@ -188,6 +221,19 @@ def talk_a_while(h: Modelled) -> None:
     take(h)
     for _ in range(h.rng.randint(2, 12)):
         h.rng.choice([call, call, call, say, say, say, hear, listen, end, wait])(h)
+
+
+def fall_silent(h: Modelled) -> None:
+    """Agents of one host end without a call, one after the other."""
+    name = h.rng.choice(list(HOSTS))
+    for _ in range(h.rng.randint(3, 6)):
+        lease(h)
+        want(h)
+        _take(h, name, h.model.fence)
+        for i, talk in list(h.model.conversations.items()):
+            if (talk.host, talk.why) == (name, None) and not talk.calls:
+                _end(h, EndLine(i, talk.ticket or 0, "died"), talk.key, (10**6, 10**6))
+        h.set_clock(h.model.now_us + 1000 * h.rng.choice([0, 900, 1100, 5000]))
 
 
 def wait(h: Modelled) -> None:

@@ -28,6 +28,7 @@ def stats(model: Model) -> Stats:
     leased = sum(model.tasks[i].state == "L" for found in rounds for i in found.unfinished)
     unfinished = sum(len(found.unfinished) for found in rounds)
     kept = model.kept.values()
+    wanted = [talk.wanted_ms for talk in model.conversations.values() if talk.ticket is None]
     return Stats(
         state=model.state,
         lineage=model.lineage,
@@ -62,6 +63,9 @@ def stats(model: Model) -> Stats:
         kept_bytes=sum(unit.num_bytes for unit in kept),
         data_failures=model.data_failures,
         data_failure=model.data_failure or "",
+        wanted=len(wanted),
+        wanted_s=max([0, model.now_ms - min(wanted)]) / 1000 if wanted else 0.0,
+        hosted=sum(t.ticket is not None and t.why is None for t in model.conversations.values()),
     )
 
 
