@@ -98,7 +98,6 @@ class AgentMail:
         if rollout is not None and rollout.replies:
             self._speaking[held] = rollout
             self._spoken.set()
-        self._changed.set()
 
     def stop(self) -> None:
         """Listen no more; replies that wait are still sent."""

@@ -17,6 +17,7 @@ from actors.environments.agent import Agent
 from actors.environments.calls import EnvironmentSource
 from actors.episodes.held_leases import LeaseStage
 from actors.episodes.rollout import Transcript
+from broker.client import BrokerClient
 from broker.protocol.agent_calls import (
     AgentAnswer,
     AgentCall,
@@ -25,6 +26,7 @@ from broker.protocol.agent_calls import (
     encode_call,
     ids_of,
 )
+from broker.protocol.conversation_messages import CallsReply, ListenRequest
 from broker.protocol.messages import Verdict
 from broker.transport.allow_list import Role, add
 from broker.transport.keys import make_keys
@@ -171,6 +173,38 @@ def test_agents_call_are_answered_and_post_a_reward(
             check_episode(episode, by_task(agents)[episode.task_id], actor.engine.policy)
 
     in_ring(redis_url, keys, story)
+
+
+class CountingClient:
+    """A client of the broker that counts long polls for calls."""
+
+    def __init__(self, client: BrokerClient) -> None:
+        self._client = client
+        self.num_listens = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def listen(self, request: ListenRequest, *, deadline_s: float) -> CallsReply:
+        self.num_listens += 1
+        return await self._client.listen(request, deadline_s=deadline_s)
+
+
+def test_tokens_and_replies_end_no_long_poll(
+    redis_url: str, keys: Path, tokenizer: ModelTokenizer, rows: EnvironmentSource
+) -> None:
+    async def story(ring: Ring) -> None:
+        actor = live_actor(ring, "actor-1", tokenizer, rows, wrap=CountingClient)
+        await until(lambda: actor.client.num_listens and len(actor.loop._leases) == GROUP)
+        before = actor.client.num_listens
+        agent = await play(ring, 0, turns=3)
+
+        assert sum(x.num_completion_tokens for x in agent.heard if isinstance(x, AgentAnswer)) > 12
+        assert actor.client.num_listens <= before + 1 + 3 + 1  # a lease, calls, the end
+        actor.loop.stop()
+        await actor.end()
+
+    in_ring(redis_url, keys, story, long_poll_s=30.0)
 
 
 @pytest.mark.parametrize("steps", [2, 7, 12, 19])
