@@ -72,17 +72,19 @@ class CallLog:
         if with_parent != call.keep:
             # It leaves the parent before the call does; or after, where the call has other bytes.
             return min(with_parent, call.keep)
-        return call.keep + common_prefix(memoryview(body)[call.keep :], call.tail)
+        return call.keep + common_prefix(body, call.keep, call.tail)
 
 
-def common_prefix(one: bytes | memoryview, other: bytes | memoryview) -> int:
-    """Count the first bytes that are equal in both."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
+def common_prefix(body: bytes, start: int, tail: bytes) -> int:
+    """Count the bytes of a body from `start` on that are equal to the first of a tail."""
+    low, high = 0, min(len(body) - start, len(tail))
+    if not body.startswith(tail[:1], start):  # as of most calls, which differ here
+        return 0
+    if body.startswith(tail[:high], start):
         return high
     while low + 1 < high:  # the first `low` bytes are equal, the first `high` are not
         middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
+        if body.startswith(tail[low:middle], start + low):
             low = middle
         else:
             high = middle

@@ -33,8 +33,9 @@ def test_each_call_keeps_the_longest_prefix_that_any_earlier_one_has(bodies):
 
 
 @given(st.binary(max_size=8), st.binary(max_size=8), st.binary(max_size=8))
-def test_common_prefixes_are_counted(prefix, one, other):
-    assert common_prefix(prefix + one, prefix + other) == shared(prefix + one, prefix + other)
+def test_common_prefixes_are_counted(head, body, tail):
+    assert common_prefix(head + body, len(head), tail) == shared(body, tail)
+    assert common_prefix(head + tail + body, len(head), tail) == len(tail)
 
 
 def test_a_refused_call_leaves_no_trace():
