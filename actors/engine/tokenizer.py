@@ -19,7 +19,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from actors.chat import FORMS, ChatMessage, Prompt, ToolCall, as_given, as_messages, read_calls
+from actors.chat import (
+    END_OF_THINKING,
+    FORMS,
+    ChatMessage,
+    Prompt,
+    ToolCall,
+    as_given,
+    as_messages,
+    read_calls,
+)
 from configs.architecture import present_model
 from configs.errors import SettingsError, quoted
 from configs.settings import RunSettings
@@ -244,21 +253,28 @@ class ModelTokenizer:
             is_open: The turn did not end with its end token; that comes first.
 
         Returns:
-            None if the template writes something in `before` differently once others follow, as
-            one that drops earlier thinking does.
+            None if the template writes something in `before` differently once others follow, or
+            leaves out what the turn thought.
 
         Raises:
             SettingsError: The template does not take this chat.
         """
         closed, whole = self._render_chat(before, go_on=False), self._render_chat(chat)
-        texts = map(self._tokenizer.convert_ids_to_tokens, self._stop_token_ids)
-        ends = [(closed.rfind(stop) + len(stop), stop) for stop in texts if stop and stop in closed]
-        if not ends:
-            return self._encode(whole[len(closed) :]) if whole.startswith(closed) else None
-        end, stop = max(ends)
-        if not whole.startswith(closed[:end]):
+        last = before.messages[-1]
+        thought = last.get("reasoning_content") or last["content"].rpartition(END_OF_THINKING)[0]
+        if self._marked(thought.strip()) not in closed:
             return None
-        return self._after_stops(self._encode(stop + whole[end:]), 1, with_last=is_open)
+        texts = map(self._tokenizer.convert_ids_to_tokens, self._stop_token_ids)
+        stops = [stop for stop in texts if stop]
+        end, written = len(closed), ""
+        while stop := next((s for s in stops if closed[:end].rstrip().endswith(s)), ""):
+            end, written = len(closed[:end].rstrip()) - len(stop), stop
+        rest = whole[end:]
+        if closed[:end] != whole[:end] or not rest.startswith(written):
+            return None
+        if any(rest.startswith(stop) for stop in stops):
+            return self._after_stops(self._encode(rest), 1, with_last=is_open)
+        return self._after_stops(self._encode(stops[0] + rest), 1)
 
     def turn_frame(self) -> TurnFrame | None:
         """Return the texts that the template puts around the policy's turn; None without one."""

@@ -21,7 +21,7 @@ end there; the store takes it only with the log up to that end. No I/O.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
@@ -366,7 +366,8 @@ class AgentRollout:
     def _fresh(self, request: TurnRequest) -> tuple[int, ...]:
         if request.chat is None:
             return request.token_ids
-        return self._tokenizer.encode_chat(self._restored(request.chat))
+        chat = self._restored(request.chat, list(prefixes(request.chat)))
+        return self._tokenizer.encode_chat(chat)
 
     def _full(self) -> CallError:
         self._is_full = True
@@ -440,25 +441,35 @@ class AgentRollout:
         if chat is None:
             return self._fork(request.token_ids)
         digests = list(prefixes(chat))
-        for count in range(len(digests) - 2, 0, -1):
-            for turn in self._by_prefix.get(digests[count], ()):
-                whole = self._restored(chat)
-                before = whole._replace(messages=whole.messages[:count])
-                is_open = not self._has_end_token(turn.end)
-                context = self._tokenizer.encode_next(before, whole, is_open=is_open)
-                if context:
-                    return turn.end, context
+        whole = self._restored(chat, digests)
+        for count in range(len(chat.messages) - 1, 0, -1):
+            turn = self._turn_saying(digests[count], chat.messages[count - 1])
+            if turn is None:
+                continue
+            before = whole._replace(messages=whole.messages[:count])
+            is_open = not self._has_end_token(turn.end)
+            context = self._tokenizer.encode_next(before, whole, is_open=is_open)
+            if context:
+                return turn.end, context
         return self._fork(self._fresh(request))
 
-    def _restored(self, chat: Chat) -> Chat:
+    def _turn_saying(self, digest: bytes, message: Mapping[str, object]) -> AgentTurn | None:
+        """Return the first turn that ends this chat, of those of its reasoning if it has one."""
+        sent = message.get("reasoning_content")
+        return min(
+            self._by_prefix.get(digest, ()),
+            key=lambda turn: ((turn.message or {}).get("reasoning_content") != sent, turn.number),
+            default=None,
+        )
+
+    def _restored(self, chat: Chat, digests: Sequence[bytes]) -> Chat:
         """Return a chat with the reasoning of the policy's turns, which few agents send back."""
         messages = list(chat.messages)
-        for place, digest in enumerate(list(prefixes(chat))[1:]):
-            for turn in self._by_prefix.get(digest, ())[:1]:
-                assert turn.message is not None
-                reasoning = turn.message.get("reasoning_content")
-                if reasoning:
-                    messages[place] = {**messages[place], "reasoning_content": reasoning}
+        for place, message in enumerate(messages):
+            turn = self._turn_saying(digests[place + 1], message)
+            reasoning = turn and turn.message and turn.message.get("reasoning_content")
+            if reasoning:
+                messages[place] = {**message, "reasoning_content": reasoning}
         return chat._replace(messages=messages)
 
     def _has_end_token(self, end: int) -> bool:

@@ -66,9 +66,16 @@ class Actors:
     """One actor after another with the same lease's task, around a policy of random tokens."""
 
     def __init__(
-        self, tokenizer: ModelTokenizer, *, seed: int = 0, limit: int = 4000, end: float = 0.1
+        self,
+        tokenizer: ModelTokenizer,
+        *,
+        seed: int = 0,
+        limit: int = 4000,
+        end: float = 0.1,
+        prompt: int = 200,
     ) -> None:
         self.tokenizer, self.rng, self.limit, self.end = tokenizer, Random(seed), limit, end
+        self.prompt = prompt
         self.box = StoredMailbox()
         self.fence = 0
         self.running: dict[str, tuple[GenerationRequest, list[int]]] = {}
@@ -92,7 +99,7 @@ class Actors:
             DatasetConversation(row, settings, make_scorer("exact", time_s=1.0, memory_mb=64))
         )
         self.rollout = AgentRollout(
-            lease, task, context, max_prompt_tokens=200, has_reward=False, partial=partial
+            lease, task, context, max_prompt_tokens=self.prompt, has_reward=False, partial=partial
         )
         self.running.clear()
         self.listen()
@@ -122,6 +129,11 @@ class Actors:
         drawn = drawn[:room]
         stops = [place for place, token in enumerate(drawn) if token in request.stop_token_ids]
         drawn = drawn[: stops[0] + 1] if stops else drawn
+        if request.stop_strings is not None:
+            turn = (*request.turn, *so_far)
+            ended = request.stop_strings.find_end((*turn, *drawn), len(turn))
+            if ended is not None:
+                drawn, stops = drawn[: ended - len(turn)], [ended]
         reason = "stop" if stops else "length" if len(drawn) == room else None
         logprobs = [logprob_of((*context, *drawn[:n])) for n in range(1, len(drawn) + 1)]
         self.sampled += len(drawn)

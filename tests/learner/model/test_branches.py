@@ -16,7 +16,7 @@ from learner.algorithm.microbatch import Microbatch
 from learner.algorithm.reference_kl import rewards_to_go
 from learner.algorithm.token_advantages import token_advantages
 from learner.data import batch
-from learner.data.batch import BatchPlan, PlanRow, pack, plan_batch
+from learner.data.batch import BatchPlan, pack, plan_batch
 from learner.model import attention
 from learner.model.policy import Policy
 from tests.learner.support.exact_gradients import (
@@ -28,13 +28,14 @@ from tests.learner.support.exact_gradients import (
     assert_equal,
     make_model,
     packed,
+    packed_alone,
     train,
 )
 from tests.learner.support.made_branches import (
     before,
-    path_to,
     random_branched_episodes,
-    written_out,
+    tokens_to_train,
+    trained_tokens,
 )
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.padded import PaddedPolicy
@@ -53,20 +54,8 @@ def _pack(plan: BatchPlan, episodes: list[Episode]) -> list[Microbatch]:
     return pack(plan, episodes, settings=SETTINGS, lineages={1: 0}, lineage=1)
 
 
-def _rows_alone(episodes: list[Episode]) -> list[Microbatch]:
-    """Each path by itself, with the advantage of its episode and the counts of the batch."""
-    plan = _plan(episodes)
-    advantages = {row.task_id: row.advantage for row in plan.rows}
-    rows = [(e.task_id, row) for e in episodes for row in written_out(e)]
-    planned = tuple(
-        PlanRow(row.task_id, 0, advantages[task_id], minibatch=0, microbatch=number)
-        for number, (task_id, row) in enumerate(rows)
-    )
-    return _pack(replace(plan, rows=planned), [row for _, row in rows])
-
-
 def _written_out(family: str, dtype: torch.dtype) -> Found:
-    microbatches = _rows_alone(EPISODES)
+    microbatches = packed_alone(EPISODES)
     assert all(microbatch.sequences.seen is None for microbatch in microbatches)
     return train(PaddedPolicy(make_model(family, dtype)), microbatches)
 
@@ -146,42 +135,9 @@ def test_each_token_is_run_once_and_has_its_own_path(seed: int) -> None:
     prompts = {tuple(episode.prompt_ids) for episode in episodes}
     logs = sum(len(episode.completion.token_ids) for episode in episodes)
     assert len(sequences.token_ids_T) == logs + sum(map(len, prompts))
-    found = Counter(
-        (
-            tuple(_seen_by(microbatch, place)),
-            int(sequences.positions_T[place]),
-            int(sequences.token_ids_T[sequences.before_T[place]]),
-            float(logprob),
-        )
-        for place, logprob in zip(
-            microbatch.indices_N.tolist(), microbatch.behaviour_logprobs_N.tolist(), strict=True
-        )
+    assert trained_tokens(microbatch) == Counter(
+        facts for episode in episodes for facts in tokens_to_train(episode)
     )
-    assert found == Counter(facts for episode in episodes for facts in _expected(episode))
-
-
-def _seen_by(microbatch: Microbatch, place: int) -> list[int]:
-    """Return the ids of the tokens that one attends to."""
-    sequences = microbatch.sequences
-    number = int(torch.bucketize(torch.tensor(place), sequences.bounds, right=True)) - 1
-    begin = int(sequences.bounds[number])
-    if sequences.seen is None:
-        return sequences.token_ids_T[begin : place + 1].tolist()
-    places = sequences.seen.places.split(list(sequences.seen.lengths))[number]
-    own = sequences.lengths[number]
-    return sequences.token_ids_T[places[: len(places) - own + place - begin + 1]].tolist()
-
-
-def _expected(episode: Episode) -> list[tuple[tuple[int, ...], int, int, float]]:
-    """Facts of each trained token, from the token that it follows."""
-    facts = []
-    for token in np.flatnonzero(episode.completion.loss_mask).tolist():
-        path, is_prompted = path_to(episode, token)
-        ids = episode.completion.token_ids[path].tolist()
-        ids = [*episode.prompt_ids.tolist(), *ids] if is_prompted else ids
-        logprob = float(episode.completion.behaviour_logprobs[token])
-        facts.append((tuple(ids), len(ids) - 1, ids[-2], logprob))
-    return facts
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "sequence_sum", "dr_grpo"])

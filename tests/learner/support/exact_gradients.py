@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -12,10 +13,11 @@ from torch import Tensor
 from buffer.record.episode import Episode
 from configs.settings import AlgorithmSettings
 from learner.algorithm.microbatch import Microbatch, PreparedMicrobatch
-from learner.data.batch import pack, plan_batch
+from learner.data.batch import PlanRow, pack, plan_batch
 from learner.model.policy import Policy
 from learner.training.divergence import DivergenceMeter
 from learner.training.step import accumulate
+from tests.learner.support.made_branches import written_out
 from tests.learner.support.padded import PaddedPolicy, StayWide
 from tests.learner.support.random_models import make_random_model
 
@@ -45,6 +47,21 @@ def packed(episodes: Sequence[Episode], microbatch_tokens: int) -> list[Microbat
         microbatch_tokens=microbatch_tokens,
     )
     return pack(plan, episodes, settings=SETTINGS, lineages={1: 0}, lineage=1)
+
+
+def packed_alone(episodes: Sequence[Episode]) -> list[Microbatch]:
+    """Pack each path by itself, with the advantage of its episode and the counts of the batch."""
+    plan = plan_batch(
+        1, episodes, ranks=1, settings=SETTINGS, max_completion_tokens=12, microbatch_tokens=1000
+    )
+    advantages = {row.task_id: row.advantage for row in plan.rows}
+    rows = [(e.task_id, row) for e in episodes for row in written_out(e)]
+    planned = tuple(
+        PlanRow(row.task_id, 0, advantages[task_id], minibatch=0, microbatch=number)
+        for number, (task_id, row) in enumerate(rows)
+    )
+    alone = replace(plan, rows=planned)
+    return pack(alone, [row for _, row in rows], settings=SETTINGS, lineages={1: 0}, lineage=1)
 
 
 def train(scorer: Policy | PaddedPolicy, microbatches: Sequence[Microbatch]) -> Found:

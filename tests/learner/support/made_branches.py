@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+
 import numpy as np
+import torch
 
 from buffer.record.episode import Branch, Episode
+from learner.algorithm.microbatch import Microbatch
 from tests.learner.support.made_episodes import make_episode
 
 
@@ -61,9 +66,9 @@ def path_to(episode: Episode, token: int) -> tuple[list[int], bool]:
     """Return the tokens of the log up to one along its path, and whether the prompt is before."""
     follows = before(episode)
     path = [token]
-    while (previous := follows[path[0]]) is not None and previous >= 0:
-        path.insert(0, previous)
-    return path, previous is not None
+    while (previous := follows[path[-1]]) is not None and previous >= 0:
+        path.append(previous)
+    return path[::-1], previous is not None
 
 
 def written_out(episode: Episode) -> list[Episode]:
@@ -92,3 +97,41 @@ def written_out(episode: Episode) -> list[Episode]:
         )
         rows += [row] if sum(mask) else []
     return rows
+
+
+Facts = tuple[tuple[int, ...], int, int, float]
+"""Of a trained token: all ids up to it, its position, the id before it, its log-prob."""
+
+
+def tokens_to_train(episode: Episode) -> Iterator[Facts]:
+    """Yield what each sampled token of a log must be trained as."""
+    for token in np.flatnonzero(episode.completion.loss_mask).tolist():
+        path, is_prompted = path_to(episode, token)
+        ids = episode.completion.token_ids[path].tolist()
+        ids = [*episode.prompt_ids.tolist(), *ids] if is_prompted else ids
+        logprob = float(episode.completion.behaviour_logprobs[token])
+        yield tuple(ids), len(ids) - 1, ids[-2], logprob
+
+
+def trained_tokens(microbatch: Microbatch) -> Counter[Facts]:
+    """Count what a microbatch trains."""
+    sequences = microbatch.sequences
+    ids, seen = sequences.token_ids_T, sequences.seen
+    parts = None if seen is None else seen.places.split(list(seen.lengths))
+    numbers = torch.bucketize(microbatch.indices_N, sequences.bounds, right=True) - 1
+    found: Counter[Facts] = Counter()
+    for place, number, logprob in zip(
+        microbatch.indices_N.tolist(),
+        numbers.tolist(),
+        microbatch.behaviour_logprobs_N.tolist(),
+        strict=True,
+    ):
+        begin = int(sequences.bounds[number])
+        if parts is None:
+            before = ids[begin : place + 1]
+        else:  # what its sequence attends to ends with the sequence's own tokens
+            num_later = sequences.lengths[number] - (place + 1 - begin)
+            before = ids[parts[number][: len(parts[number]) - num_later]]
+        followed = int(ids[sequences.before_T[place]])
+        found[tuple(before.tolist()), int(sequences.positions_T[place]), followed, logprob] += 1
+    return found
