@@ -232,7 +232,7 @@ class End(MessagePart, frozen=True):
     number: Id = 0
     """Call that the reward is for; 0 = the whole conversation."""
     order: Id = 0
-    """Of the rewards of a call the one with the highest order before the end counts."""
+    """The reward of a call with the highest order before the end counts."""
     reward: Real | None = None
     parts: Annotated[dict[Text, Real], Meta(max_length=MAX_PARTS)] = field(default_factory=dict)
     text: Annotated[str, Meta(max_length=MAX_REASON)] = ""

@@ -111,7 +111,8 @@ class Bells:
     def __init__(self) -> None:
         self._places: dict[tuple[PollKind, str, str], Bell] = {}
         self._per_key: Counter[tuple[PollKind, str]] = Counter()
-        self._by_task: dict[tuple[PollKind, int], set[Bell]] = {}
+        self._by_task: dict[tuple[PollKind, int], dict[Bell, None]] = {}
+        """In the order in which they are woken: that of their requests."""
 
     def __bool__(self) -> bool:
         return bool(self._places)
@@ -129,7 +130,7 @@ class Bells:
         bell = self._places[place] = Bell(tasks)
         self._per_key[kind, tag] += 1
         for task in tasks:
-            self._by_task.setdefault((kind, task), set()).add(bell)
+            self._by_task.setdefault((kind, task), {})[bell] = None
         return bell
 
     def remove(self, kind: PollKind, tag: str, incarnation: str, bell: Bell) -> None:
@@ -140,7 +141,7 @@ class Bells:
         self._per_key[kind, tag] -= 1
         for task in bell.tasks:
             bells = self._by_task[kind, task]
-            bells.discard(bell)
+            bells.pop(bell, None)
             if not bells:
                 del self._by_task[kind, task]
 

@@ -226,7 +226,7 @@ class EndLine(NamedTuple):
     number: int = 0
     """Call that the reward is for; 0 = the whole conversation."""
     order: int = 0
-    """Of the rewards of a call the one with the highest order counts."""
+    """The reward of a call with the highest order counts."""
     reward: bytes = b""
     """Empty = none."""
 

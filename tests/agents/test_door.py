@@ -188,7 +188,9 @@ def test_the_task_and_the_models_can_be_read():
     asyncio.run(story())
 
 
-def test_the_newest_reward_of_a_call_has_the_highest_number_and_comes_again_with_the_end():
+def test_the_newest_reward_of_a_call_has_the_highest_number_and_comes_again_with_the_end(
+    monkeypatch,
+):
     """The store keeps the highest, and may have been set back since it was told."""
     asked = []
 
@@ -200,7 +202,7 @@ def test_the_newest_reward_of_a_call_has_the_highest_number_and_comes_again_with
                 asked.append([(e.number, e.order, e.reward, e.why) for e in request.ends])
                 return await store(request)
 
-            here.mailbox.end = end
+            monkeypatch.setattr(here.mailbox, "end", end)
             conversation = here.conversation()
             async with httpx.AsyncClient(headers={"x-api-key": conversation.key}) as plain:
                 url = f"{here.url(conversation)}/reward"

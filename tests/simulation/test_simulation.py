@@ -154,12 +154,14 @@ STORIES = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from tests.simulation.scenario import brief
+from tests.simulation.scenario import brief, brief_agents
 from tests.simulation.simulation import simulate
 
 for seed in (4, 5):
     scenario = replace(brief(seed), actors=5)
     print(simulate(scenario, Path(sys.argv[1], f"there-{seed}")).trace_hash)
+scenario = replace(brief_agents(2), faulty_s=8.0)
+print(simulate(scenario, Path(sys.argv[1], "there-agents")).trace_hash)
 """
 
 
@@ -169,6 +171,8 @@ def test_the_same_seed_is_the_same_story_in_another_process(tmp_path: Path) -> N
         simulate(replace(brief(seed), actors=5), tmp_path / f"here-{seed}").trace_hash
         for seed in (4, 5)
     ]
+    agents = replace(brief_agents(2), faulty_s=8.0)
+    here.append(simulate(agents, tmp_path / "here-agents").trace_hash)
     # Texts hash differently there: here they do by chance, or as an environment variable says.
     hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
 

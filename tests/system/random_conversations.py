@@ -396,12 +396,12 @@ def main() -> None:
         total += kinds
     print(f"all: {dict(total)}")
     with tempfile.TemporaryDirectory() as saved:
-        folder = Path(saved)
-        tokenizer = save_model(folder)
-        episodes = asyncio.run(sample(folder, tokenizer, range(arguments.sampled)))
-        differ = max(check_scores(folder, [episode]) for episode in episodes)
+        model = Path(saved)
+        tokenizer = save_model(model)
+        episodes = asyncio.run(sample(model, tokenizer, range(arguments.sampled)))
+        differ = max(check_scores(model, [episode]) for episode in episodes)
         assert differ <= 1e-4, differ
-        check_gradients(folder, episodes[:4])
+        check_gradients(model, episodes[:4])
     print(f"log-probs of {len(episodes)} sampled conversations differ by at most {differ:.1e}")
 
 

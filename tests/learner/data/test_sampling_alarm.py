@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -84,7 +85,7 @@ def test_each_cause_names_what_helps(store: Store) -> None:
         "(tag: 20 of its last 20 leases failed); mend the cause, then: nyala buffer resume" in only
     )
     assert why(here, leased=4, suspended="one of several") is None
-    waiting = {"leased": 4, "wanted": 5, "wanted_s": 61.0}
+    waiting: dict[str, Any] = {"leased": 4, "wanted": 5, "wanted_s": 61.0}
     assert str(why(here, **waiting)).startswith(
         "conversations that wait for a host of agents: 5, the first for 61 s; start one: nyala "
         "agents runs/x ("
