@@ -51,8 +51,12 @@ def events(request: AgentRequest, answer: AgentAnswer, number: int, at: float) -
     yield _event(head | {"choices": [first]})
     head.pop("prompt_token_ids", None)
     last = {"index": 0, "delta": {}} | _end_of_choice(request, answer)
-    yield _event(head | {"choices": [last]})
-    yield _event(head | {"choices": [], "usage": _usage(answer)})
+    usage = {"usage": _usage(answer)}
+    if request.has_usage_event:
+        yield _event(head | {"choices": [last]})
+        yield _event(head | {"choices": []} | usage)
+    else:  # clients that have not asked for it take the first choice of every event
+        yield _event(head | {"choices": [last]} | usage)
     yield DONE
 
 
@@ -76,7 +80,10 @@ def generated(answer: AgentAnswer, number: int) -> dict[str, Any]:
 
 def models() -> dict[str, Any]:
     """Return the list of models: the one of the run."""
-    return {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "nyala"}]}
+    return {
+        "object": "list",
+        "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "nyala"}],
+    }
 
 
 def error_body(error: RequestError) -> dict[str, Any]:

@@ -23,6 +23,7 @@ import hashlib
 import hmac
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -143,6 +144,8 @@ class AgentConversation:
         """Newest reward of each call; 0 = of the whole."""
         self._num_rewards = 0
         self._told: set[str] = set()
+        self._refused: Counter[bytes] = Counter()
+        """By digest, requests without a call whose SDKs send them again."""
 
     def has_key(self, key: str) -> bool:
         """Whether a key is this conversation's, while it goes on; in constant time."""
@@ -170,10 +173,12 @@ class AgentConversation:
         body = encode_call(request.call)
         digest = hashlib.sha256(body).digest()
         async with self._order:
-            if (earlier := self._earlier(digest, key[:MAX_RETRY_KEY], is_retry)) is not None:
+            if is_retry and self._refused[digest]:
+                self._refused[digest] -= 1  # of one without a call: it is a new one
+            elif (earlier := self._earlier(digest, key[:MAX_RETRY_KEY], is_retry)) is not None:
                 earlier.num_requests += 1
                 return earlier
-            self._check_places()
+            self._check_places(digest)
             self._calls.add(body)
             number = len(self._calls)
             reply: asyncio.Future[AgentReply] = asyncio.get_running_loop().create_future()
@@ -246,9 +251,15 @@ class AgentConversation:
                 log.warning("a call cannot be sent again", task=self.name, reason=error.text)
                 await self.finish(AgentEnd("host", "the store has lost a call that does not fit"))
 
-    def forget(self, call: OpenCall) -> None:
-        """Drop a call, so that no retry joins it."""
-        self._open.pop(call.number, None)
+    def forget(self, call: OpenCall, *, is_retried: bool) -> None:
+        """Drop a call that has no answer, so that no retry joins it.
+
+        Args:
+            call: The call.
+            is_retried: Whether SDKs send its request again.
+        """
+        if self._open.pop(call.number, None) is not None and is_retried:
+            self._note_refused(call.digest)
 
     @property
     def open_calls(self) -> tuple[OpenCall, ...]:
@@ -279,13 +290,18 @@ class AgentConversation:
         # Retries of several equal calls go to a call each.
         return min(candidates, key=lambda call: (call.num_requests, call.number), default=None)
 
-    def _check_places(self) -> None:
+    def _note_refused(self, digest: bytes) -> None:
+        if len(self._refused) < MAX_CALLS:
+            self._refused[digest] += 1
+
+    def _check_places(self, digest: bytes) -> None:
         if self.over.is_set():
             raise _over(self.end)
         if len(self._calls) >= MAX_CALLS:
             text = f"a conversation must have at most {MAX_CALLS} calls; end it"
             raise RequestError(400, text, code="too_many_calls")
         if self.num_open >= MAX_OPEN_CALLS:
+            self._note_refused(digest)
             raise _busy()
 
     async def _store_from(self, number: int) -> None:
@@ -332,7 +348,10 @@ class AgentConversation:
     def _take_back(self, number: int) -> None:
         if number == len(self._calls):
             self._calls.take_back()
-            self._open.pop(number, None)
+            call = self._open.pop(number)
+            self._note_refused(call.digest)
+            if not call.reply.done():
+                call.reply.set_result(AgentError(503, "the run has refused the call; try again"))
 
     async def _say(self, *ends: End) -> None:
         """Store rewards, or the end behind them.

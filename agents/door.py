@@ -271,7 +271,7 @@ def _said(call: OpenCall, conversation: AgentConversation) -> AgentAnswer:
         raise over_error(conversation)
     reply = call.reply.result()
     if isinstance(reply, AgentError):
-        conversation.forget(call)  # no sample: a retry is a new call
+        conversation.forget(call, is_retried=reply.status >= 500)
         raise as_error(reply)
     return reply
 

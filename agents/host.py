@@ -23,7 +23,7 @@ from typing import TypeVar
 import structlog
 
 from broker.protocol.conversation_messages import RepliesRequest, TakeReply, TakeRequest
-from configs.errors import DeadlineError, RefusedError, SettingsError
+from configs.errors import DeadlineError, SettingsError, first_error
 from configs.settings import AgentSettings
 
 from .conversation import AgentConversation, AgentEnd, Mailbox
@@ -85,6 +85,7 @@ class AgentHost:
 
         Raises:
             SettingsError: The door cannot be opened.
+            RefusedError: The run refuses this host.
         """
         door, most = Door(self._conversations), self._agents.max_conversations
         host = self._agents.listen.rpartition(":")[0]
@@ -95,15 +96,22 @@ class AgentHost:
                 await self.serve(stop)
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Do the same beside a door that is open already."""
-        async with asyncio.TaskGroup() as beside:
-            polling = beside.create_task(self._poll())
-            async with asyncio.TaskGroup() as agents:
-                await self._take(agents, stop)
-                await self._drain()
-            if self._shared is not None:
-                await self._shared.close()
-            polling.cancel()
+        """Do the same beside a door that is open already.
+
+        Raises:
+            RefusedError: The run refuses this host.
+        """
+        try:
+            async with asyncio.TaskGroup() as beside:
+                polling = beside.create_task(self._poll())
+                async with asyncio.TaskGroup() as agents:
+                    await self._take(agents, stop)
+                    await self._drain()
+                if self._shared is not None:
+                    await self._shared.close()
+                polling.cancel()
+        except BaseExceptionGroup as group:
+            raise first_error(group) from group
 
     async def _take(self, agents: asyncio.TaskGroup, stop: asyncio.Event) -> None:
         """Take conversations while there are places, until `stop`."""
@@ -165,7 +173,7 @@ class AgentHost:
             end = await self._run_agent(conversation)
         except (OSError, ValueError) as error:
             end = AgentEnd("host", f"its host could not start it: {error}")
-        if end.why != "ended":
+        if end.why != "ended" and not conversation.over.is_set():
             log.warning("agent ended", task=conversation.name, why=end.why, reason=end.text)
         await conversation.finish(end)
         del self._conversations[conversation.name]
@@ -240,7 +248,7 @@ class AgentHost:
         """Return an answer of the mailbox; None where there is none."""
         try:
             return await asked
-        except (DeadlineError, RefusedError) as error:
+        except DeadlineError as error:
             log.warning("the run does not answer", reason=str(error))
             return None
 
@@ -255,10 +263,10 @@ def _listener(address: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host.strip("[]"), int(port)), family=family, backlog=256)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise SettingsError(
             f"agents.listen must be an address of this machine with a free port, got {address}: "
-            f"{error.strerror or error}; change it, or use port 0"
+            f"{getattr(error, 'strerror', None) or error}; change it, or use port 0"
         ) from None
 
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from broker.protocol.conversation_messages import Ending
 from broker.protocol.messages import MAX_REASON
@@ -69,7 +70,11 @@ def environment_of(
         python: Python of a virtual environment for it.
         inherited: Variables of the host.
     """
-    return shared_environment(python=python, inherited=inherited) | {
+    host = urlsplit(url).hostname or ""
+    variables = shared_environment(python=python, inherited=inherited)
+    for name in ("NO_PROXY", "no_proxy"):  # or clients would ask a proxy for the door
+        variables[name] = ",".join(filter(None, [variables.get(name), host]))
+    return variables | {
         "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_KEY": key,
         "ANTHROPIC_BASE_URL": url,

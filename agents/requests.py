@@ -96,6 +96,8 @@ class AgentRequest:
     model: str = ""
     """Name that the agent gives the model; any will do."""
     is_streamed: bool = False
+    has_usage_event: bool = False
+    """`usage` comes in an event of its own, without a choice."""
     has_ids: bool = False
     has_logprobs: bool = False
     ignored: tuple[str, ...] = ()
@@ -135,6 +137,7 @@ def read_chat(body: bytes) -> AgentRequest:
         AgentCall("chat", _joined(fields, CHAT_FIELDS)),
         model=_model(fields),
         is_streamed=_flag(fields, "stream"),
+        has_usage_event=_wants_usage(fields),
         has_ids=_flag(fields, "return_token_ids"),
         has_logprobs=_flag(fields, "logprobs"),
         ignored=_ignored(fields, CHAT_FIELDS),
@@ -179,8 +182,8 @@ def read_reward(body: bytes) -> RewardRequest:
     if unknown := sorted(set(fields) - {"reward", "parts", "call", "done"}):
         raise _refused(unknown[0], "left out", "a value", "send reward, parts, call and done")
     call = _value(fields, "call", (int, str, type(None)), "the id of an answer")
-    digits = str(0 if call is None else call).removeprefix("chatcmpl-")
-    if not (digits.isascii() and digits.isdigit() and len(digits) < 10):
+    digits = str(call).removeprefix("chatcmpl-").removeprefix("call-") if call is not None else "0"
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 10) or call == "chatcmpl-0":
         raise _refused("call", "the id of an answer, such as chatcmpl-3", call, "leave it out")
     is_done = _flag(fields, "done")
     reward = _value(fields, "reward", (int, float, type(None)), "a number")
@@ -189,8 +192,13 @@ def read_reward(body: bytes) -> RewardRequest:
         raise _refused("parts", f"at most {MAX_PARTS} named numbers", parts, "leave out the others")
     if reward is None and (parts or not is_done):
         raise _refused("reward", "a number", None, "send it, or done: true")
-    whole = None if reward is None else float(reward)
-    return RewardRequest(int(digits), whole, {k: float(x) for k, x in parts.items()}, is_done)
+    try:
+        whole = None if reward is None else float(reward)
+        numbers = {name: float(x) for name, x in parts.items()}
+    except OverflowError:
+        text = "reward and parts must be numbers of 64 bits, got a larger one"
+        raise RequestError(400, text, field="reward") from None
+    return RewardRequest(int(digits), whole, numbers, is_done)
 
 
 def _fields(body: bytes, name: str = "the body") -> dict[str, Raw]:
@@ -212,6 +220,11 @@ def _value(fields: Mapping[str, Raw], name: str, kinds: tuple[type, ...], wanted
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise _refused(name, wanted, value, "see docs/agents.md")
     return value
+
+
+def _wants_usage(fields: Mapping[str, Raw]) -> bool:
+    options = _value(fields, "stream_options", (dict, type(None)), "an object") or {}
+    return bool(options.get("include_usage"))
 
 
 def _flag(fields: Mapping[str, Raw], name: str) -> bool:

@@ -468,7 +468,7 @@ class AgentRollout:
         for place, message in enumerate(messages):
             turn = self._turn_saying(digests[place + 1], message)
             reasoning = turn and turn.message and turn.message.get("reasoning_content")
-            if reasoning:
+            if reasoning and "reasoning_content" not in message:
                 messages[place] = {**message, "reasoning_content": reasoning}
         return chat._replace(messages=messages)
 

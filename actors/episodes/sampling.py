@@ -310,7 +310,7 @@ class Sampling:
         reason = f"its agent: {calls.why}; {calls.text}"
         if calls.why == "host":  # which is not the agent's fault
             self._scoring.fail(held, "infrastructure", reason)
-        elif not rollout.length:
+        elif not rollout.num_turns:
             self._scoring.fail(held, "data", f"no call was answered before the end of {reason}")
         else:
             rollout.end(calls.why, calls.text, calls.rewards)

@@ -108,18 +108,21 @@ def test_two_tools_are_called_in_one_turn_and_their_results_lead_to_a_text(is_st
     asyncio.run(story())
 
 
-def test_a_stream_ends_with_usage_without_being_asked():
+@pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": True}}])
+def test_usage_comes_with_the_last_choice_or_in_a_chunk_of_its_own_if_that_is_asked_for(options):
     async def story():
         async with opened() as here:
             client = here.client(here.conversation())
-            stream = await client.chat.completions.create(model="m", messages=ASK, stream=True)
-            chunks = [chunk async for chunk in stream]
+            stream = await client.chat.completions.create(
+                model="m", messages=ASK, stream=True, **options
+            )
+            *chunks, last = [chunk async for chunk in stream]
 
-            texts = [choice.delta.content for chunk in chunks for choice in chunk.choices]
-            assert texts == ["hello 1", None]
-            assert chunks[-1].usage is not None
-            assert chunks[-1].usage.total_tokens == 7
-            assert chunks[-2].choices[0].finish_reason == "stop"
+            first, end = (*chunks, last)[:2]
+            assert (first.choices[0].delta.content, first.usage) == ("hello 1", None)
+            assert end.choices[0].finish_reason == "stop"
+            assert last.usage is not None and last.usage.total_tokens == 7
+            assert bool(last.choices) is not bool(options)
 
     asyncio.run(story())
 
@@ -346,6 +349,25 @@ def test_equal_requests_side_by_side_are_calls_of_their_own():
 
             texts = {answer.choices[0].message.content for answer in answers}
             assert texts == {"late 1", "late 2", "late 3"}
+
+    asyncio.run(story())
+
+
+def test_a_retry_of_a_request_without_a_call_is_a_new_call():
+    """Else some of many equal requests would get copies of the others' answers."""
+    failures = iter([AgentError(500, "no engine")])
+
+    async def model(_call, number):
+        await asyncio.sleep(0.2)
+        return next(failures, AgentAnswer("stop", 5, 2, text=f"hello {number}"))
+
+    async def story():
+        async with opened(model) as here:
+            client = here.client(here.conversation(), max_retries=8)
+            asked = [client.chat.completions.create(model="m", messages=ASK) for _ in range(40)]
+            answers = [answer.choices[0].message.content for answer in await asyncio.gather(*asked)]
+
+            assert len(set(answers)) == 40  # more than may be open at a time
 
     asyncio.run(story())
 

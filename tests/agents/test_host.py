@@ -7,11 +7,13 @@ import json
 import sys
 
 import httpx
+import pytest
 import structlog
 
 from agents.host import AgentHost, first_of
 from broker.protocol.agent_calls import AgentAnswer
 from broker.protocol.conversation_messages import TakeReply
+from configs.errors import RefusedError
 from configs.settings import AgentSettings
 from tests.agents.support.mailbox import TwinMailbox
 from tests.waiting import until
@@ -150,6 +152,15 @@ def test_an_agent_may_be_started_by_hand():
 
     assert asyncio.run(story()) == "hello 1"
     assert [(end.reward, end.why) for end in mailbox.boxes[1].ends] == [(1.0, ""), (None, "ended")]
+
+
+def test_a_host_that_the_run_refuses_ends_with_the_reason():
+    class Refusing(TwinMailbox):
+        async def take(self, request, *, deadline_s=0.0):
+            raise RefusedError("the key of this host was revoked", code="role")
+
+    with pytest.raises(RefusedError, match="was revoked"):
+        asyncio.run(host_of(Refusing()).run(asyncio.Event()))
 
 
 def test_an_agent_of_a_lost_conversation_is_ended():

@@ -152,6 +152,7 @@ asyncio.run(AgentProcess(command, env, timeout_s=60, memory_bytes=None, meter=Me
 
 def test_its_environment_has_its_own_key_and_none_of_the_run():
     inherited = {"PATH": "/bin", "NYALA_REDIS_URL": "redis://:secret@h", "HOME": "/root"}
+    inherited["NO_PROXY"] = "here"
     given = environment_of(
         "http://h/c/1", "k", b'{"q": 1}', python=Path("/venv/bin/python"), inherited=inherited
     )
@@ -160,6 +161,8 @@ def test_its_environment_has_its_own_key_and_none_of_the_run():
         "HOME": "/root",
         "PATH": "/venv/bin:/bin",
         "VIRTUAL_ENV": "/venv",
+        "NO_PROXY": "here,h",
+        "no_proxy": "h",
         "OPENAI_BASE_URL": "http://h/c/1/v1",
         "OPENAI_API_KEY": "k",
         "ANTHROPIC_BASE_URL": "http://h/c/1",
