@@ -92,7 +92,7 @@ class AgentHost:
         with _listener(self._agents.listen) as listener:
             async with door.serving(listener, most=most):
                 self._address = f"http://{host}:{listener.getsockname()[1]}"
-                log.info("the door is open", address=self._address)
+                log.info("the door is open", stage="hosting agents", address=self._address)
                 await self.serve(stop)
 
     async def serve(self, stop: asyncio.Event) -> None:

@@ -236,9 +236,11 @@ def echo(pair: Pair | ChatPair) -> Pair:
 def tokenize(pair: Pair | ChatPair, tokenizer: PreTrainedTokenizerFast) -> TokenPair:
     """Turn a pair into tokens, with the end token after each trained segment or turn."""
     if isinstance(pair, ChatPair):
+        messages: Any = pair.messages
+        tools: Any = pair.tools or None
         encoded: Any = tokenizer.apply_chat_template(
-            list(pair.messages),
-            tools=list(pair.tools) or None,
+            messages,
+            tools=tools,
             return_dict=True,
             return_assistant_tokens_mask=True,
         )

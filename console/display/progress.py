@@ -61,7 +61,7 @@ def cause_in(row: Row) -> str:
 # --------------------------------------------------------------------------------------------------
 # Stages of each process while it starts with their seconds, and its newest error, from its log.
 
-LASTING = {"listening", "sampling"}
+LASTING = {"hosting agents", "listening", "sampling"}
 """Stages of a process that has started: they last as long as it does."""
 TAIL_BYTES = 64 * 1024  # of a log: stages are logged while there is little else
 

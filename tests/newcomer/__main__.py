@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.newcomer.journeys import JOURNEYS, QUICK, SMALL, TOOLS, flags
+from tests.newcomer.journeys import AGENT, JOURNEYS, QUICK, SMALL, TOOLS, flags
 from tests.newcomer.pages import ROOT, write_project
 
 LONGEST_S = 1200.0
@@ -39,6 +39,13 @@ def main() -> int:
         write_project(own, TOOLS.pages)
         play = [nyala, "env", "test", "mine.yaml", "--policy", "echo", *flags(TOOLS)]
         steps.append(("tools: env test", play, own))
+        own = folder / AGENT.name
+        own.mkdir()
+        write_project(own, AGENT.pages)
+        check = [nyala, "up", "my_agent.yaml", "--dry-run", *flags(AGENT)]
+        steps.append(("agent: --dry-run", check, own))
+        train = [nyala, "up", str(clone / "configs" / "agent.yaml"), "--plain"]
+        steps.append(("agent: run of the preset", train, folder))
         steps.append(("new", [nyala, "new", "fresh"], folder))
         short = [word for change in SMALL[1:4] for word in ("--set", change)]
         steps.append(("new: run", [nyala, "up", "fresh.yaml", "--plain", *short], folder / "fresh"))

@@ -43,6 +43,9 @@ JOURNEYS = (
 TOOLS = Journey("tools", ("README.md", "docs/adapters.md"), (*SMALL, "run.reward=null"))
 """Ends with `nyala env test`: a character model has no template for tools."""
 
+AGENT = Journey("agent", ("docs/first-run.md", "docs/agents.md"))
+"""The checks before a start of `my_agent.yaml`; the preset trains one."""
+
 
 def flags(journey: Journey) -> list[str]:
     """Return the changes as arguments."""

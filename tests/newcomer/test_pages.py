@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from console.main import app
-from tests.newcomer.journeys import JOURNEYS, TOOLS, Journey, flags
-from tests.newcomer.pages import PAGES, blocks_of, write_project
+from tests.newcomer.journeys import AGENT, JOURNEYS, TOOLS, Journey, flags
+from tests.newcomer.pages import PAGES, ROOT, blocks_of, write_project
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -43,6 +43,27 @@ def test_what_the_pages_say_passes_every_check(
 
     assert done.exit_code == 0, done.output
     assert "would start in" in done.output
+
+
+def test_the_agent_that_a_page_shows_is_the_one_of_the_preset() -> None:
+    (shown,) = (block.text for block in blocks_of("docs/agents.md") if block.file == "swap.py")
+
+    assert shown == "# swap.py\n" + (ROOT / "configs/agent/swap.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/agents.md"])
+def test_an_agent_of_ones_own_passes_every_check(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_project(tmp_path, AGENT.pages)
+    (tmp_path / "my_agent.yaml").unlink()
+    write_project(tmp_path, [page])  # appends to the other files
+
+    done = CliRunner().invoke(app, ["up", "my_agent.yaml", "--dry-run", *flags(AGENT)])
+
+    assert done.exit_code == 0, done.output
+    assert "agents: 1 thread(s)" in done.output
 
 
 def test_the_class_with_tools_is_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ MIN_MODULES = 4  # fewer are one file, not a folder
 MIN_LINES = 80  # below it, a module with one importer beside it is a part of that importer
 
 THIN = {
+    "configs/agent": "the agent of the preset agent.yaml, for users to copy",
     "configs/deploy": "deployment files, and the program that a container runs beside its role",
     "console/new_project": "the files that `nyala new` copies",
 }
