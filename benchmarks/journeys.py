@@ -222,7 +222,7 @@ buffer.operations.batches:records  from Redis
 buffer.record.codec:decode_episode  makes the episode again
 learner.data.records:shape_reward  weighs the parts of its reward
 learner.data.group_filter:GroupFilter.reason_to_drop  drops what is stale or impossible
-learner.data.policy_lag:policy_lag  by the lag of its oldest token
+learner.data.policy_lag:policy_lags  by the lag of its oldest token
 learner.data.ledger:Ledger.hold  notes what the batch has
 buffer.operations.batches:seal  so that every replay of it is the same
 buffer/lua/batches/seal.lua  freezes it
@@ -384,7 +384,7 @@ learner.data.curriculum:Feeder.__init__  twice as many are created ahead
 
 # The learner drops by it
 learner.data.group_filter:GroupFilter._is_stale  a group whose oldest token is older
-learner.data.policy_lag:policy_lag  by so many batches
+learner.data.policy_lag:policy_lags  by so many batches
 learner.data.claims:Claims.poll  is dropped, and its prompt asked again
 
 # What people see of it

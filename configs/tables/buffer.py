@@ -105,7 +105,8 @@ class ReplaySettings(SettingsTable):
     Raise it when groups are expensive to sample."""
     max_lag: Positive = 100
     """Most batches by which a kept group's oldest trained token may lag; older groups are dropped.
-    With `buffer.on_stale: mask` older tokens are masked, and groups without a newer one dropped.
+    With `buffer.on_stale: mask` older tokens are masked, and groups without a newer one dropped;
+    tokens within it are trained, also those that were masked when their group was new.
 
     Lower it when old groups disturb training (`effective_sample_size` is low)."""
     max_bytes: Positive = 256 * 2**20

@@ -359,21 +359,24 @@ class Claims:
         reused: Container[int],
         mask: StaleMask | None,
     ) -> FreshTokens:
-        """Count the tokens of new groups, and of groups dropped as stale while the batch filled."""
+        """Count the tokens of new groups, and of groups dropped as stale while the batch filled.
+
+        A batch that was sealed with a mask is judged by the mask's bound. Others are judged by the
+        bound of this life, because no other is known.
+        """
         lineage = self._lineage if mask is None else mask.lineage
+        bound = self._run.max_policy_lag if mask is None else mask.max_lag
 
         def lags_of(episodes: Iterable[Episode]) -> Int64:
             new = (episode for episode in episodes if episode.group_id not in reused)
             return trained_lags(new, step, lineage, self._ledger.lineages)
 
         trained_N, new_N = lags_of(trained), lags_of(sampled)
-        sampled_N = np.concatenate([new_N, self._filter.stale_lags_N])
-        bound = self._run.max_policy_lag
-        return FreshTokens(
-            sampled=len(sampled_N),
+        return self._filter.stale_tokens + FreshTokens(
+            sampled=len(new_N),
             trained=len(trained_N),
             masked=len(new_N) - len(trained_N),
-            fresh=int(np.count_nonzero(sampled_N <= bound)),
+            fresh=int(np.count_nonzero(new_N <= bound)),
             fresh_trained=int(np.count_nonzero(trained_N <= bound)),
         )
 

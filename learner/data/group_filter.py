@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import structlog
 
 from buffer.record.episode import Episode, PolicyVersion
@@ -19,7 +18,7 @@ from configs.settings import AlgorithmSettings, BufferSettings, RewardSettings, 
 
 from .grades import ACCURACY, EXACT, weighs_exact
 from .ledger import Ledger
-from .policy_lag import trained_lags
+from .policy_lag import FreshTokens, trained_lags
 from .records import OVERLONG
 
 # --------------------------------------------------------------------------------------------------
@@ -102,13 +101,13 @@ class GroupFilter:
         self._limits = EpisodeLimits.for_run(run, vocabulary=vocabulary)
         self.num_filtered = 0
         """Groups of equal rewards dropped from the present batch."""
-        self.stale_lags_N = np.zeros(0, dtype=np.int64)
-        """Lags of the sampled tokens of groups dropped from it as stale."""
+        self.stale_tokens = FreshTokens()
+        """Tokens of groups dropped from it as stale."""
 
     def begin_batch(self) -> None:
         """Start counting dropped groups for another batch."""
         self.num_filtered = 0
-        self.stale_lags_N = self.stale_lags_N[:0]
+        self.stale_tokens = FreshTokens()
 
     def reason_to_drop(self, step: int, episodes: Sequence[Episode]) -> str | None:
         """Name the reason not to train a group in batch `step`; None to train it.
@@ -174,7 +173,7 @@ class GroupFilter:
         decisive = lags_N.min() if self._on_stale == "mask" else lags_N.max()
         if decisive <= self._max_policy_lag:
             return False
-        self.stale_lags_N = np.concatenate([self.stale_lags_N, lags_N])
+        self.stale_tokens += FreshTokens.dropped(lags_N, self._max_policy_lag)
         return True
 
 

@@ -12,11 +12,13 @@ branch.
 
 A token is fresh up to the bound of its batch, and stale beyond it. With `buffer.on_stale: mask`
 stale tokens stay in their rows as context, and their loss mask is 0.
+
+Shapes: T tokens of a completion, S spans of one version each, N trained tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 
 import numpy as np
@@ -37,8 +39,13 @@ class FreshTokens:
     masked: int = 0
     """Tokens of trained groups that were masked as stale."""
     fresh: int = 0
-    """Tokens within `run.max_policy_lag` at their claim."""
+    """Tokens within the lag bound at their claim."""
     fresh_trained: int = 0
+
+    @classmethod
+    def dropped(cls, lags_N: Int64, bound: int) -> FreshTokens:
+        """Count the tokens of a group that is dropped as stale."""
+        return cls(sampled=len(lags_N), fresh=int(np.count_nonzero(lags_N <= bound)))
 
     def __add__(self, other: FreshTokens) -> FreshTokens:
         """Add the tokens of another batch."""
@@ -53,37 +60,38 @@ class FreshTokens:
         }
 
 
-def policy_lag(
-    version: PolicyVersion, *, step: int, lineage: int, lineages: Mapping[int, int]
-) -> int:
-    """Compute the lag of a token of `version` when batch `step` is trained in `lineage`.
+def policy_lags(
+    versions: Sequence[PolicyVersion], *, step: int, lineage: int, lineages: Mapping[int, int]
+) -> Int64:
+    """Compute the lag of tokens of each version when batch `step` is trained in `lineage`.
 
     Args:
-        version: Version of the policy that sampled the token.
-        step: The batch that trains it, the first being 1.
+        versions: Versions of the policy that sampled the tokens.
+        step: The batch that trains them, the first being 1.
         lineage: Lineage of the learner.
         lineages: lineage -> step it forked at.
 
     Returns:
-        Batches, by the formula of this module; never negative within a history.
+        Batches, by the formula of this module; never negative within a history. Shape [S].
     """
-    trained = step - 1
-    forks = [fork for other, fork in lineages.items() if version.lineage < other <= lineage]
-    fork = min(forks, default=None)
-    if fork is None or version.step <= fork:
-        return trained - version.step
-    return (trained - fork) + (version.step - fork)
+    lineages_S = np.fromiter((version.lineage for version in versions), np.int64)
+    steps_S = np.fromiter((version.step for version in versions), np.int64)
+    lags_S = step - 1 - steps_S
+    for sampled_in in np.unique(lineages_S).tolist():
+        forks = [fork for other, fork in lineages.items() if sampled_in < other <= lineage]
+        if forks:
+            beyond_S = np.maximum(steps_S - min(forks), 0)
+            lags_S += np.where(lineages_S == sampled_in, 2 * beyond_S, 0)
+    return lags_S
 
 
 def token_lags(episode: Episode, step: int, lineage: int, lineages: Mapping[int, int]) -> Int64:
     """Compute the lag of every completion token of an episode, batches. Shape [T]."""
-    completion = episode.completion
-    lags_T = np.zeros(len(completion.token_ids), dtype=np.int64)
-    for span in completion.versions:
-        lags_T[span.start :] = policy_lag(
-            span.version, step=step, lineage=lineage, lineages=lineages
-        )
-    return lags_T
+    spans, length = episode.completion.versions, len(episode.completion.token_ids)
+    lags_S = policy_lags(
+        [span.version for span in spans], step=step, lineage=lineage, lineages=lineages
+    )
+    return np.repeat(lags_S, np.diff([*(span.start for span in spans), length]))
 
 
 def trained_lags(

@@ -90,6 +90,7 @@ RULES: tuple[Rule, ...] = (
     Rule("groups_flat", reward_rules.groups_flat, batches=10),
     Rule("dead_letters_grow", flow_rules.dead_letters_grow, batches=3),
     Rule("groups_dropped", flow_rules.groups_dropped, batches=20),
+    Rule("tokens_masked", flow_rules.tokens_masked, batches=20),
     Rule("actor_slow", flow_rules.actor_slow, batches=20),
     Rule("learner_waits", flow_rules.learner_waits, batches=10),
     Rule("actors_wait", flow_rules.actors_wait, batches=10),

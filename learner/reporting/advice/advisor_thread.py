@@ -223,7 +223,7 @@ class AdvisorThread:
                 log.warning("ADVICE", rule=advised.rule, step=self._step, text=advised.text)
 
     def _evidence(self, seen: MeasuredBatch) -> Evidence:
-        batch, divergence = seen.batch, seen.trained.divergence
+        batch, tokens, divergence = seen.batch, seen.batch.tokens, seen.trained.divergence
         dropped = {why: n - self._dropped.get(why, 0) for why, n in seen.dropped.items()}
         self._dropped = seen.dropped
         looks, workless = self._looks, self._workless
@@ -243,6 +243,7 @@ class AdvisorThread:
             wait_s=seen.wait_s,
             span_s=seen.span_s,
             dropped={why: n for why, n in dropped.items() if n},
+            masked=tokens.masked / max(1, tokens.masked + tokens.trained),
             store=self._counts,
             greedy_reward=self._greedy_reward,
             looks=looks,

@@ -108,6 +108,8 @@ class Evidence:
     """Time from the end of the batch before."""
     dropped: dict[str, int] = field(default_factory=dict)
     """Reason -> groups dropped since the batch before."""
+    masked: float = 0.0
+    """Share of the sampled tokens of new groups that were context only because they were stale."""
     store: StoreFigures = StoreFigures()
     greedy_reward: float | None = None
     """Mean reward of the greedy answers of the first evaluation of this life; None before it."""

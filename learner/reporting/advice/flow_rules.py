@@ -20,6 +20,7 @@ DROPPED, DROPPED_NO_MORE = 0.02, 0.01
 # Where actors work in step, whatever holds one up drops all of its groups at once: sixteen at a
 # time on the demo, in one batch of twelve. Answers that take too long drop some in nearly every.
 DROPPING, DROPPING_NO_MORE = 0.25, 0.15
+MASKED, MASKED_NO_MORE = 0.5, 0.4
 FILTERED = "zero_variance"  # made way on purpose
 SLOWER = 1.1
 ALMOST_ALWAYS, OFTEN = 18, 14  # of 20 batches
@@ -81,6 +82,21 @@ def groups_dropped(window: Window, settings: Settings, holds_already: bool) -> s
     return (
         f"{share:.1%} of the groups that the last {len(window)} batches were made of were dropped, "
         f"in {batches} of them, most as {reason}: {remedy}"
+    )
+
+
+def tokens_masked(window: Window, settings: Settings, holds_already: bool) -> str | None:
+    """Find a run of whose sampled tokens most are too old to be trained."""
+    recent = window.last(20)
+    share = total(recent, lambda batch: batch.masked) / len(recent)
+    if share <= (MASKED_NO_MORE if holds_already else MASKED):
+        return None
+    run = settings.run
+    return (
+        f"{share:.0%} of the tokens that were sampled for the last {len(recent)} batches are "
+        f"context only, because they were stale: raise run.max_policy_lag (now "
+        f"{run.max_policy_lag}), set buffer.on_stale: train (now {settings.buffer.on_stale}), or "
+        f"shorten the longest answers: run.max_completion_tokens (now {run.max_completion_tokens})"
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from buffer.operations.values import StaleMask
 from buffer.record.episode import PolicyVersion
-from learner.data.policy_lag import mask_stale, oldest_lag, policy_lag, token_lags
+from learner.data.policy_lag import mask_stale, oldest_lag, policy_lags, token_lags
 from tests.learner.support.made_episodes import make_episode
 
 # Lineage 1 ran to step 12; 2 forked from it at 10 and ran to 14; 3 forked at 11.
@@ -29,9 +29,12 @@ LINEAGES = {1: 0, 2: 10, 3: 11}
 def test_lag_counts_the_steps_between_two_versions(
     version: tuple[int, int], step: int, lineage: int, expected: int
 ) -> None:
-    lag = policy_lag(PolicyVersion(*version), step=step, lineage=lineage, lineages=LINEAGES)
+    first, newest = PolicyVersion(1, 0), PolicyVersion(3, 19)
+    versions = [first, PolicyVersion(*version), newest]
 
-    assert lag == expected
+    lags = policy_lags(versions, step=step, lineage=lineage, lineages=LINEAGES)
+
+    assert lags.tolist()[1] == expected
 
 
 def test_every_token_has_the_lag_of_its_span() -> None:

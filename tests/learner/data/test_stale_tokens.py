@@ -174,6 +174,7 @@ def test_a_replay_masks_what_was_masked_when_the_batch_was_sealed(
     assert masks_of(replay.episodes) == MIXED_MASKS * 2
     assert plan_of(bench, replay).encode() == plan
     assert bench.ledger.facts.masks == {STEP: first.mask}, "a rewound store gets it back"
+    assert replay.tokens == first.tokens, "counted by the bound and lineage of the mask"
 
 
 def test_a_batch_that_was_sealed_without_a_mask_is_replayed_without_one(

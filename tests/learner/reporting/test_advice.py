@@ -213,6 +213,11 @@ CASES = [
         lambda e: {"dropped": {"stale": 3, "zero_variance": 9}},
         r"\d\.\d% of the groups .*stale: raise run\.max_policy_lag \(now 2\)",
     ),
+    Case(
+        "tokens_masked",
+        lambda _: {"masked": 0.6},
+        r"60% of the tokens .*raise run\.max_policy_lag \(now 2\), set buffer\.on_stale: train",
+    ),
     Case("actor_slow", lambda _: two_actors({"s_per_token": 0.18}), "bad-1 takes 1.8 times"),
     Case(
         "learner_waits",

@@ -19,6 +19,7 @@ from buffer.operations.operation import Operation
 from buffer.operations.values import Stats
 from buffer.store import Store
 from configs.errors import StoreError
+from learner.data.policy_lag import FreshTokens
 from learner.data.retrying_store import RetryingStore
 from learner.model.ranks import Ranks
 from learner.reporting.advice import advisor_thread
@@ -126,7 +127,9 @@ def test_actors_are_looked_at_between_batches_and_not_as_one_ends(
         advisor.start()
         for step in range(1, 13):
             wait_until(lambda: watched.looks >= 5)
-            batch: Any = SimpleNamespace(step=step, sampled=[make_episode()], filtered_groups=0)
+            batch: Any = SimpleNamespace(
+                step=step, sampled=[make_episode()], filtered_groups=0, tokens=FreshTokens()
+            )
             figures = batch_figures(batch.sampled, step=step, lineage=1, lineages={1: 0}, uses={})
             advisor.see(batch, trained, figures, seconds={"wait": 0.0, "all": 1.0}, dropped={})
             watched.looks = 0
