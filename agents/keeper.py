@@ -50,19 +50,47 @@ def descendants(root: int, parents: dict[int, int]) -> set[int]:
 
 def end_all(grace_s: float) -> None:
     """Ask the processes below this one to end, then kill those that remain."""
-    begin, number = time.monotonic(), signal.SIGTERM
+    begin = time.monotonic()
     asked: set[int] = set()
-    while (
-        alive := descendants(os.getpid(), parents_of_processes())
-    ) and time.monotonic() < begin + grace_s + KILLED_S:
-        if time.monotonic() > begin + grace_s:
-            number, asked = signal.SIGKILL, set()
-        for pid in alive - asked:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+    while has_children() and time.monotonic() < begin + grace_s:
+        alive = descendants(os.getpid(), parents_of_processes())
+        send(signal.SIGTERM, alive - asked)
         asked |= alive
-        reap()
         time.sleep(POLL_S)
+    killed: set[int] = set()
+    while has_children() and time.monotonic() < begin + grace_s + KILLED_S:
+        # Children alone, at once: those of a killed process become this one's, and a process that
+        # forks and exits over and over has another number before a list of all could be read.
+        children = children_of_this()
+        send(signal.SIGKILL, children)
+        if children == killed:
+            time.sleep(POLL_S)
+        killed = children
+
+
+def has_children() -> bool:
+    """Reap those that have ended; whether others are left, and so any process below this one."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def children_of_this() -> set[int]:
+    """Return the children of this process; where the kernel has no list of them, all below it."""
+    try:
+        return set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
+    except OSError:
+        return descendants(os.getpid(), parents_of_processes())
+
+
+def send(number: signal.Signals, processes: set[int]) -> None:
+    """Send a signal to processes that may have ended."""
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def reap() -> dict[int, int]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,27 @@ if not os.fork():
         time.sleep(60)
     os._exit(0)
 time.sleep(float(sys.argv[2]))
+"""
+
+HOPS = """
+import os, sys, time
+if os.fork():
+    time.sleep(float(sys.argv[1]))
+    os._exit(0)
+os.setsid()
+log = os.open(sys.argv[2], os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+while True:
+    os.write(log, b".")
+    if os.fork():
+        os._exit(0)
+"""
+MANY = """
+import os, signal, time
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+for _ in range(8):  # 256 of them
+    os.fork()
+time.sleep(60)
 """
 
 
@@ -52,6 +75,15 @@ def lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def runs(program: Path) -> bool:
+    """Whether a process has this program among its arguments."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has just ended
+            if str(program).encode() in path.read_bytes():
+                return True
+    return False
 
 
 def test_an_agent_that_exits_with_0_has_ended_its_conversation():
@@ -112,6 +144,45 @@ def test_processes_that_left_the_session_are_ended_with_the_agent(tmp_path, last
 
     assert end.why == ("ended" if lasts_s == "0.2" else "timeout")
     assert not lives(int(file.read_text()))
+
+
+@pytest.mark.parametrize("lasts_s", ["0.2", "60"])
+def test_a_process_that_forks_and_exits_over_and_over_is_ended(tmp_path, lasts_s):
+    log = tmp_path / "log"
+    run_agent(PYTHON, "-I", "-S", "-c", HOPS, lasts_s, str(log), timeout_s=1.0)
+
+    hops = log.stat().st_size
+    assert hops > 10
+    time.sleep(1.0)
+    assert log.stat().st_size == hops
+
+
+def test_hundreds_of_processes_that_ignore_signals_are_ended(tmp_path):
+    program = tmp_path / "many.py"
+    program.write_text(MANY)
+    end = run_agent(PYTHON, "-I", "-S", str(program), timeout_s=2.0)
+
+    assert end.why == "timeout"
+    assert not runs(program)
+
+
+def test_endless_output_costs_its_end_alone():
+    code = "import os\nfor _ in range(3000): os.write(1, bytes(2**16))\nprint('the end'); 1 / 0"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    end = run_agent(PYTHON, "-c", code)
+
+    assert (end.why, len(end.text)) == ("died", 2000)
+    assert "the end" in end.text
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000
+
+
+def test_an_agent_that_closes_its_output_goes_on():
+    code = "import os, time; os.close(1); os.close(2); time.sleep(1.5); os._exit(3)"
+    began = time.monotonic()
+    end = run_agent(PYTHON, "-c", code)
+
+    assert end == ("died", "exit code 3")
+    assert time.monotonic() - began > 1.4
 
 
 def test_an_agent_is_ended_when_its_conversation_is():
