@@ -60,6 +60,7 @@ KEPT_REPLIES = 32
 """Replies kept for retries: those of all calls that may be open at a time."""
 BUSY_S = 1  # an open call takes seconds
 MAX_RETRY_KEY = 256  # characters
+MAX_TOLD = 64  # ignored fields that are logged, and characters of each
 
 log = structlog.get_logger()
 
@@ -387,10 +388,11 @@ class AgentConversation:
                 del self._open[number]
 
     def _tell_ignored(self, request: AgentRequest) -> None:
-        new = [name for name in request.ignored if name not in self._told]
-        if new and len(self._told) < MAX_OPEN_CALLS:
+        names = [name[:MAX_TOLD] for name in request.ignored[:MAX_TOLD]]
+        new = [name for name in names if name not in self._told]
+        if new and len(self._told) < MAX_TOLD:
             self._told.update(new)
-            log.info("the run decides these fields of a call", task=self.name, ignored=new[:16])
+            log.info("the run decides these fields of a call", task=self.name, ignored=new)
 
 
 def as_error(reply: AgentError) -> RequestError:

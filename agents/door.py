@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import h11
 import structlog
 import uvicorn
 from starlette.applications import Starlette
@@ -83,6 +84,7 @@ class Door:
             ],
             exception_handlers={404: _not_found, 405: _not_found},  # starlette's are plain texts
         )
+        self.app.router.redirect_slashes = False  # to an address that is made of the Host header
 
     @asynccontextmanager
     async def serving(self, listener: socket.socket, *, most: int) -> AsyncIterator[None]:
@@ -98,7 +100,7 @@ class Door:
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             lifespan="off",
             log_config=None,
-            log_level="warning",
+            log_level="error",  # not a line for each request that is no HTTP
             access_log=False,
             ws="none",
             timeout_graceful_shutdown=1,
@@ -320,17 +322,37 @@ class _DoorServer(uvicorn.Server):
 
 def _guard_of(most: int) -> type[H11Protocol]:
     class Guarded(H11Protocol):
-        """A connection that is refused beyond `most`, and ended if it sends no request in time."""
+        """A connection that is refused beyond `most`, and ended if no request comes in time."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             if len(self.connections) > most:
                 transport.abort()
                 return
-            self.loop.call_later(HEADERS_S, self._end_if_idle)
+            self.loop.call_later(HEADERS_S, self._end_if_idle, None)
 
-        def _end_if_idle(self) -> None:
-            if not getattr(self, "cycle", None) and not self.transport.is_closing():
+        def send_400_response(self, msg: str) -> None:
+            """Refuse what is no HTTP; a request whose body it is in gets no other answer."""
+            if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
+                self.transport.close()  # an answer is under way, or was sent
+                return
+            super().send_400_response(msg)
+            if not self._is_idle:
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
+
+        def _end_if_idle(self, last: object) -> None:
+            """End the connection if no request has begun since the last look, nor is under way."""
+            if self.transport.is_closing():
+                return
+            if self._is_idle and self.cycle is last:
                 self.transport.close()
+                return
+            seen = self.cycle if self._is_idle else self
+            self.loop.call_later(HEADERS_S, self._end_if_idle, seen)
+
+        @property
+        def _is_idle(self) -> bool:
+            return not self.cycle or self.cycle.response_complete
 
     return Guarded

@@ -194,10 +194,10 @@ def read_reward(body: bytes) -> RewardRequest:
         raise _refused("reward", "a number", None, "send it, or done: true")
     try:
         whole = None if reward is None else float(reward)
-        numbers = {name: float(x) for name, x in parts.items()}
+        numbers = {name: float(part) for name, part in parts.items()}
     except OverflowError:
-        text = "reward and parts must be numbers of 64 bits, got a larger one"
-        raise RequestError(400, text, field="reward") from None
+        text = "a number below 1.8e308"
+        raise _refused("reward", text, "a larger one", "send rewards of about 1") from None
     return RewardRequest(int(digits), whole, numbers, is_done)
 
 

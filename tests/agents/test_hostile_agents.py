@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import time
 
 import httpx
+import pytest
+from structlog.testing import capture_logs
 
 from agents import door
-from broker.protocol.agent_calls import MAX_BODY_BYTES, AgentAnswer
+from broker.protocol.agent_calls import MAX_BODY_BYTES, AgentAnswer, decode_call
 from tests.agents.support.opened_door import opened
 from tests.waiting import until
 
@@ -29,10 +32,20 @@ async def status_of(reader) -> int:
     return int(line.split()[1]) if line else 0
 
 
-def head(here, conversation, key, *lines) -> bytes:
-    path = f"/conversations/{conversation.name}/v1/chat/completions"
-    fields = [f"POST {path} HTTP/1.1", "Host: h", f"X-Api-Key: {key}", *lines, "", ""]
-    return "\r\n".join(fields).encode()
+def head(conversation, key, *lines, method="POST", path="/v1/chat/completions") -> bytes:
+    line = f"{method} /conversations/{conversation.name}{path} HTTP/1.1"
+    return "\r\n".join([line, "Host: h", f"X-Api-Key: {key}", *lines, "", ""]).encode()
+
+
+async def exchange(here, sent: bytes) -> bytes:
+    """Send bytes, and read until the door ends the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+    writer.write(sent)
+    try:
+        async with asyncio.timeout(20):
+            return await reader.read()
+    finally:
+        writer.close()
 
 
 def test_a_gigabyte_without_a_key_is_not_read():
@@ -40,7 +53,7 @@ def test_a_gigabyte_without_a_key_is_not_read():
         async with opened() as here:
             conversation = here.conversation()
             reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
-            writer.write(head(here, conversation, "wrong", "Content-Length: 1000000000"))
+            writer.write(head(conversation, "wrong", "Content-Length: 1000000000"))
             sent = 0
             try:
                 while sent < 10**9:
@@ -120,7 +133,7 @@ def test_slow_bodies_and_slow_headers_end_at_their_deadlines(monkeypatch):
         async with opened(body_s=0.3) as here:
             conversation = here.conversation()
             reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
-            writer.write(head(here, conversation, conversation.key, "Content-Length: 100") + b"{")
+            writer.write(head(conversation, conversation.key, "Content-Length: 100") + b"{")
             idle, idle_writer = await asyncio.open_connection("127.0.0.1", here.port)
             idle_writer.write(b"POST /conversations/1")
 
@@ -133,13 +146,146 @@ def test_slow_bodies_and_slow_headers_end_at_their_deadlines(monkeypatch):
     asyncio.run(story())
 
 
+def test_a_connection_that_has_had_an_answer_has_no_longer_for_its_next_request(monkeypatch):
+    monkeypatch.setattr(door, "HEADERS_S", 0.3)
+
+    async def story():
+        async with opened(body_s=0.3) as here:
+            conversation = here.conversation()
+            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            writer.write(head(conversation, conversation.key, method="GET", path="/task"))
+            assert await status_of(reader) == 200
+            writer.write(b"POST /conv")
+            async with asyncio.timeout(4):  # uvicorn's own limit, of connections without bytes: 5 s
+                await reader.read()
+            writer.close()
+
+    asyncio.run(story())
+
+
+def test_a_body_without_end_after_an_answer_is_cut(monkeypatch):
+    monkeypatch.setattr(door, "HEADERS_S", 0.3)
+
+    async def story():
+        async with opened() as here:
+            conversation = here.conversation()
+            lines = (conversation.key, "Transfer-Encoding: chunked")
+            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            writer.write(head(conversation, *lines, method="GET", path="/task"))
+            assert await status_of(reader) == 200
+            began = time.monotonic()
+            try:
+                while time.monotonic() < began + 20:
+                    writer.write(b"4\r\nmore\r\n")
+                    await writer.drain()
+                    await asyncio.sleep(0.01)
+            except ConnectionError:
+                pass
+            assert time.monotonic() < began + 20
+
+    asyncio.run(story())
+
+
+def test_pipelined_requests_are_answered_one_after_the_other():
+    async def story():
+        async with opened() as here:
+            conversation = here.conversation()
+            body = json.dumps(ASK).encode()
+            lines = (conversation.key, f"Content-Length: {len(body)}")
+            ask = head(conversation, *lines) + body
+            last = head(conversation, *lines, "Connection: close") + body
+            said = await exchange(here, 20 * ask + last)
+
+            assert said.count(b"HTTP/1.1 200 OK") == 21
+            answers = [f"hello {number}".encode() for number in range(1, 22)]
+            places = [said.index(answer) for answer in answers]
+            assert places == sorted(places)
+
+    asyncio.run(story())
+
+
+def test_a_body_is_only_asked_for_with_a_key():
+    async def story():
+        async with opened() as here:
+            conversation = here.conversation()
+            body = json.dumps(ASK).encode()
+            lines = ("Expect: 100-continue", f"Content-Length: {len(body)}", "Connection: close")
+            with_key = await exchange(here, head(conversation, conversation.key, *lines) + body)
+            without = await exchange(here, head(conversation, "wrong", *lines))
+
+            assert with_key.startswith(b"HTTP/1.1 100 ")
+            assert b"HTTP/1.1 200 OK" in with_key
+            assert without.startswith(b"HTTP/1.1 401 ")
+
+    asyncio.run(story())
+
+
+def test_what_is_no_http_is_refused_and_logs_nothing(caplog):
+    async def story():
+        async with opened() as here:
+            conversation = here.conversation()
+            for lines in (
+                ("Transfer-Encoding: chunked\r\n\r\nzz",),
+                ("Content-Length: 5", "Content-Length: 6"),
+                ("Content-Length: -5",),
+                ("Content-Length: " + "9" * 30,),
+                ("No colon",),
+                ("Nul: \0",),
+            ):
+                for method, path in (("POST", "/v1/chat/completions"), ("GET", "/task")):
+                    sent = head(conversation, conversation.key, *lines, method=method, path=path)
+                    assert (await exchange(here, sent)).startswith(b"HTTP/1.1 400 "), lines
+            assert here.mailbox.boxes[1].lines == []
+
+    asyncio.run(story())
+
+    assert caplog.records == []
+
+
+def test_a_key_counts_in_headers_alone_and_no_other_address_leads_there():
+    async def story():
+        async with opened() as here:
+            conversation = here.conversation()
+            name, key = conversation.name, conversation.key
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{here.port}") as client:
+
+                async def ask(path, method="GET", **headers):
+                    answer = await client.request(method, path, headers=headers)
+                    assert "location" not in answer.headers
+                    assert "access-control-allow-origin" not in answer.headers
+                    return answer.status_code
+
+                at = f"/conversations/{name}"
+                assert await ask(f"{at}%2Ftask", **keyed(conversation)) == 200
+                for query in ("key", "api_key", "x-api-key", "authorization"):
+                    assert await ask(f"{at}/task?{query}={key}") == 401
+                assert await ask(f"{at}/task", Cookie=f"x-api-key={key}") == 401
+                other = {"Host": "elsewhere.example", "Origin": "http://elsewhere.example"}
+                assert await ask(f"{at}/task", **other) == 401
+                for method in ("PUT", "DELETE", "OPTIONS", "TRACE", "BREW"):
+                    assert await ask(f"{at}/task", method, **keyed(conversation)) == 404
+            for path in (
+                "",
+                "/task/",
+                "//task",
+                "/task%00",
+                "/%FF",
+                f"/../{name}/task",
+                f"%2F..%2F{name}%2Ftask",
+            ):
+                said = await exchange(here, head(conversation, key, method="GET", path=path))
+                assert said.startswith(b"HTTP/1.1 404 "), path
+
+    asyncio.run(story())
+
+
 def test_huge_headers_are_refused():
     async def story():
         async with opened() as here:
             conversation = here.conversation()
             reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
             huge = "X-Huge: " + "x" * 2**20
-            writer.write(head(here, conversation, conversation.key, huge, "Content-Length: 0"))
+            writer.write(head(conversation, conversation.key, huge, "Content-Length: 0"))
             async with asyncio.timeout(10):
                 assert await status_of(reader) in {0, 400}
             writer.close()
@@ -212,6 +358,108 @@ def test_calls_are_cut_at_the_most_and_their_memory_is_bounded(monkeypatch):
             assert stored < 2 * len(long)
             assert len(conversation.open_calls) <= 33
             assert grown_kib < 50_000  # the twin keeps 20 MB of whole bodies
+
+    asyncio.run(story())
+
+
+def test_the_run_decides_how_tokens_are_sampled():
+    async def story():
+        async with opened() as here:
+            conversation = here.conversation()
+            url = f"{here.url(conversation)}/v1/chat/completions"
+            wishes = {"temperature": 0, "top_p": 0.1, "top_k": 1, "seed": 1, "presence_penalty": 2}
+            async with httpx.AsyncClient(headers=keyed(conversation)) as client:
+                assert (await client.post(url, json=ASK | wishes)).status_code == 200
+                for forced in (
+                    {"tool_choice": "required"},
+                    {"tool_choice": {"type": "function", "function": {"name": "add"}}},
+                    {"response_format": {"type": "json_object"}},
+                    {"guided_json": {"type": "object"}},
+                    {"structured_outputs": {"regex": "a+"}},
+                    {"logit_bias": {"5": 100}},
+                    {"n": 2},
+                ):
+                    answer = await client.post(url, json=ASK | forced)
+                    assert answer.status_code == 400, forced
+                    assert answer.json()["error"]["param"] == next(iter(forced))
+
+            (body,) = here.mailbox.boxes[1].bodies
+            assert json.loads(decode_call(body).body) == ASK
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        '"content": "a\\u0000b"',
+        '"content": "a", "content": "b"',
+        '"content": "a", "x": ' + "9" * 400,
+        '"content": "a", "x": -' + "9" * 5000,
+        '"content": "a", "x": 1e999',
+        '"content": "\\ud800"',
+        '"content": "a\0b"',
+        '"content": "a", "x": ' + 10**4 * "[" + 10**4 * "]",
+    ],
+)
+def test_odd_json_is_answered_or_refused_and_nothing_else(field, caplog):
+    async def story():
+        async with opened() as here:
+            conversation = here.conversation()
+            url = f"{here.url(conversation)}/v1/chat/completions"
+            body = f'{{"messages":[{{"role": "user", {field}}}]}}'.encode()
+            async with httpx.AsyncClient(headers=keyed(conversation)) as client:
+                answer = await client.post(url, content=body)
+                stored = [decode_call(body) for body in here.mailbox.boxes[1].bodies]
+                assert answer.status_code in {200, 400}
+                assert len(stored) == (answer.status_code == 200)
+                assert all(call.body == body for call in stored)
+                assert (await client.post(url, json=ASK)).status_code == 200
+
+    asyncio.run(story())
+
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"reward": 1%s}' % (400 * "0"),
+        '{"reward": 1, "parts": {"a": 1%s}}' % (400 * "0"),
+        '{"reward": 1e999}',
+        '{"reward": NaN}',
+        '{"reward": true}',
+        '{"reward": 1, "parts": {"\\ud83d": 1}}',
+        '{"reward": 1, "call": 99999999999999999999}',
+        '{"reward": 1, "call": -1}',
+        '{"reward": 1, "call": 1}',
+    ],
+)
+def test_a_reward_that_is_no_number_of_a_call_is_refused(body):
+    async def story():
+        async with opened() as here:
+            conversation = here.conversation()
+            async with httpx.AsyncClient(headers=keyed(conversation)) as client:
+                answer = await client.post(f"{here.url(conversation)}/reward", content=body)
+
+            assert answer.status_code == 400
+            assert here.mailbox.boxes[1].ends == []
+
+    asyncio.run(story())
+
+
+def test_names_of_ignored_fields_are_told_in_bounds(caplog):
+    async def story():
+        async with opened() as here:
+            conversation = here.conversation()
+            url = f"{here.url(conversation)}/v1/chat/completions"
+            many = {f"x{number}": 1 for number in range(10_000)} | {10**6 * "a": 1}
+            with capture_logs() as lines:
+                async with httpx.AsyncClient(headers=keyed(conversation)) as client:
+                    assert (await client.post(url, json=ASK | many)).status_code == 200
+                    assert (await client.post(url, json=ASK | {10**6 * "b": 1})).status_code == 200
+
+            assert 0 < len(json.dumps(lines)) < 10_000
 
     asyncio.run(story())
 

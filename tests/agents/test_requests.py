@@ -114,14 +114,6 @@ def test_a_reward_that_is_none_is_refused(body, text):
         read_reward(json.dumps(body).encode())
 
 
-@pytest.mark.parametrize("name", ["reward", "parts"])
-def test_a_number_beyond_64_bits_is_refused(name):
-    body = {"reward": 0.5} | {name: 10**400 if name == "reward" else {"part": 10**400}}
-
-    with pytest.raises(RequestError, match="numbers of 64 bits"):
-        read_reward(json.dumps(body).encode())
-
-
 def test_a_reward_names_its_call():
     wanted = read_reward(b'{"reward": 1, "call": "chatcmpl-12", "parts": {"exact": 0}}')
 
