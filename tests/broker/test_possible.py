@@ -184,7 +184,7 @@ async def test_branches_are_taken_in_chunks_and_in_a_record(redis_url: str, keys
             {"fences": (FenceRun(2**53 - 1, "actor-1", 0),)},
             r"fences up to \d+, .* got 9007",
         ),
-        (MOST - 3, {}, r"as run.max_completion_tokens = 1024 allows, got 1025"),
+        (MOST - 3, {}, r"at most run.max_completion_tokens = 1024, got 1025"),
     ],
 )
 @in_loop

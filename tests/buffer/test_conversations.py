@@ -526,12 +526,14 @@ def test_an_ended_conversation_is_the_actors_turn(talk: Talk) -> None:
 
 def test_a_lease_that_waits_for_its_agent_is_not_shared(talk: Talk) -> None:
     share = operations.share("other", 1, 4, still_ms=1000, token_ms=0)
+    talk.call(1)
     for task in range(4):
         talk.run.beat(talk.task._replace(task_id=task), 0, 1)
+    talk.say(1, b"said", offset=1)
     _age(talk.run, talk.task, 60_000)
     assert talk.run.store.run(share) == [], "nothing else stands still"
 
-    talk.call(1)
+    talk.call(2)
     assert talk.run.store.run(share) == [], "its turn has just begun"
     _age(talk.run, talk.task, 60_000)
 
