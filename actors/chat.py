@@ -203,13 +203,15 @@ def _tagged_blocks(text: str) -> Iterator[str]:
 
 def _read_call(text: str, key: str) -> ToolCall | None:
     try:
-        call = read_json(text)
-    except ValueError:
+        call = json.loads(text)
+    except (ValueError, RecursionError):
         return None
     if not isinstance(call, dict):
         return None
     name, arguments = call.get("name"), call.get(key)
     if not isinstance(name, str) or not isinstance(arguments, dict):
+        return None
+    if _is_deeper(call, MAX_DEPTH):
         return None
     try:
         json.dumps(call, ensure_ascii=False).encode()
@@ -219,21 +221,6 @@ def _read_call(text: str, key: str) -> ToolCall | None:
 
 
 MAX_DEPTH = 100  # far below what Python, and templates in it, can nest
-
-
-def read_json(text: str | bytes) -> Any:
-    """Read JSON that a model or an agent wrote.
-
-    Raises:
-        ValueError: It is no JSON, or nested more than `MAX_DEPTH` deep.
-    """
-    try:
-        value = json.loads(text)
-    except RecursionError:
-        raise ValueError("JSON is nested too deeply") from None
-    if _is_deeper(value, MAX_DEPTH):
-        raise ValueError(f"JSON must be nested at most {MAX_DEPTH} deep")
-    return value
 
 
 def _is_deeper(value: Any, depth: int) -> bool:

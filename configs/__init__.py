@@ -38,8 +38,8 @@ tracing          Tracing in one process where the settings ask for it: the expor
                  nothing
 user_code        Code of the user, named as `path/to/file.py:name` or `module:name`: found, loaded,
                  explained
-user_python      A Python for the user's code alone: one of the user's, or an environment that uv
-                 makes once
+user_python      Programs of the user: the command of agents, and a Python for the user's code
+                 alone
 validation/      Checks of settings against each other, run whenever a `Settings` is made
 weight_path      Path that weights take from the learner to actors elsewhere: process groups, or
                  pulls over CURVE

@@ -49,8 +49,8 @@ CHAT_TEMPLATE = (
     "{% else %}{{ message.content }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""Of models for live agents: functions are shown by their names, as long prompts take time on a
-CPU; calls are written as Qwen3 writes them."""
+"""Chat template of a small model: functions are shown by their names, as long prompts take time on
+a CPU, and calls are written as Qwen3 writes them."""
 HEAD_WIDTH = 32  # the narrowest head that the CPU attention of vLLM accepts
 MAX_POSITIONS = 4096
 

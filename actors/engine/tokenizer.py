@@ -224,57 +224,79 @@ class ModelTokenizer:
         """Whether the chat template takes the reasoning of a turn as a field of its own."""
         return "reasoning_content" in str(self._tokenizer.chat_template)
 
-    def check_chat(self, chat: Chat) -> None:
-        """Refuse a chat that the template does not take, or writes nothing for.
+    def render_chat(self, chat: Chat) -> str:
+        """Return what the template writes for a chat, up to where the policy begins its turn.
 
         Raises:
-            SettingsError: It does, or there is no chat template.
+            SettingsError: There is no chat template, or it does not take this chat, or writes
+                nothing.
         """
-        if not self._render_chat(chat):
+        if not self._chat:
+            _bare((), "messages")
+        if taken := sorted(set(chat.variables) & self._taken):
+            raise SettingsError(
+                f"chat_template_kwargs must be further variables of the chat template, got "
+                f"{quoted(taken[0])}, which is not one; leave it out"
+            )
+        more = dict(chat.variables)
+        if chat.tools:
+            more["tools"] = self._marked_json(chat.tools)
+        text = self._render(self._marked_json(chat.messages), more)
+        if not text:
             raise SettingsError(
                 "messages must be such that the chat template of run.model writes something, got "
                 "none that it does; send a text"
             )
+        return text
 
-    def encode_chat(self, chat: Chat) -> tuple[int, ...]:
-        """Tokens of a chat, up to where the policy begins its turn.
+    def encode_rendered(self, text: str) -> tuple[int, ...]:
+        """Tokens of what `render_chat` returned."""
+        return self._encode(text)
 
-        Raises:
-            SettingsError: There is no chat template, or it does not take this chat.
-        """
-        return self._encode(self._render_chat(chat))
-
-    def encode_next(self, before: Chat, chat: Chat, *, is_open: bool) -> tuple[int, ...] | None:
-        """Tokens between the end of the policy's last turn and its next one.
+    def encode_behind(
+        self,
+        said: Mapping[str, Any],
+        following: Mapping[str, Any],
+        text: str,
+        *,
+        variables: Mapping[str, Any],
+        is_open: bool,
+    ) -> tuple[int, ...] | None:
+        """Tokens between the end of one of the policy's turns and its next one.
 
         Args:
-            before: The chat up to that turn, which is its last message.
-            chat: The same with further messages.
+            said: The turn as a message.
+            following: The message behind it.
+            text: What `render_chat` wrote from where the turn begins.
+            variables: Further variables of the template.
             is_open: The turn did not end with its end token; that comes first.
 
         Returns:
-            None if the template writes something in `before` differently once others follow, or
-            leaves out what the turn thought.
-
-        Raises:
-            SettingsError: The template does not take this chat.
+            None if the template writes the turn differently here, or leaves out its thinking.
         """
-        closed, whole = self._render_chat(before, go_on=False), self._render_chat(chat)
-        last = before.messages[-1]
-        thought = last.get("reasoning_content") or last["content"].rpartition(END_OF_THINKING)[0]
-        if self._marked(thought.strip()) not in closed:
+        asked = {"role": "user", "content": "question"}
+        turn = self._marked_json(said)
+        try:
+            begin = self._render([asked], variables)
+            behind = [asked, turn, {**self._marked_json(following), "content": ANSWER}]
+            followed = self._render(behind, variables, go_on=False)
+            last = self._render([asked, turn], variables, go_on=False)
+        except SettingsError:  # the template takes no chat as short as this
             return None
-        texts = map(self._tokenizer.convert_ids_to_tokens, self._stop_token_ids)
-        stops = [stop for stop in texts if stop]
-        end, written = len(closed), ""
-        while stop := next((s for s in stops if closed[:end].rstrip().endswith(s)), ""):
-            end, written = len(closed[:end].rstrip()) - len(stop), stop
-        rest = whole[end:]
-        if closed[:end] != whole[:end] or not rest.startswith(written):
+        written, answer, _ = followed.removeprefix(begin).partition(ANSWER)
+        thought = turn.get("reasoning_content") or turn["content"].rpartition(END_OF_THINKING)[0]
+        if not (followed.startswith(begin) and answer and text.startswith(written)):
             return None
-        if any(rest.startswith(stop) for stop in stops):
-            return self._after_stops(self._encode(rest), 1, with_last=is_open)
-        return self._after_stops(self._encode(stops[0] + rest), 1)
+        if thought.strip() not in written:
+            return None
+        stops = [stop for stop in self._stop_texts() if stop in written]
+        end = min((written.index(stop) for stop in stops), default=-1)
+        if end < 0:  # no token of the policy ends a turn here
+            end = len(last) - len(begin)
+            if not (last.startswith(begin) and written.startswith(last[len(begin) :])):
+                return None
+            return self._after_stops(self._encode(self._tokenizer.eos_token + text[end:]), 1)
+        return self._after_stops(self._encode(text[end:]), 1, with_last=is_open)
 
     def turn_frame(self) -> TurnFrame | None:
         """Return the texts that the template puts around the policy's turn; None without one."""
@@ -296,6 +318,10 @@ class ModelTokenizer:
             added = self._tokenizer.added_tokens_decoder
             stops += [token for token in special if token in added and added[token].special]
         return tuple(dict.fromkeys(stops))
+
+    def _stop_texts(self) -> list[str]:
+        texts = map(self._tokenizer.convert_ids_to_tokens, self._stop_token_ids)
+        return [text for text in texts if text]
 
     def _find_begin(self) -> tuple[int, ...]:
         """The token that the tokenizer itself puts before a text, if it does."""
@@ -329,8 +355,7 @@ class ModelTokenizer:
 
     def _end_of_turn(self, text: str) -> int:
         """Find where the first token that ends a turn is over in a text; 0 = there is none."""
-        texts = [self._tokenizer.convert_ids_to_tokens(token) for token in self._stop_token_ids]
-        ends = [(text.index(stop), len(stop)) for stop in texts if stop and stop in text]
+        ends = [(text.index(stop), len(stop)) for stop in self._stop_texts() if stop in text]
         return sum(min(ends, default=(0, 0)))
 
     def _marked_messages(self, said: Prompt) -> list[ChatMessage]:
@@ -379,19 +404,10 @@ class ModelTokenizer:
             )
         return functions
 
-    def _render_chat(self, chat: Chat, *, go_on: bool = True) -> str:
-        if not self._chat:
-            _bare((), "messages")
-        messages = json.loads(self._marked(json.dumps(chat.messages, ensure_ascii=False)))
-        if taken := sorted(set(chat.variables) & self._taken):
-            raise SettingsError(
-                f"chat_template_kwargs must be further variables of the chat template, got "
-                f"{quoted(taken[0])}, which is not one; leave it out"
-            )
-        more = dict(chat.variables)
-        if chat.tools:
-            more["tools"] = json.loads(self._marked(json.dumps(chat.tools, ensure_ascii=False)))
-        return self._render(messages, more, go_on=go_on)
+    def _marked_json(self, value: Any) -> Any:
+        written = json.dumps(value, ensure_ascii=False)
+        marked = self._marked(written)
+        return value if marked == written else json.loads(marked)
 
     def _written_call(self, functions: list[Any]) -> str:
         """Render a call as the template writes it; nothing if it leaves tools or results out."""
@@ -404,7 +420,7 @@ class ModelTokenizer:
         if before == self._render(asked) or ANSWER not in self._render(answered, tools):
             return ""
         turn = self._render(called, tools, go_on=False).removeprefix(before)
-        for stop in filter(None, map(self._tokenizer.convert_ids_to_tokens, self._stop_token_ids)):
+        for stop in self._stop_texts():
             turn = turn.partition(stop)[0]
         return turn
 

@@ -4,6 +4,8 @@ agent_chat           Calls of live agents as chats or tokens, and turns of the p
                      them
 agent_log            Turns in the log of a live agent's tokens, and bodies in the log of its calls
 agent_mail           Messages between one actor and the mailboxes of its live agents
+agent_places         Places of calls in the log of a live agent: behind an earlier turn wherever
+                     that is possible
 agent_rollout        One episode of a live agent: its calls become turns of one log of tokens
 environment_workers  Calls of environments off the actor's event loop, for many episodes side by
                      side

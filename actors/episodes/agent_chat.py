@@ -22,7 +22,6 @@ from actors.chat import (
     END_OF_THINKING,
     ChatMessage,
     read_calls,
-    read_json,
     without_half_pairs,
 )
 from actors.engine.tokenizer import Chat
@@ -88,8 +87,8 @@ def read_request(call: AgentCall) -> TurnRequest:
         CallError: It is not of the form of its route.
     """
     try:
-        body = msgspec.convert(_whole(read_json(call.body)), _Body)
-    except ValueError as error:
+        body = msgspec.convert(_read_json(call.body), _Body)
+    except (ValueError, RecursionError) as error:
         raise CallError(
             f"the body must be JSON of its route's fields, got: {error!s:.200}"
         ) from None
@@ -220,6 +219,8 @@ def _message(number: int, message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _content(where: str, content: Any) -> str:
+    if isinstance(content, str):
+        return content
     parts = content if isinstance(content, list) else [content or ""]
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
     said = [text for text in texts if isinstance(text, str)]
@@ -241,8 +242,8 @@ def _tool_call(where: str, call: Any) -> dict[str, Any]:
 def _function(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
-            parsed = _whole(read_json(arguments or "{}"))
-        except ValueError:
+            parsed = _read_json(arguments or "{}")
+        except (ValueError, RecursionError):
             parsed = arguments
         arguments = parsed if isinstance(parsed, dict) else arguments
     return {
@@ -252,11 +253,13 @@ def _function(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
     }
 
 
-def _whole(value: Any) -> Any:
-    """Return a value of JSON with U+FFFD for halves of surrogate pairs."""
-    written = json.dumps(value, ensure_ascii=False)
-    whole = without_half_pairs(written)
-    return value if whole is written else json.loads(whole)
+def _read_json(text: str | bytes) -> Any:
+    """Read JSON, with U+FFFD for halves of surrogate pairs."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeError):  # such a half, NaN, or no JSON
+        value = json.loads(text)
+    return json.loads(without_half_pairs(json.dumps(value, ensure_ascii=False)))
 
 
 def _with_calls(message: Mapping[str, Any]) -> str:
@@ -270,4 +273,4 @@ def _calls(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    return msgspec.json.encode(value, order="sorted")

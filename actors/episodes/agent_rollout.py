@@ -20,10 +20,7 @@ end there; the store takes it only with the log up to that end. No I/O.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -52,13 +49,12 @@ from .agent_chat import (
     CallError,
     TurnRequest,
     answer_of,
-    next_prefix,
-    prefixes,
     read_request,
     said_in,
     token_fields,
 )
-from .agent_log import CallBodies, StoredTurn, place_on_path, stored_turns
+from .agent_log import CallBodies, StoredTurn, stored_turns
+from .agent_places import AgentTurn, RenderedChat, TurnPlaces
 from .rollout import Judgement, ReplayMismatch, RolloutContext, State, Transcript
 
 ALTERNATE_TOKENS = 256  # of a turn beside another, until both are stored: a kill costs fewer
@@ -71,43 +67,6 @@ PROMPT_TOO_LONG = (
     "This model's maximum context length is {most} tokens for the first prompt "
     "(context_length_exceeded), got {length}"
 )
-
-
-@dataclass(eq=False, slots=True)
-class AgentTurn:
-    """A call that is answered by the policy."""
-
-    number: int
-    request: TurnRequest
-    parent: int | None
-    context: tuple[int, ...]
-    """Tokens of the environment between its parent and its first sampled token."""
-    prompt_ids: tuple[int, ...]
-    """All that its first token is sampled after; empty once it is answered."""
-    stops: StopStrings | None
-    room: int
-    """Most tokens that it may have."""
-    tokens: Transcript = field(default_factory=Transcript)
-    """Its sampled tokens; empty once it is answered."""
-    num_written: int = 0
-    has_begun: bool = False
-    """Its context, and maybe tokens, are in the log."""
-    end: int = 0
-    """Tokens of the log up to its last one there."""
-    is_over: bool = False
-    is_cut: bool = False
-    message: dict[str, object] | None = None
-    """What it said, once it is answered."""
-
-    @property
-    def length(self) -> int:
-        """Tokens of its path so far."""
-        return len(self.prompt_ids) + len(self.tokens)
-
-    @property
-    def num_waiting(self) -> int:
-        """Tokens that are not in the log."""
-        return len(self.tokens) - self.num_written + (0 if self.has_begun else len(self.context))
 
 
 class TurnReply(NamedTuple):
@@ -158,7 +117,6 @@ class AgentRollout:
         assert isinstance(context.tokenizer, ModelTokenizer)
         self.lease = lease
         self.conversation = task
-        self.prompt_ids: tuple[int, ...] = ()
         self.state = State.SAMPLING
         self.finish_reason = ""
         self.score: Score | None = None
@@ -183,12 +141,16 @@ class AgentRollout:
         """By number of the call, in order."""
         self._open: dict[int, AgentTurn] = {}
         """Turns that are not answered, in order."""
-        self._by_prefix: defaultdict[bytes, list[AgentTurn]] = defaultdict(list)
-        """Answered turns by the chat that they end."""
+        self._places = TurnPlaces(self._tokenizer, self._transcript)
         self._writer: AgentTurn | None = None
         self._posted: Score | None = None
         self._is_full = False
         self._ended_by = self._last_words = ""
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """Tokens of the first call; empty until it has come."""
+        return self._places.prompt_ids
 
     @property
     def length(self) -> int:
@@ -324,16 +286,16 @@ class AgentRollout:
         """Begin or continue the turn of a call; None if nothing is to be sampled."""
         is_answered = self._calls.calls[number - 1].is_answered
         try:
-            request = self._read(self._calls.body(number))
+            request, rendered = self._read(self._calls.body(number))
             if not self.prompt_ids:
-                self.prompt_ids = self._first_prompt(request)
+                self._places.begin(self._first_prompt(request, rendered))
             if self._stored:
-                turn = self._resumed(number, request, self._stored.pop(0))
+                turn = self._resumed(number, request, rendered, self._stored.pop(0))
             elif is_answered or self._is_full:
                 raise self._full()
             else:
-                turn = self._new_turn(number, request)
-        except (CallError, RecordError, SettingsError) as error:
+                turn = self._new_turn(number, request, rendered)
+        except (CallError, RecordError, SettingsError, RecursionError) as error:
             if not is_answered:
                 field_ = error.field if isinstance(error, CallError) else ""
                 refusal = AgentError(400, str(error)[:MAX_ERROR], field_)
@@ -346,60 +308,66 @@ class AgentRollout:
             self._answer(turn, is_said=True)
         return None if turn.is_over else self._request(turn)
 
-    def _read(self, body: bytes) -> TurnRequest:
+    def _read(self, body: bytes) -> tuple[TurnRequest, RenderedChat | None]:
         """Read a call, and refuse what can be refused by its body alone."""
         request = read_request(decode_call(body))
         if request.chat is not None:
-            self._tokenizer.check_chat(request.chat)
-        elif max(request.token_ids) >= (num_tokens := self._tokenizer.num_tokens):
+            return request, self._places.render(request.chat)
+        if max(request.token_ids) >= (num_tokens := self._tokenizer.num_tokens):
             got = f"{num_tokens}, got {max(request.token_ids)}"
             raise CallError(f"token_ids must be below the tokens of run.model, {got}")
-        return request
+        return request, None
 
-    def _first_prompt(self, request: TurnRequest) -> tuple[int, ...]:
-        prompt_ids = self._fresh(request)
+    def _first_prompt(self, request: TurnRequest, rendered: RenderedChat | None) -> tuple[int, ...]:
+        prompt_ids = request.token_ids
+        if rendered is not None:
+            prompt_ids = self._tokenizer.encode_rendered(rendered.text)
         if len(prompt_ids) > self._max_prompt_tokens:
             text = PROMPT_TOO_LONG.format(most=self._max_prompt_tokens, length=len(prompt_ids))
             raise CallError(text, field="messages")
         return prompt_ids
 
-    def _fresh(self, request: TurnRequest) -> tuple[int, ...]:
-        if request.chat is None:
-            return request.token_ids
-        chat = self._restored(request.chat, list(prefixes(request.chat)))
-        return self._tokenizer.encode_chat(chat)
-
     def _full(self) -> CallError:
         self._is_full = True
         return CallError(NO_ROOM.format(most=self._context.max_completion_tokens), field="messages")
 
-    def _new_turn(self, number: int, request: TurnRequest) -> AgentTurn:
-        parent, context = self._place(request) if self._turns else (0, ())
+    def _new_turn(
+        self, number: int, request: TurnRequest, rendered: RenderedChat | None
+    ) -> AgentTurn:
+        parent, context = self._place(request, rendered) if self._turns else (0, ())
         room = self._room() - len(context)
-        prompt_ids = self._path_ids(parent) + context
+        prompt_ids = self._places.path_ids(parent) + context
         needed = _needed_keys(len(prompt_ids), len(context), STRETCHES)
         if room < 1 or not self._has_keys_left(needed):
             raise self._full()
         stops = self._stops(request)
         room = min(room, request.max_tokens or room)
-        return AgentTurn(number, request, parent, context, prompt_ids, stops, room)
+        return AgentTurn(number, request, parent, context, prompt_ids, stops, room, rendered)
 
-    def _resumed(self, number: int, request: TurnRequest, stored: StoredTurn) -> AgentTurn:
+    def _place(
+        self, request: TurnRequest, rendered: RenderedChat | None
+    ) -> tuple[int | None, tuple[int, ...]]:
+        if rendered is None:
+            return self._places.fork(request.token_ids, self._turns.values())
+        return self._places.place(rendered, self._turns.values())
+
+    def _resumed(
+        self,
+        number: int,
+        request: TurnRequest,
+        rendered: RenderedChat | None,
+        stored: StoredTurn,
+    ) -> AgentTurn:
         """Return the turn of a call whose tokens, or some of them, are in the log."""
         begin = stored.stretches[0][0]
         context = self._transcript.tokens(stored.begin, begin)
-        prompt_ids = self._path_ids(stored.parent) + context
+        prompt_ids = self._places.path_ids(stored.parent) + context
+        stops = self._stops(request)
         room = self._context.max_completion_tokens - self.length
-        turn = AgentTurn(
-            number, request, stored.parent, context, prompt_ids, self._stops(request), 0
-        )
-        for start, stop in stored.stretches:
-            part = self._transcript.completion(start)
-            turn.tokens.append_sampled(
-                part.token_ids[: stop - start].tolist(),
-                part.behaviour_logprobs[: stop - start].tolist(),
-                (),
-            )
+        turn = AgentTurn(number, request, stored.parent, context, prompt_ids, stops, 0, rendered)
+        for stretch in stored.stretches:
+            ids, logprobs = self._transcript.tokens(*stretch), self._transcript.logprobs(*stretch)
+            turn.tokens.append_sampled(ids, logprobs, ())
         room += len(turn.tokens)
         turn.room = min(room, request.max_tokens or room)
         turn.num_written, turn.has_begun = len(turn.tokens), True
@@ -431,83 +399,6 @@ class AgentRollout:
 
     def _stop_token_ids(self, turn: AgentTurn) -> tuple[int, ...]:
         return (*self._tokenizer.stop_token_ids, *turn.request.stop_token_ids)
-
-    # ----------------------------------------------------------------------------------------------
-    # Places of new turns in the log.
-
-    def _place(self, request: TurnRequest) -> tuple[int | None, tuple[int, ...]]:
-        """Return what a call follows: the tokens of an earlier turn wherever that is possible."""
-        chat = request.chat
-        if chat is None:
-            return self._fork(request.token_ids)
-        digests = list(prefixes(chat))
-        whole = self._restored(chat, digests)
-        for count in range(len(chat.messages) - 1, 0, -1):
-            turn = self._turn_saying(digests[count], chat.messages[count - 1])
-            if turn is None:
-                continue
-            before = whole._replace(messages=whole.messages[:count])
-            is_open = not self._has_end_token(turn.end)
-            context = self._tokenizer.encode_next(before, whole, is_open=is_open)
-            if context:
-                return turn.end, context
-        return self._fork(self._fresh(request))
-
-    def _turn_saying(self, digest: bytes, message: Mapping[str, object]) -> AgentTurn | None:
-        """Return the first turn that ends this chat, of those of its reasoning if it has one."""
-        sent = message.get("reasoning_content")
-        return min(
-            self._by_prefix.get(digest, ()),
-            key=lambda turn: ((turn.message or {}).get("reasoning_content") != sent, turn.number),
-            default=None,
-        )
-
-    def _restored(self, chat: Chat, digests: Sequence[bytes]) -> Chat:
-        """Return a chat with the reasoning of the policy's turns, which few agents send back."""
-        messages = list(chat.messages)
-        for place, message in enumerate(messages):
-            turn = self._turn_saying(digests[place + 1], message)
-            reasoning = turn and turn.message and turn.message.get("reasoning_content")
-            if reasoning and "reasoning_content" not in message:
-                messages[place] = {**message, "reasoning_content": reasoning}
-        return chat._replace(messages=messages)
-
-    def _has_end_token(self, end: int) -> bool:
-        return self._transcript.tokens(end - 1, end)[0] in self._tokenizer.stop_token_ids
-
-    def _fork(self, token_ids: tuple[int, ...]) -> tuple[int | None, tuple[int, ...]]:
-        """Return the longest path that begins as these tokens do, and the tokens behind it."""
-        wanted = np.array(token_ids, dtype=np.int32)
-        best: tuple[int, int | None] = (0, None)
-        for end in self._leaves():
-            stretches, is_rooted = self._transcript.path(end)
-            path = np.array(self._path_ids(end), dtype=np.int32)
-            least = min(len(path), len(wanted))
-            differ = np.flatnonzero(path[:least] != wanted[:least])
-            common = int(differ[0]) if len(differ) else least
-            before = 0 if is_rooted else len(self.prompt_ids)
-            if common == len(wanted) and common > before:
-                common -= 1  # a turn begins with a token of the environment
-            if common > best[0] and common >= before:
-                best = common, place_on_path(stretches, common - before)
-        common, parent = best
-        return parent, token_ids[common:]
-
-    def _leaves(self) -> Iterator[int]:
-        """Yield ends of whole turns that no turn goes on from, and the prompt's."""
-        parents = {turn.parent for turn in self._turns.values()}
-        for turn in self._turns.values():
-            if turn.message is not None and turn.end not in parents:
-                yield turn.end
-        yield 0
-
-    def _path_ids(self, stop: int | None) -> tuple[int, ...]:
-        """Tokens on the path of the first `stop` tokens of the log; None = of nothing."""
-        if stop is None:
-            return ()
-        stretches, is_rooted = self._transcript.path(stop)
-        tokens = chain.from_iterable(self._transcript.tokens(*stretch) for stretch in stretches)
-        return (() if is_rooted else self.prompt_ids) + tuple(tokens)
 
     # ----------------------------------------------------------------------------------------------
     # Tokens.
@@ -600,9 +491,7 @@ class AgentRollout:
             of_tokens = token_fields(request, turn.prompt_ids, completion, decode)
             reply = _encoded(msgspec.structs.replace(answer, **of_tokens))
             self.replies[turn.number] = TurnReply(turn.end, reply)
-        if request.chat is not None:
-            *_, digest = prefixes(request.chat)
-            self._by_prefix[next_prefix(digest, turn.message)].append(turn)
+        self._places.note(turn)
         self.num_turns += 1
         turn.tokens, turn.prompt_ids, turn.num_written = Transcript(), (), 0
         del self._open[turn.number]

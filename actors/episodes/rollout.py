@@ -84,6 +84,14 @@ class Transcript:
         """Return the token ids of a stretch."""
         return tuple(self._token_ids[start:stop])
 
+    def array(self, start: int, stop: int) -> Int32:
+        """Copy the token ids of a stretch. Shape [stop - start]."""
+        return np.frombuffer(self._token_ids[start:stop], dtype=np.int32)
+
+    def logprobs(self, start: int, stop: int) -> Sequence[float]:
+        """Return the log-probs of a stretch."""
+        return self._logprobs[start:stop]
+
     def end_of(self, token_ids: Sequence[int], start: int) -> int | None:
         """Return the position after the first of these tokens from `start` on, or None.
 
@@ -158,7 +166,7 @@ class Transcript:
         """Copy the tokens from `start` on into a completion of their own."""
         return Completion(
             # Each slice is a copy of its own, which the array then shares.
-            token_ids=np.frombuffer(self._token_ids[start:], dtype=np.int32),
+            token_ids=self.array(start, len(self)),
             behaviour_logprobs=np.frombuffer(self._logprobs[start:], dtype=np.float32),
             loss_mask=np.frombuffer(self._mask[start:], dtype=np.uint8),
             versions=_spans_between(self._versions, start, len(self)),

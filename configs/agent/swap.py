@@ -15,12 +15,12 @@ TOOLS: Any = [
 CLIENT = OpenAI(base_url="http://of.each.conversation", api_key="of each conversation")
 
 
-def use(name: str, given: dict[str, Any], memory: dict[str, str]) -> str:
+def use(name: str, arguments: dict[str, Any], memory: dict[str, str]) -> str:
     """Return what a tool says."""
-    if sorted(given) != ARGUMENTS.get(name) or str(given["key"]) not in memory:
+    if sorted(arguments) != ARGUMENTS.get(name) or str(arguments["key"]) not in memory:
         return "error"
-    key = str(given["key"])
-    memory[key] = str(given.get("value", memory[key]))
+    key = str(arguments["key"])
+    memory[key] = str(arguments.get("value", memory[key]))
     return memory[key]
 
 

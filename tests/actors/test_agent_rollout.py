@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from actors.engine.tokenizer import ModelTokenizer
-from actors.episodes.agent_chat import answer_of, read_request
+from actors.episodes.agent_chat import CallError, answer_of, read_request
 from broker.protocol.agent_calls import AgentAnswer, AgentCall, AgentError, AgentReply, ids_of
 from broker.protocol.conversation_messages import Reward
 from buffer.record.episode import Branch
@@ -52,13 +52,6 @@ def refused(reply: AgentReply) -> AgentError:
 
 def said(text: str, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": text, **more}
-
-
-def nested(depth: int) -> Any:
-    value: Any = 1
-    for _ in range(depth):
-        value = [value]
-    return value
 
 
 def branches(actors: Actors) -> tuple[Branch, ...]:
@@ -300,7 +293,6 @@ def test_a_first_prompt_that_is_too_long_is_none(tokenizer: ModelTokenizer) -> N
         ({"messages": [{"role": "user", "content": 5}]}, "content must be text"),
         ({"messages": [5]}, "Expected `object`"),
         ({"messages": ASKED, "tools": [5]}, "Expected `object`"),
-        ({"messages": ASKED, "tools": [{"x": nested(300)}]}, "nested at most 100 deep"),
         ({"messages": ASKED, "stop": ""}, "length >= 1"),
         ({"messages": ASKED, "chat_template_kwargs": {"chat_template": "x"}}, "'chat_template'"),
         ({"messages": ASKED, "chat_template_kwargs": {"return_dict": True}}, "'return_dict'"),
@@ -380,6 +372,11 @@ def test_calls_that_are_malformed_or_too_many_stay_text(text: str) -> None:
 
     assert (answer.text, answer.tool_calls, answer.finish_reason) == (text, (), "stop")
     assert message == {"role": "assistant", "content": text}
+
+
+def test_a_body_that_is_nested_deeply_is_refused() -> None:
+    with pytest.raises(CallError, match="the body must be JSON"):
+        read_request(AgentCall("chat", b'{"messages":' + b"[" * 100_000))
 
 
 def test_a_reward_is_what_the_agent_posts_or_its_calls_together(

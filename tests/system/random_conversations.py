@@ -86,17 +86,15 @@ class Prompts:
         whole = self._render(restored, asked.tools)
         prompt = tuple(ids_of(reply.prompt_ids))
         for count, earlier in self._earlier(asked, messages):
-            before = self._render(restored[:count], asked.tools, go_on=False)
-            has_end = earlier.ids[-1] in self.tokenizer.stop_token_ids
-            fresh = self._fresh(whole, before, restored[count - 1], has_end=has_end)
-            if fresh:
-                length = len(earlier.ids)
-                assert prompt[:length] == earlier.ids, number
-                self._check_fresh(prompt[length:], fresh)
+            length = len(earlier.ids)
+            behind = self._behind(whole, restored[:count], asked.tools, earlier)
+            if prompt[:length] == earlier.ids and any(
+                self._is_text(prompt[length:], text) for text in behind
+            ):
                 self.kinds["continued"] += 1
                 break
         else:
-            self._check_fresh(prompt, whole)
+            assert self._is_text(prompt, whole), number
             self.kinds["rendered"] += 1
         said = self._read(said_of(reply))
         answered = Answered(number, said, (*prompt, *ids_of(reply.completion_ids)))
@@ -121,33 +119,43 @@ class Prompts:
             restored.append(message | ({"reasoning_content": reasoning} if reasoning else {}))
         return restored
 
-    def _fresh(self, whole: str, before: str, last: Message, *, has_end: bool) -> str | None:
-        """Return what a prompt has behind a turn; None if it does not go on with that turn."""
-        thought = last.get("reasoning_content") or last["content"].rpartition("</think>")[0]
-        if thought.strip() not in before:
-            return None
-        closing = re.search(f"(?:(?:{'|'.join(map(re.escape, self.stops))})\\s*)*\\Z", before)
-        assert closing is not None
-        end = closing.start()
-        rest = whole[end:]
-        stop = next((stop for stop in self.stops if rest.startswith(stop)), "")
-        is_closed = any(closing[0].startswith(stop) for stop in self.stops)
-        if whole[:end] != before[:end] or (is_closed and not stop):
-            return None
-        return rest.removeprefix(stop) if has_end else rest
+    def _behind(
+        self, whole: str, before: list[Message], tools: list[Any], earlier: Answered
+    ) -> Iterator[str]:
+        """Yield what a prompt may have behind a turn that a chat goes on from."""
+        has_end = earlier.ids[-1] in self.tokenizer.stop_token_ids
+        said = before[-1]
+        thought = said.get("reasoning_content") or said["content"].rpartition("</think>")[0]
+        any_stop = "|".join(map(re.escape, self.stops))
+        closed = self._render(before, tools, go_on=False)
+        closing = re.search(f"(?:(?:{any_stop})\\s*)*\\Z", closed)
+        opened = self._render(before[:-1], tools)
+        stop = re.search(any_stop, whole[len(opened) :])
+        ends = [closing.start()] if closing and whole.startswith(closed[: closing.start()]) else []
+        ends += [len(opened) + stop.start()] if stop else []
+        for end in ends if whole.startswith(opened) else ():
+            turn, rest = whole[len(opened) : end], whole[end:]
+            if (
+                thought.strip() in turn
+                and said["content"].strip().rpartition("</think>")[2] in turn
+            ):
+                stop = re.match(any_stop, rest) if has_end else None
+                yield rest[stop.end() :] if stop else rest
 
-    def _check_fresh(self, ids: tuple[int, ...], text: str) -> None:
+    def _is_text(self, ids: tuple[int, ...], text: str) -> bool:
         """Compare tokens that are not the policy's with a text."""
         spelled, has_spelled = text, False
         for number, token in enumerate(self.control):
             has_spelled |= chr(FIRST + number) in text
             spelled = spelled.replace(chr(FIRST + number), token)
-        assert self.tokenizer.decode(ids) == spelled
         inner = self.tokenizer._tokenizer
         encoded = inner.encode(self.stops[0] + text, add_special_tokens=False)[1:]
         special = set(inner.all_special_ids)
-        assert [i for i in ids if i in special] == [i for i in encoded if i in special], spelled
-        assert has_spelled or list(ids) == encoded
+        return (
+            self.tokenizer.decode(ids) == spelled
+            and [i for i in ids if i in special] == [i for i in encoded if i in special]
+            and (has_spelled or list(ids) == encoded)
+        )
 
     def _render(self, messages: list[Message], tools: list[Any], *, go_on: bool = True) -> str:
         text: str = self.tokenizer._tokenizer.apply_chat_template(

@@ -183,9 +183,11 @@ def check_record(actors: Actors) -> None:
     logprobs, mask = completion.behaviour_logprobs.tolist(), completion.loss_mask.tolist()
     for place, is_sampled in enumerate(mask):
         if is_sampled:
-            assert logprobs[place] == logprob_of(rollout._path_ids(place + 1)), place
+            assert logprobs[place] == logprob_of(rollout._places.path_ids(place + 1)), place
     whole = sorted(
-        rollout._path_ids(turn.end) for turn in rollout._turns.values() if turn.message is not None
+        rollout._places.path_ids(turn.end)
+        for turn in rollout._turns.values()
+        if turn.message is not None
     )
     heard = [reply for reply in actors.box.replies.values() if isinstance(reply, AgentAnswer)]
     assert whole == sorted(

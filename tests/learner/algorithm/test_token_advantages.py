@@ -17,7 +17,6 @@ EPISODES = [
     # The environment's tokens between the sampled ones, mask 0, are no steps of the trajectory.
     make_episode(0, completion=(8, 9, 4, 5, 6), mask=(1, 0, 0, 1, 1), reward=1.0),
     make_episode(1, completion=(8, 9), mask=(1, 1), reward=-0.5),
-    make_episode(2, completion=(3, 4, 5), mask=(0, 0, 0), reward=7.0),  # nothing was trained
     make_episode(3, completion=(7,), mask=(1,), reward=0.25),
 ]
 LENGTHS = {0: 3, 1: 2, 3: 1}
@@ -86,19 +85,13 @@ def test_a_microbatch_without_tokens_has_no_advantages() -> None:
     algorithm = AlgorithmSettings()
     plan = plan_batch(
         1,
-        EPISODES[2:3],
-        ranks=1,
+        EPISODES[1:2],
+        ranks=2,
         settings=algorithm,
         max_completion_tokens=8,
         microbatch_tokens=1000,
     )
-    (microbatch,) = pack(
-        plan,
-        EPISODES[2:3],
-        settings=algorithm,
-        lineages={1: 0},
-        lineage=1,
-    )
+    (microbatch,) = pack(plan, [], settings=algorithm, lineages={1: 0}, lineage=1)
     nothing = torch.zeros(0)
 
     found = token_advantages(microbatch, nothing, nothing, name="vtrace", settings=SETTINGS)

@@ -60,15 +60,13 @@ def test_of_a_chat_what_the_assistant_says_is_trained_with_the_ends_of_its_turns
 def test_actors_read_the_calls_of_a_model_that_was_made_for_agents(tmp_path: Path) -> None:
     make_tokenizer([CHAT.text], tools=CHAT.tools).save_pretrained(tmp_path)
     tokenizer = ModelTokenizer(str(tmp_path))
-    before = Chat(CHAT.messages[:2], CHAT.tools)
 
-    asked = tokenizer.encode_chat(Chat(CHAT.messages[:1], [TOOL]))
-    turn = tokenizer.encode_chat(before)[len(asked) :]
-    follows = tokenizer.encode_next(before, Chat(CHAT.messages[:3], [TOOL]), is_open=False)
+    asked = tokenizer.render_chat(Chat(CHAT.messages[:1], [TOOL]))
+    turn = tokenizer.render_chat(Chat(CHAT.messages[:2], [TOOL])).removeprefix(asked)
+    whole = tokenizer.render_chat(Chat(CHAT.messages[:3], [TOOL]))
 
-    assert [call.arguments for call in read_calls(tokenizer.decode(turn))] == [{"key": "k"}] * 2
-    assert follows is not None
-    assert tokenizer.decode(follows) == "<|tool|>7<|assistant|>"
+    assert [call.arguments for call in read_calls(turn)] == [{"key": "k"}] * 2
+    assert tokenizer.decode(tokenizer.encode_rendered(whole)).endswith("<|tool|>7<|assistant|>")
 
 
 def test_a_chat_cannot_be_echoed() -> None:
