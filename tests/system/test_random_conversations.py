@@ -23,7 +23,10 @@ def test_conversations_of_a_family_are_what_was_sampled_and_rendered(
 ) -> None:
     kinds = check_family(chat_tokenizer(tmp_path, FAMILIES[family]), range(6), undisturbed=0.5)
 
-    assert min(kinds[kind] for kind in ("continued", "rendered", "kills", "branches")) > 5
+    often = {"continued", "rendered", "kills", "branches"}
+    if family == "forgetful":  # drops all thinking, so each turn behind another forks
+        often.remove("continued")
+    assert min(kinds[kind] for kind in often) > 5
     assert min(kinds[kind] for kind in ("cut", "calls of tools", "compared")) > 0
 
 
