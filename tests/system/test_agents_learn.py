@@ -12,14 +12,7 @@ from tests.system.support.live_run import TORCH, LiveRun
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 
 PARALLEL = '}}</tool_call><tool_call>{"name":"set"'
-SHORT = (
-    "run.steps=14",
-    "run.eval_every=14",
-    "run.eval_samples=0",
-    "learner.lr=1e-3",
-    "learner.lr_warmup_steps=0",
-    "learner.warm_start_steps=800",
-)
+SHORT = ("run.steps=14", "run.eval_every=14", "run.eval_samples=0")
 
 
 def test_one_command_teaches_an_agent_to_call_its_tools_in_parallel(tmp_path: Path) -> None:

@@ -112,8 +112,8 @@ class DyingParts:
             *SETTINGS,
             f"run.model={model}",
             f"run.environment_settings={environment}",
-            f"agents.command={command}",
         )
+        self._command = f"agents.command={command}"  # of a host beside `nyala up`
         self.deaths: Counter[str] = Counter()
 
     def play(self) -> dict[str, Talk]:
@@ -165,7 +165,8 @@ class DyingParts:
         address = load(self.run.folder / "config.yaml").broker.endpoint
         with Proxy("127.0.0.1", int(address.rpartition(":")[2])) as proxy:
             there = f"broker.endpoint=tcp://127.0.0.1:{proxy.port}"
-            host = self.run.start("agents", str(self.run.folder), "--set", there)
+            chosen = ("--set", there, "--set", self._command)
+            host = self.run.start("agents", str(self.run.folder), *chosen)
             try:
                 yield host, proxy
             finally:
