@@ -9,7 +9,7 @@ import pytest
 
 from tests.system.support.live_run import TORCH, LiveRun
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(500)]
 
 PARALLEL = '}}</tool_call><tool_call>{"name":"set"'
 SHORT = ("run.steps=14", "run.eval_every=14", "run.eval_samples=0")
@@ -19,7 +19,7 @@ def test_one_command_teaches_an_agent_to_call_its_tools_in_parallel(tmp_path: Pa
     run = LiveRun(tmp_path, "agent.yaml", *TORCH, *SHORT)
 
     with run.up() as up:
-        run.wait_until(lambda: up.poll() is not None, "the run ends")
+        run.wait_until(lambda: up.poll() is not None, "the run ends", within_s=400)
 
     assert up.returncode == 0, run.logs()
     metrics, log = run.lines("metrics"), (tmp_path / "up.log").read_text()

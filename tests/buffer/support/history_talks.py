@@ -35,6 +35,8 @@ def serve(world: World) -> None:
     host = world.rng.choice(world.hosts)
     call = operations.take_conversations(host.name, n=2, ttl_ms=TTL_MS, newest=host.newest)
     answer = world.store.run(call)
+    if answer.status == "RESTS":  # until its pause is over
+        world.client.hset(f"{world.prefix}:h::{host.name}", "rests_until", 1)
     if world.recovering:
         assert answer.status == "WAIT", f"8.6: a host was given {answer} while RECOVERING"
     if not world.chance(0.1):  # else the reply is lost, and the tickets come again

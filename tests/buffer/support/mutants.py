@@ -140,7 +140,10 @@ MUTANTS = {
         "replay", "call('UNLINK', record_key(id)) end", "end", "I10"
     ),
     "a reply leaves before its tokens are stored": Mutant(
-        "say_replies", "elseif verdict == 'OK' then", "elseif verdict then", "C1"
+        "say_replies",
+        "elseif verdict == 'OK' then\n      say(",
+        "elseif verdict then\n      say(",
+        "C1",
     ),
     "a reply is said again": Mutant("say_replies", "return nil, true", "return nil, false", "C2"),
     "a reply of a conversation that was cut": Mutant(
