@@ -162,7 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _sample_for_run(settings: Settings, name: str, key: str | None) -> int:
     incarnation = new_incarnation(name)
     configure_logging("actor", run=settings.run.name, incarnation=incarnation)
-    keys = settings.broker.keys or settings.run.folder / "keys"
+    keys = settings.keys_folder
     with (
         tracing(settings.run, "actor", name=incarnation, salt=lambda: load_public(keys, "broker")),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,

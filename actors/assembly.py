@@ -14,7 +14,6 @@ import socket
 from collections.abc import Sequence
 from functools import partial
 from logging import INFO, WARNING
-from pathlib import Path
 
 import structlog
 
@@ -82,7 +81,7 @@ async def run_actor(
         settings.actors,
         caller=ActorIdentity(keys, settings.run.name, incarnation),
         staging=settings.run.folder / "staging",
-        keys_folder=_keys_folder(settings),
+        keys_folder=settings.keys_folder,
         device=device,
         place=line,
         gate=gate.wait,
@@ -193,7 +192,7 @@ async def _own_keys(settings: Settings, incarnation: str, key: str | None) -> Ke
 
     To register waits up to 120 s for a place among the actors.
     """
-    folder = _keys_folder(settings)
+    folder = settings.keys_folder
     if key is not None or (folder / f"{ACTOR}.key").exists():
         return load_pair(folder, key or ACTOR)
     pair = new_pair()
@@ -218,10 +217,6 @@ async def _enrolled(client: BrokerClient, request: Enrol) -> Receipt:
                 raise
             log.warning("no place for this actor yet", reason=str(refusal))
         await asyncio.sleep(FULL_PAUSE_S * random.uniform(0.5, 1.5))
-
-
-def _keys_folder(settings: Settings) -> Path:
-    return settings.broker.keys or settings.run.folder / "keys"
 
 
 async def _stop_after(stop: asyncio.Event, loop: ActorLoop) -> None:

@@ -20,13 +20,11 @@ from configs.loader import load
 from configs.logging import configure_logging
 from configs.machine import raise_open_files
 from configs.settings import RunSettings, Settings
+from configs.tables.run import LIVE_AGENTS
 from configs.user_python import UserPython, installed_python
 
 from .host import AgentHost
 from .process import command_of
-
-ENVIRONMENT = "agent"
-"""`run.environment` of runs whose turns agents make."""
 
 log = structlog.get_logger()
 
@@ -63,10 +61,10 @@ def check_run(run: RunSettings) -> None:
     Raises:
         SettingsError: No environment of the run is `agent`.
     """
-    environments = [alone.environment for alone in run.by_environment.values()]
-    if ENVIRONMENT not in environments:
+    if not run.has_agents:
+        environments = [alone.environment for alone in run.by_environment.values()]
         raise SettingsError(
-            f"run.environment must be {ENVIRONMENT} for `nyala agents`, got "
+            f"run.environment must be {LIVE_AGENTS} for `nyala agents`, got "
             f"{', '.join(environments)}; its episodes need no agents"
         )
 
@@ -75,14 +73,14 @@ async def _host(settings: Settings, key: str, *, is_printing: bool) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    agents, folder = settings.agents, settings.broker.keys or settings.run.folder / "keys"
+    agents = settings.agents
     python = None
     command: tuple[str, ...] = ()
     if not is_printing:
         python = await asyncio.to_thread(installed_python, UserPython.of_agents(agents))
         command = command_of(agents, python)
     incarnation = f"{key}-{secrets.token_hex(4)}"
-    client = client_of(settings, load_pair(folder, key), incarnation)
+    client = client_of(settings, load_pair(settings.keys_folder, key), incarnation)
     try:
         show = _print_line if is_printing else None
         drain_s = settings.actors.drain_s

@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         settings = load(chosen.config, chosen.set)
         configure_logging("broker", run=settings.run.name)
         gc.freeze()  # imported modules stay: no collection has to visit them again
-        keys = settings.broker.keys or settings.run.folder / "keys"
+        keys = settings.keys_folder
         with (
             tracing(settings.run, "broker", salt=lambda: load_public(keys, "broker")),
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
@@ -67,7 +67,7 @@ async def _serve(settings: Settings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     store = AsyncStore(redis_url(settings.run, settings.buffer), run=settings.run.name)
     try:
-        keys = settings.broker.keys or settings.run.folder / "keys"
+        keys = settings.keys_folder
         audit_file = settings.run.folder / "logs" / "audit.jsonl"
         broker = Broker(settings, store, keys=keys, audit_file=audit_file)
         async with BrokerPage(broker.parts, store, settings).serving():

@@ -493,7 +493,7 @@ def client_of(settings: Settings, keys: KeyPair, incarnation: str) -> BrokerClie
         SettingsError: The endpoint or the broker's public key is missing.
     """
     check_endpoints(settings)
-    folder = settings.broker.keys or settings.run.folder / "keys"
+    folder = settings.keys_folder
     return BrokerClient(
         settings.broker.endpoint,
         server_key=load_public(folder, "broker"),

@@ -9,6 +9,8 @@ ValidationError with every problem; `loader.load` raises SettingsError.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import model_validator
 
 from configs.tables.actors import ActorSettings, FleetSettings
@@ -53,3 +55,8 @@ class Settings(AllTables):
         if wrong := disagreements(self):
             raise ValueError("; ".join(wrong))
         return self
+
+    @property
+    def keys_folder(self) -> Path:
+        """Folder with the keys of this run: `broker.keys`, or one in the run's own folder."""
+        return self.broker.keys or self.run.folder / "keys"

@@ -168,7 +168,7 @@ def _tracing(settings: Settings) -> AbstractContextManager[None]:
     """Trace episodes on rank 0, where the settings ask for it."""
     if os.environ.get("RANK", "0") != "0":
         return nullcontext()
-    keys = settings.broker.keys or settings.run.folder / "keys"
+    keys = settings.keys_folder
     return tracing(settings.run, "learner", salt=lambda: load_public(keys, "broker"))
 
 

@@ -394,7 +394,7 @@ def make_publisher(
         policy.causal_lm,
         run,
         settings.learner,
-        keys=settings.broker.keys or run.folder / "keys",
+        keys=settings.keys_folder,
         put_pointer=put_pointer,
         probe=_probe(run, policy),
         on_delivered=on_delivered,

@@ -35,6 +35,7 @@ from configs.hashes import (
 )
 from configs.loader import save
 from configs.settings import RunSettings, Settings
+from configs.tables.run import LIVE_AGENTS
 
 from .plan import environment_of
 from .process import PYTHON, Command, ForkedChild, Forks
@@ -90,7 +91,7 @@ def _contents(run: RunSettings) -> dict[str, str]:
     if run.environment_requirements:
         digests["requirements"] = " ".join(run.environment_requirements)
     digests |= {key: data_hash(name) for key, name in data_files(run).items()}
-    if run.environment == "agent":
+    if run.environment == LIVE_AGENTS:
         for key, name in code_of_rows(run).items():
             digests[key] = code_hash(name, setting=f"run.environment_settings.{key}")
     return digests

@@ -314,7 +314,7 @@ def agents(
     """
     path = one_of(config, config_option)
     settings = settings_of(path, overrides or [])
-    keys = settings.broker.keys or settings.run.folder / "keys"
+    keys = settings.keys_folder
     if (keys / "broker.key").exists():
         make_client(keys, HOST, role=HOST)
     _become("agents", "agents", path, overrides, ("--print",) if should_print else ())

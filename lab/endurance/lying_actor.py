@@ -40,7 +40,7 @@ class LyingActor:
 
     def __init__(self, name: str, settings: Settings, granted: TextIO, rng: random.Random) -> None:
         self._settings, self._granted, self._rng = settings, granted, rng
-        keys = settings.broker.keys or settings.run.folder / "keys"
+        keys = settings.keys_folder
         self._incarnation = f"{name}-{rng.getrandbits(32):08x}"
         self._lies = ForgedRequests(
             rng,
@@ -98,7 +98,7 @@ async def lie_on(config: Path, granted: TextIO, seed: int) -> None:
     rng = random.Random(seed)
     for number in count(1):
         settings = load(config)
-        keys = settings.broker.keys or settings.run.folder / "keys"
+        keys = settings.keys_folder
         name = f"{NAME}-{number}"
         add(keys, name, Role.ACTOR)
         await asyncio.sleep(KEY_SEEN_S)
