@@ -205,7 +205,7 @@ class AgentHost:
     def _shared_agent(self, stdin: int) -> AgentProcess:
         return AgentProcess(
             self._command,
-            shared_environment(python=self._python, inherited=os.environ),
+            shared_environment(self._address, python=self._python, inherited=os.environ),
             timeout_s=math.inf,
             memory_bytes=self._memory_bytes,
             meter=self._meter,

@@ -47,14 +47,12 @@ def command_of(agents: AgentSettings, python: Path | None) -> tuple[str, ...]:
     Raises:
         SettingsError: It cannot be split into words, or there are none.
     """
-    words = command_words(agents)
+    words = command_words(agents, python)
     if not words:
         raise SettingsError(
             "agents.command must be the command of an agent, got none; set it, such as "
             "agents.command='python my_agent.py', or start agents by hand with --print"
         )
-    if python is not None and words[0] in {"python", "python3"}:
-        return (str(python), *words[1:])
     return words
 
 
@@ -70,11 +68,7 @@ def environment_of(
         python: Python of a virtual environment for it.
         inherited: Variables of the host.
     """
-    host = urlsplit(url).hostname or ""
-    variables = shared_environment(python=python, inherited=inherited)
-    for name in ("NO_PROXY", "no_proxy"):  # or clients would ask a proxy for the door
-        variables[name] = ",".join(filter(None, [variables.get(name), host]))
-    return variables | {
+    return shared_environment(url, python=python, inherited=inherited) | {
         "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_KEY": key,
         "ANTHROPIC_BASE_URL": url,
@@ -83,11 +77,22 @@ def environment_of(
     }
 
 
-def shared_environment(*, python: Path | None, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of an agent that holds many conversations."""
+def shared_environment(
+    url: str, *, python: Path | None, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the environment variables of an agent that holds many conversations.
+
+    Args:
+        url: An address of the door, which clients then ask without a proxy.
+        python: Python of a virtual environment for it.
+        inherited: Variables of the host.
+    """
     variables = {
         name: value for name, value in inherited.items() if not name.startswith(OUR_VARIABLES)
     }
+    host = urlsplit(url).hostname or ""
+    for name in ("NO_PROXY", "no_proxy"):
+        variables[name] = ",".join(filter(None, [variables.get(name), host]))
     if python is not None:
         variables["PATH"] = os.pathsep.join(
             filter(None, [str(python.parent), variables.get("PATH")])

@@ -53,8 +53,12 @@ class UserPython(NamedTuple):
         return cls(agents.requirements, agents.python, "agents.")
 
 
-def command_words(agents: AgentSettings) -> tuple[str, ...]:
+def command_words(agents: AgentSettings, python: Path | None = None) -> tuple[str, ...]:
     """Return the words of `agents.command`, with the files that they name absolute; none = unset.
+
+    Args:
+        agents: Settings of agents.
+        python: Python that the command's `python` is then; None = as the words say.
 
     Raises:
         SettingsError: It cannot be split into words.
@@ -68,6 +72,8 @@ def command_words(agents: AgentSettings) -> tuple[str, ...]:
                 f"agents.command must be words as a shell takes them, got {command!r}: {error}; "
                 "close the quotation, or write a list"
             ) from None
+    if python is not None and command[:1] in {("python",), ("python3",)}:
+        command = (str(python), *command[1:])
     return tuple(map(_absolute, command))
 
 

@@ -14,7 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from agents.process import AgentProcess, MemoryMeter, command_of, environment_of
+from agents.process import (
+    AgentProcess,
+    MemoryMeter,
+    command_of,
+    environment_of,
+    shared_environment,
+)
 from configs.errors import SettingsError
 from configs.settings import AgentSettings
 from tests.waiting import wait_until
@@ -240,6 +246,12 @@ def test_its_environment_has_its_own_key_and_none_of_the_run():
         "ANTHROPIC_API_KEY": "k",
         "NYALA_TASK": '{"q": 1}',
     }
+
+
+def test_an_agent_of_many_conversations_asks_the_door_without_a_proxy():
+    given = shared_environment("http://h", python=None, inherited={"HTTP_PROXY": "http://p"})
+
+    assert given == {"HTTP_PROXY": "http://p", "NO_PROXY": "h", "no_proxy": "h"}
 
 
 def test_files_that_the_command_names_are_found_from_its_folder(tmp_path, monkeypatch):

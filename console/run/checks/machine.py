@@ -42,8 +42,8 @@ def check_agents(agents: AgentSettings) -> str:
     words = command_words(agents)
     if not words:
         return "started by hand: agents.command is null"
-    python = installed_python(UserPython.of_agents(agents))
-    if shutil.which(words[0]) is None and not (python and words[0] in {"python", "python3"}):
+    program = command_words(agents, installed_python(UserPython.of_agents(agents)))[0]
+    if shutil.which(program) is None:
         raise SettingsError(
             f"agents.command must begin with a program that this machine can start, got "
             f"{words[0]!r}; install it, or give its path"
