@@ -28,8 +28,6 @@ class CallLog:
         >>> log = CallLog()
         >>> log.add(b"hello"), log.add(b"help")
         (CallDelta(parent=0, keep=0, tail=b'hello'), CallDelta(parent=1, keep=3, tail=b'p'))
-        >>> log.body(2)
-        b'help'
     """
 
     def __init__(self) -> None:
@@ -54,17 +52,6 @@ class CallLog:
     def take_back(self) -> None:
         """Remove the last call, which the mailbox has refused."""
         self._calls.pop()
-
-    def body(self, number: int) -> bytes:
-        """Return the body of a call."""
-        parts, keep = [], None
-        while number:
-            parent, kept, tail = self[number]
-            if keep is None or keep > kept:
-                parts.append(tail if keep is None else tail[: keep - kept])
-            keep = kept if keep is None else min(keep, kept)
-            number = parent
-        return b"".join(reversed(parts))
 
     @staticmethod
     def _shared_with(call: CallDelta, body: bytes, with_parent: int) -> int:

@@ -3,7 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.episodes.agent_log import CallBodies
 from agents.call_log import CallLog, common_prefix
+from broker.protocol.conversation_messages import StoredCall
 
 BODIES = st.lists(st.binary(max_size=12).map(lambda body: bytes(x % 3 for x in body)), max_size=12)
 
@@ -20,16 +22,17 @@ def shared(one: bytes, other: bytes) -> int:
 
 @given(BODIES)
 def test_each_call_keeps_the_longest_prefix_that_any_earlier_one_has(bodies):
-    log = CallLog()
+    log, read = CallLog(), CallBodies()
 
     for number, body in enumerate(bodies, start=1):
         parent, keep, tail = log.add(body)
+        read.calls.append(StoredCall(parent, keep, tail, is_answered=False))
 
         assert keep == max((shared(body, other) for other in bodies[: number - 1]), default=0)
-        kept = log.body(parent)[:keep] if parent else b""
+        kept = read.body(parent)[:keep] if parent else b""
         assert kept + tail == body
         assert parent < number
-    assert [log.body(number) for number in range(1, len(bodies) + 1)] == bodies
+    assert [read.body(number) for number in range(1, len(bodies) + 1)] == bodies
 
 
 @given(st.binary(max_size=8), st.binary(max_size=8), st.binary(max_size=8))
