@@ -65,7 +65,7 @@ def _path(run_folder: Path, name: str) -> Path:
 
 log = structlog.get_logger()
 
-POINTS = 8  # of one call: about 800 figures, of which MLflow takes 1,000 at a time
+POINTS = 8  # of one call: some thousand figures
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 LAST_PAUSE_S = 0.5  # once the run has ended, and a deadline runs
 

@@ -69,9 +69,7 @@ class MlflowRun:
             self._post("runs/update", run_id=self._run_id, status="RUNNING")
         if run_id is None:
             params = [{"key": name, "value": _text(value)} for name, value in parameters.items()]
-            for at in range(0, len(params), MAX_PARAMETERS):
-                some = params[at : at + MAX_PARAMETERS]
-                self._post("runs/log-batch", run_id=self._run_id, params=some)
+            self._log_batches("params", params, most=MAX_PARAMETERS)
         self._read_run()
         return self._run_id
 
@@ -87,9 +85,7 @@ class MlflowRun:
             for point in points
             for name, value in point.figures.items()
         ]
-        for at in range(0, len(metrics), MAX_METRICS):
-            some = metrics[at : at + MAX_METRICS]
-            self._post("runs/log-batch", run_id=self._run_id, metrics=some)
+        self._log_batches("metrics", metrics, most=MAX_METRICS)
 
     def table(self, table: SampleTable) -> None:
         path = f"{table.name}-{table.step:06d}.json"
@@ -154,6 +150,11 @@ class MlflowRun:
             )
         whole = f"{parts.path.strip('/')}/{path}"
         return f"{ARTIFACTS}/{quote(whole)}"
+
+    def _log_batches(self, kind: str, items: Sequence[object], *, most: int) -> None:
+        for at in range(0, len(items), most):
+            some = {kind: items[at : at + most]}
+            self._post("runs/log-batch", run_id=self._run_id, **some)
 
     def _post(self, call: str, **body: object) -> dict[str, Any]:
         return self._api.post(f"{API}/{call}", body)
