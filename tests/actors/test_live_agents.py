@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import zlib
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -28,7 +27,6 @@ from broker.protocol.agent_calls import (
 )
 from broker.protocol.conversation_messages import CallsReply, ListenRequest
 from broker.protocol.messages import Verdict
-from broker.transport.allow_list import Role, add
 from broker.transport.keys import make_keys
 from buffer import operations
 from buffer.record.codec import decode_episode
@@ -37,7 +35,7 @@ from tests.actors.support.fake_actor import Actor, KilledLoop
 from tests.actors.support.fake_engine import FakeEngine, hang_after, logprob_of
 from tests.actors.support.saved_tokenizer import CHATML, save_tokenizer
 from tests.broker.support.ring import GROUP, Ring, begin, until_stats
-from tests.broker.support.talks import HostSide, agent_ring, host_of
+from tests.broker.support.talks import HostSide, agent_ring, host_of, host_program
 from tests.waiting import until
 
 POINTER = {"digest": "d", "endpoint": "tcp://127.0.0.1:1", "public_key": "k" * 40}
@@ -347,19 +345,7 @@ def test_a_program_with_openais_client_outlives_the_actor_that_answers_it(
     keys = make_keys(tmp_path / "keys")
 
     async def story(ring: Ring) -> None:
-        add(keys, "host", Role.HOST)
-        (tmp_path / "agent.py").write_text(PROGRAM)
-        config = {
-            "run": {"name": "test", "model": "init", "environment": "agent"},
-            "broker": {"endpoint": ring.endpoint, "keys": str(keys)},
-            "agents": {"command": [sys.executable, str(tmp_path / "agent.py")]},
-        }
-        (tmp_path / "config.yaml").write_text(json.dumps(config))
-        host = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "agents", "--config", str(tmp_path / "config.yaml")),
-            cwd=Path(__file__).parents[2],
-        )
-        try:
+        async with host_program(ring, tmp_path, PROGRAM) as host:
             first = live_actor(ring, "first", tokenizer, rows, kind=KilledLoop)
             hang_after(first.engine, 9)
             await until(lambda: first.loop.sampling.num_tokens >= 9, timeout_s=40.0)
@@ -373,9 +359,6 @@ def test_a_program_with_openais_client_outlives_the_actor_that_answers_it(
             host.terminate()
             async with asyncio.timeout(30):
                 await host.wait()
-        finally:
-            if host.returncode is None:
-                host.kill()
 
         made = await episodes(ring, GROUP)
         assert {run.incarnation for x in made for run in x.completion.fences} == {"first", "second"}

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from agents.__main__ import main
 from broker.protocol.agent_calls import AgentAnswer, decode_call, encode_reply
-from broker.transport.allow_list import Role, add
 from broker.transport.keys import make_keys
 from tests.broker.support.ring import begin
-from tests.broker.support.talks import ActorSide, agent_ring
+from tests.broker.support.talks import ActorSide, agent_ring, host_program
 
 AGENT = """
 import json, openai, os
@@ -50,19 +47,7 @@ def test_an_agent_of_a_run_talks_through_the_broker(redis_url, keys, tmp_path):
     async def story():
         async with agent_ring(redis_url, keys) as here:
             await begin(here.store, groups=1)
-            add(keys, "host", Role.HOST)
-            (tmp_path / "agent.py").write_text(AGENT)
-            config = {
-                "run": {"name": "test", "model": "init", "environment": "agent"},
-                "broker": {"endpoint": here.endpoint, "keys": str(keys)},
-                "agents": {"command": [sys.executable, str(tmp_path / "agent.py")]},
-            }
-            (tmp_path / "config.yaml").write_text(json.dumps(config))
-            host = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "agents", "--config", str(tmp_path / "config.yaml")),
-                cwd=Path(__file__).parents[2],
-            )
-            try:
+            async with host_program(here, tmp_path, AGENT) as host:
                 actor = await ActorSide.begin(await here.actor(), payload=b'"2+3?"')
                 async with asyncio.timeout(60):
                     await answer_three(actor)
@@ -72,9 +57,6 @@ def test_an_agent_of_a_run_talks_through_the_broker(redis_url, keys, tmp_path):
                 host.terminate()
                 async with asyncio.timeout(30):
                     code = await host.wait()
-            finally:
-                if host.returncode is None:
-                    host.kill()
 
             assert code == 0
             assert ended.why == "died"

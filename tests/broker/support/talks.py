@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +56,28 @@ def host_pair(keys: Path, name: str) -> KeyPair:
 def host_of(here: Ring, name: str = "host-1", **changes: Any) -> BrokerClient:
     """A client with a host's key."""
     return here.client(name, keys=host_pair(here.keys, name), **changes)
+
+
+@asynccontextmanager
+async def host_program(here: Ring, folder: Path, agent: str) -> AsyncIterator[Process]:
+    """`python -m agents` at a broker, whose agents run this program; killed if it has not ended."""
+    add(here.keys, "host", Role.HOST)
+    (folder / "agent.py").write_text(agent)
+    config = {
+        "run": {"name": "test", "model": "init", "environment": "agent"},
+        "broker": {"endpoint": here.endpoint, "keys": str(here.keys)},
+        "agents": {"command": [sys.executable, str(folder / "agent.py")]},
+    }
+    (folder / "config.yaml").write_text(json.dumps(config))
+    host = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "agents", "--config", str(folder / "config.yaml")),
+        cwd=Path(__file__).parents[3],
+    )
+    try:
+        yield host
+    finally:
+        if host.returncode is None:
+            host.kill()
 
 
 class ActorSide:
