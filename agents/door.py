@@ -212,7 +212,9 @@ async def _answer(
                 return None
         finally:
             cut.cancel()
-        return _heard(call, conversation)
+        answer = _said(call, conversation)
+        call.is_heard = True
+        return answer
 
 
 async def _stream(
@@ -276,12 +278,6 @@ def _said(call: OpenCall, conversation: AgentConversation) -> AgentAnswer:
         conversation.forget(call, is_retried=reply.status >= 500)
         raise as_error(reply)
     return reply
-
-
-def _heard(call: OpenCall, conversation: AgentConversation) -> AgentAnswer:
-    answer = _said(call, conversation)
-    call.is_heard = True
-    return answer
 
 
 def _key_of(request: Request) -> str:

@@ -112,11 +112,8 @@ class AgentMail:
         """
         while True:
             self._changed.clear()
-            if (lost := await self._want()) or self._is_stopped:
-                if lost:
-                    return lost
-                await self._changed.wait()
-                continue
+            if lost := await self._want():
+                return lost
             lines = [
                 Listen(
                     held.lease.task_id,
@@ -128,7 +125,7 @@ class AgentMail:
                 for held in self._leases
                 if (rollout := held.agent()) is not None and held.stage in LISTENED
             ]
-            if not lines:
+            if self._is_stopped or not lines:
                 await self._changed.wait()
                 continue
             news = await self._ask(ListenRequest(tuple(lines), LISTEN_S))

@@ -337,7 +337,7 @@ class AgentRollout:
         parent, context = self._place(request, rendered) if self._turns else (0, ())
         room = self._room() - len(context)
         prompt_ids = self._places.path_ids(parent) + context
-        needed = _needed_keys(len(prompt_ids), len(context), STRETCHES)
+        needed = _needed_keys(len(prompt_ids), len(context))
         if room < 1 or not self._has_keys_left(needed):
             raise self._full()
         stops = self._stops(request)
@@ -451,7 +451,7 @@ class AgentRollout:
         num_prompt = len(self.prompt_ids)
         needed += self._transcript.attended_keys(num_prompt)
         for turn in self._open.values():
-            needed += _needed_keys(turn.length, turn.num_waiting, STRETCHES)
+            needed += _needed_keys(turn.length, turn.num_waiting)
         return needed <= KEYS_PER_TOKEN * (num_prompt + self.length)
 
     def _begin(self, turn: AgentTurn) -> None:
@@ -513,9 +513,9 @@ class AgentRollout:
         return said_in(Chat(answered))
 
 
-def _needed_keys(path: int, num_waiting: int, stretches: int) -> int:
-    """Count the keys of stretches of a path beyond those that its waiting tokens allow."""
-    return max(0, stretches * path - KEYS_PER_TOKEN * num_waiting)
+def _needed_keys(path: int, num_waiting: int) -> int:
+    """Count the keys that stretches of an open turn's path need beyond those of waiting tokens."""
+    return max(0, STRETCHES * path - KEYS_PER_TOKEN * num_waiting)
 
 
 def _encoded(reply: AgentReply) -> bytes:

@@ -146,8 +146,9 @@ class HeldLease:
     def agent(self) -> AgentRollout | None:
         """Return the episode if a live agent makes its turns, and may call again."""
         rollout = self.rollout
-        is_live = isinstance(rollout, AgentRollout) and rollout.state is State.SAMPLING
-        return rollout if is_live and isinstance(rollout, AgentRollout) else None
+        if isinstance(rollout, AgentRollout) and rollout.state is State.SAMPLING:
+            return rollout
+        return None
 
     def start(self, rollout: Rollout | AgentRollout) -> None:
         """Take the episode that the environment has begun."""

@@ -6,7 +6,6 @@
 -- and another agent has begun, to which the actor's tokens say nothing. Fewer replies than the actor knows: it was set
 -- back, too, and the next holder says the lost ones from the log, which may not have their tokens any more. An end comes
 -- behind all calls, with all rewards.
-local PART_BYTES = 64 -- of a message, for each call beside its own
 local room, answer = tonumber(ARGV[3]), {}
 
 local function rewards_of(id)

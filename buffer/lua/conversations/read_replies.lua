@@ -4,7 +4,6 @@
 -- -> {verdict, calls so far, stamp, number and reply, ...}, ...
 -- Renews tickets. A conversation is lost whose agent has heard a reply that the store has not, because it was set back,
 -- and one that has lasted for longer than its host lets an agent run. The latter is counted from the end of a recovery.
-local PART_BYTES = 64 -- of a message, for each reply beside its own
 local now, room, answer = now_ms(), tonumber(ARGV[5]), {}
 local deadline = whole(now + ARGV[2])
 local grace_until = tonumber(call('HGET', META, 'grace_until') or '0')

@@ -45,6 +45,8 @@ local function note_silence(id)
   end
 end
 
+local PART_BYTES = 64 -- that a call or reply adds to an answer beside its own
+
 local function mailbox_bytes(id) return tonumber(call('HGET', mailbox_key(id), 'bytes') or '0') end
 
 -- A conversation that has no call, or whose store has lost it: tokens would be those of an agent of before.
