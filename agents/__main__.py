@@ -20,7 +20,6 @@ from configs.loader import load
 from configs.logging import configure_logging
 from configs.machine import raise_open_files
 from configs.settings import RunSettings, Settings
-from configs.tables.run import LIVE_AGENTS
 from configs.user_python import UserPython, installed_python
 
 from .host import AgentHost
@@ -64,7 +63,7 @@ def check_run(run: RunSettings) -> None:
     if not run.has_agents:
         environments = [alone.environment for alone in run.by_environment.values()]
         raise SettingsError(
-            f"run.environment must be {LIVE_AGENTS} for `nyala agents`, got "
+            f"run.environment must be agent for `nyala agents`, got "
             f"{', '.join(environments)}; its episodes need no agents"
         )
 
