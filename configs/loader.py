@@ -86,8 +86,9 @@ def _find_files(tree: Tree, folder: Path, *, environment: str | None) -> None:
         folder: Folder of the settings file.
         environment: `run.environment` where an override names it.
     """
-    if folder not in looked_in:
-        looked_in.append(folder)
+    if folder in looked_in:
+        looked_in.remove(folder)
+    looked_in.insert(0, folder)
     for name, keys in FILES_ELSEWHERE.items():
         _make_absolute(tree.get(name), keys, folder)
     run = tree.get("run")

@@ -12,6 +12,7 @@ from configs import user_code
 from configs.errors import SettingsError
 from configs.hashes import reward_hash
 from configs.loader import load, save
+from configs.user_python import command_words
 from console.main import app
 
 
@@ -353,6 +354,18 @@ def test_a_file_typed_with_set_is_of_the_folder_in_which_it_is_typed(
 
     assert found(settings, setting) == name
     assert elsewhere.samefile(".")
+
+
+def test_settings_that_are_read_last_have_the_files_of_a_command(tmp_path, elsewhere):
+    run = {"run": {"model": "init"}, "agents": {"command": "python agent.py"}}
+    for folder in ("first", "second", "first"):
+        agent = Path(make(tmp_path / folder, "agent.py"))
+        path = agent.with_name("settings.yaml")
+        path.write_text(json.dumps(run))
+
+        words = command_words(load(path).agents)
+
+        assert words == ("python", str(agent)), f"an agent of other settings than {folder}'s"
 
 
 def test_rows_lie_beside_the_settings_where_their_environment_is_typed(write, tmp_path, elsewhere):
