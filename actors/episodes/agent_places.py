@@ -131,9 +131,9 @@ class TurnPlaces:
             context = self._behind(turn, rendered, count)
             if context:
                 return turn.end, context
-        return self.fork(self._tokenizer.encode_rendered(rendered.text), turns)
+        return self.fork_from(self._tokenizer.encode_rendered(rendered.text), turns)
 
-    def fork(
+    def fork_from(
         self, token_ids: tuple[int, ...], turns: Iterable[AgentTurn]
     ) -> tuple[int | None, tuple[int, ...]]:
         """Return the longest path that begins as these tokens do, and the tokens behind it."""

@@ -348,7 +348,7 @@ class AgentRollout:
         self, request: TurnRequest, rendered: RenderedChat | None
     ) -> tuple[int | None, tuple[int, ...]]:
         if rendered is None:
-            return self._places.fork(request.token_ids, self._turns.values())
+            return self._places.fork_from(request.token_ids, self._turns.values())
         return self._places.place(rendered, self._turns.values())
 
     def _resumed(

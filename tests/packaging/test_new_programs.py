@@ -28,7 +28,7 @@ from console.run.process import Command, Process
 from learner.launch import MachineRanks, RankProcesses
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("configs", "buffer", "broker", "actors", "learner", "console", "lab")
+ROOMS = ("configs", "buffer", "broker", "actors", "agents", "learner", "console", "lab")
 FORK_SERVER = "console/run/fork_process.py"
 SLEEP = (sys.executable, "-c", "import signal; signal.pause()")
 
