@@ -62,7 +62,7 @@ MUTANTS = {
         "withdrawal", "if call('ZREM', claim_key(k), gid) == 1 then", "if false then", "I1|I2"
     ),
     "reconcile forgets other places": Mutant(
-        "withdrawal", "call('ZREM', READY, id)\n  call('ZREM', lease_key(id), id)", "", "I1"
+        "withdrawal", "call('ZREM', READY, id)\n  call('ZREM', lease_key(id), id)", "", "I1|I2"
     ),
     "what is committed is not restored": Mutant(
         "restore_committed", "for i = 2, #ARGV do", "for i = 2, 1 do", "I5"
