@@ -97,6 +97,7 @@ def restart_redis(world: World, saved: Saved | None) -> None:
             pipe.execute()
         world.promises = copy.deepcopy(saved.promises)
         world.rewinds += 1
+        world.tickets.clear()
         step = world.learner.step
         learner = world.learner
         learner.sealed = {k: v for k, v in learner.sealed.items() if k <= step}

@@ -32,7 +32,7 @@ AGENT_MS = 3_600_000
 
 def serve(world: World) -> None:
     """A host takes conversations, and its agents call, hear and end."""
-    host = world.rng.choice(world.hosts)
+    host = world.rng.choice(world.hosts + (world.zombie_hosts if world.chance(0.4) else []))
     call = operations.take_conversations(host.name, n=2, ttl_ms=TTL_MS, newest=host.newest)
     answer = world.store.run(call)
     if answer.status == "RESTS":  # until its pause is over
@@ -101,10 +101,11 @@ def _exchange(world: World, agent: Agent, call: Operation[list[Any]]) -> str:
 
 
 def _check_ticket(world: World, agent: Agent, verdict: str) -> None:
+    if verdict in ("STALE", "GONE"):
+        return
     newest = world.tickets.setdefault(agent.task, agent.ticket)
-    world.tickets[agent.task] = max(newest, agent.ticket)
-    is_old = agent.ticket < newest and not world.rewinds
-    assert not is_old or verdict in ("STALE", "GONE"), f"C4: {verdict} for an old ticket"
+    assert agent.ticket >= newest, f"C4: {verdict} for an old ticket"
+    world.tickets[agent.task] = agent.ticket
 
 
 def answer(world: World) -> None:
@@ -183,10 +184,14 @@ def _text(tokens: list[str]) -> bytes:
 
 
 def crash_host(world: World) -> None:
-    """A host dies, and its agents with it; another one comes."""
-    if world.chance(0.2):
+    """A host dies, or seems to: it may go on after its tickets ran out and other agents began."""
+    if world.chance(0.5):
         index = world.rng.randrange(len(world.hosts))
-        world.hosts[index] = Host(world.hosts[index].name + "'")
+        dead = world.hosts[index]
+        for task in sorted(dead.agents):
+            world.client.zadd(f"{world.prefix}:tickets", {str(task): 1}, xx=True)
+        world.zombie_hosts = [*world.zombie_hosts[-1:], dead]
+        world.hosts[index] = Host(dead.name + "'")
 
 
 def check_submitted(world: World, held: Held) -> None:

@@ -171,8 +171,9 @@ class World:
         self.actors = [Actor(f"actor-{i}", (lineage, 0)) for i in range(3)]
         self.zombies: list[Actor] = []
         self.hosts = [Host("host-0"), Host("host-1")]
+        self.zombie_hosts: list[Host] = []
         self.tickets: dict[int, int] = {}
-        """Task -> the newest ticket that was used."""
+        """Task -> the newest ticket that was good; a rewind may take it back."""
         self.said: dict[tuple[int, int], list[str]] = {}
         """Task and ticket -> all that its agent has heard."""
         self.answers_early = False
