@@ -200,6 +200,7 @@ class AgentConversation:
             self._num_rewards += 1
             reward = End(
                 *self._place,
+                self._heard,
                 number=request.number,
                 order=self._num_rewards,
                 reward=request.reward,
@@ -216,7 +217,7 @@ class AgentConversation:
         if self.over.is_set():
             return
         self._close(end)
-        last = End(*self._place, why=end.why, text=end.text[-MAX_REASON:])
+        last = End(*self._place, self._heard, why=end.why, text=end.text[-MAX_REASON:])
         try:
             await self._say(*self._rewards.values(), last)
         except RequestError as error:

@@ -228,6 +228,8 @@ class End(MessagePart, frozen=True):
 
     task_id: Id
     ticket: Id
+    heard: Stamp = 0
+    """As in `Hear`; if the store does not have this reply, the conversation is lost: GONE."""
     why: Ending = ""
     number: Id = 0
     """Call that the reward is for; 0 = the whole conversation."""

@@ -309,6 +309,7 @@ class Conversations:
             EndLine(
                 end.task_id,
                 end.ticket,
+                end.heard,
                 f"{end.why}\n{end.text}" if end.text else end.why,
                 end.number,
                 end.order,
@@ -317,7 +318,11 @@ class Conversations:
             for end, reward in zip(message.ends, rewards, strict=True)
         ]
         end = operations.end_conversations(
-            lines, tag, max_bytes=self._max_bytes, max_reward_bytes=self._max_reward_bytes
+            lines,
+            tag,
+            max_bytes=self._max_bytes,
+            max_reward_bytes=self._max_reward_bytes,
+            max_attempts=self._settings.max_attempts,
         )
         verdicts = _verdicts([line.task_id for line in lines], await self._store.run(end))
         self._ring_changed(PollKind.CALLS, verdicts.verdicts)

@@ -236,16 +236,20 @@ def end_conversations(
     *,
     max_bytes: int = MAX_RECORD_BYTES,
     max_reward_bytes: int = MAX_REWARD_BYTES,
+    max_attempts: int = 3,
 ) -> Operation[list[str]]:
     """Store rewards and ends; after the end nothing changes any more, and the verdict is DUP.
+
+    A reply that an agent has heard and that the store has lost ends the conversation: GONE.
 
     Args:
         lines: Rewards and ends.
         key: Tag of the host's key.
         max_bytes: Most bytes of a conversation, rewards of its calls included; else FULL.
         max_reward_bytes: Most bytes of the rewards of its calls.
+        max_attempts: Conversations that may be lost before their task is a dead letter.
     """
-    head = (key, max_bytes, min(max_bytes, max_reward_bytes))
+    head = (key, max_bytes, min(max_bytes, max_reward_bytes), max_attempts)
     return sliced("end_conversations", head, lines, parse_verdicts)
 
 

@@ -221,6 +221,8 @@ class EndLine(NamedTuple):
 
     task_id: int
     ticket: int
+    heard: int = 0
+    """Stamp of the newest reply that the agent has heard; 0 = none."""
     why: str = ""
     """Why it ends; empty = it goes on."""
     number: int = 0

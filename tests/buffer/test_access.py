@@ -128,7 +128,7 @@ def _converse(broker: Store, task: LeasedTask) -> None:
     line = ReplyLine(task.task_id, ticket)
     (answer,) = broker.run(operations.read_replies([line], ttl_ms=60_000, agent_ms=60_000))
     assert len(answer.replies) == 1
-    broker.run(operations.end_conversations([EndLine(task.task_id, ticket, "ended")]))
+    broker.run(operations.end_conversations([EndLine(task.task_id, ticket, why="ended")]))
     assert broker.run(operations.read_news(0)).tasks
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -75,10 +76,17 @@ class Talk:
         return self.run.store.run(operations.read_calls([line], most_bytes=self.most_bytes))[0]
 
     def end(
-        self, why: str = "", number: int = 0, reward: bytes = b"", order: int = 0, **bounds: Any
+        self,
+        why: str = "",
+        number: int = 0,
+        reward: bytes = b"",
+        *,
+        order: int = 0,
+        heard: int = 0,
+        **bounds: Any,
     ) -> str:
         self.order = order or self.order + 1
-        line = EndLine(self.task.task_id, self.ticket, why, number, self.order, reward)
+        line = EndLine(self.task.task_id, self.ticket, heard, why, number, self.order, reward)
         return self.run.store.run(operations.end_conversations([line], **bounds))[0]
 
     def lose_host(self, *, max_attempts: int = 3) -> None:
@@ -405,17 +413,42 @@ def test_a_ticket_without_a_mailbox_expires_alone(talk: Talk) -> None:
     assert talk.run.redis.zcard(f"{talk.run.prefix}:tickets") == 0
 
 
-def test_a_reply_that_the_store_has_lost_ends_its_conversation(talk: Talk) -> None:
+@pytest.mark.parametrize(
+    "say",
+    [
+        lambda talk, stamp: talk.hear(stamp).verdict,
+        lambda talk, stamp: talk.end("ended", reward=b"1", heard=stamp),
+        lambda talk, stamp: talk.end(reward=b"1", heard=stamp),
+    ],
+    ids=["hears", "ends", "rewards"],
+)
+def test_a_reply_that_the_store_has_lost_ends_its_conversation(
+    talk: Talk, say: Callable[[Talk, int], str]
+) -> None:
     talk.call(1)
     talk.say(1, b"heard", offset=0)
     (heard,) = talk.hear().replies
+    assert talk.end(number=1, reward=b"0", heard=heard.stamp) == "OK", "the store has it"
     for key in (f"m:{talk.task.task_id}:r", f"t:{talk.task.task_id}:p"):
         talk.run.redis.delete(f"{talk.run.prefix}:{key}")
 
-    assert talk.hear(heard.stamp).verdict == "GONE"
+    assert say(talk, heard.stamp) == "GONE"
 
     assert talk.run.beat(talk.task)[0] == "STALE", "the task begins anew, at another actor"
     assert talk.mailbox_keys() == []
+    task = f"{talk.run.prefix}:t:{talk.task.task_id}"
+    assert talk.run.redis.hmget(task, "losses", "att", "fails") == [b"1", None, None]
+
+
+def test_an_end_that_has_come_again_is_known_whatever_its_agent_heard(talk: Talk) -> None:
+    talk.call(1)
+    talk.say(1, b"heard", offset=0)
+    (heard,) = talk.hear().replies
+
+    assert talk.end("ended", heard=heard.stamp) == "OK"
+
+    assert talk.end("ended", heard=heard.stamp) == "DUP"
+    assert talk.listen(num_calls=1).why == "ended"
 
 
 def test_an_actor_that_answers_an_agent_of_before_is_told(talk: Talk) -> None:

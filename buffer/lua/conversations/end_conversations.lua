@@ -1,7 +1,9 @@
---- @include keys, conversations
--- ARGV: tag of a host's key, most bytes of a mailbox, most bytes of the rewards of calls, then per conversation: id,
--- ticket, why ('': it goes on), number of a call (0: the whole), order of its reward, the reward ('': none).
--- -> verdict, ...
+--- @include keys, tasks, conversations
+-- ARGV: tag of a host's key, most bytes of a mailbox, most bytes of the rewards of calls, max attempts, then per
+-- conversation: id, ticket, stamp of the newest reply that its agent has heard (0: none), why ('': it goes on), number of
+-- a call (0: the whole), order of its reward, the reward ('': none).  -> verdict, ...
+-- A conversation is lost (GONE) whose agent has heard a reply that the store has not, as in read_replies: its end would
+-- be that of a record without a turn.
 -- Of a call the reward with the highest order before the end counts, whichever copy comes last. FULL: nothing more fits,
 -- and the line changes nothing; the reward of the whole always fits. DUP: nothing is left to change.
 local most_bytes, most_rewards = tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -19,11 +21,14 @@ end
 
 local answer = {}
 draw_on_reserve()
-for i = 4, #ARGV, 6 do
-  local id, ticket, why, number, order, reward = unpack(ARGV, i, i + 5)
+for i = 5, #ARGV, 7 do
+  local id, ticket, heard, why, number, order, reward = unpack(ARGV, i, i + 6)
   local verdict, calls, _, _, ended = judge_ticket(id, ticket, ARGV[1])
   if verdict == 'OK' and ended then
     verdict = 'DUP'
+  elseif verdict == 'OK' and has_lost(id, heard) then
+    lose_conversation(id, tonumber(ARGV[4]), LOST_REPLY, ARGV[1])
+    verdict = 'GONE'
   elseif verdict == 'OK' and tonumber(number) > calls then
     verdict = 'GAP'
   elseif verdict == 'OK' then

@@ -11,9 +11,7 @@ draw_on_reserve()
 
 -- Why a conversation is lost; nil = it is not.
 local function why_lost(id, ticket, heard, has_ended)
-  if heard ~= '0' and call('ZCOUNT', replies_key(id), heard, heard) == 0 then
-    return 'the store lost a reply that its agent has heard'
-  end
+  if has_lost(id, heard) then return LOST_REPLY end
   if not has_ended and now - math.max(ticket / 1000, grace_until) > tonumber(ARGV[3]) then -- a ticket is a time in microseconds
     return 'its agent did not end in time'
   end

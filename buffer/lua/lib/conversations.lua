@@ -35,6 +35,10 @@ end
 local LOST_AGENT = 'the store lost its agent'
 local function is_of_another(id, ticket) return call('HGET', mailbox_key(id), 'ticket') ~= ticket end
 
+-- Whether an agent has heard a reply that the store has not: it was set back. `heard` is the reply's stamp, 0 = none.
+local LOST_REPLY = 'the store lost a reply that its agent has heard'
+local function has_lost(id, heard) return heard ~= '0' and call('ZCOUNT', replies_key(id), heard, heard) == 0 end
+
 -- A host has no more of a conversation: it counts against the host if its agent has not called.
 local function note_silence(id)
   local box = call('HMGET', mailbox_key(id), 'calls', 'host', 'key')

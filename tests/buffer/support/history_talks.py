@@ -45,7 +45,8 @@ def serve(world: World) -> None:
             host.agents[task] = Agent(task, ticket)
             host.newest = ticket
     for agent in list(host.agents.values()):
-        _hear(world, host, agent)
+        if not world.chance(0.2):
+            _hear(world, host, agent)
         if agent.task in host.agents:
             _act(world, host, agent)
 
@@ -63,7 +64,8 @@ def _act(world: World, host: Host, agent: Agent) -> None:
             host.agents.pop(agent.task, None)
             return
     if len(agent.heard) == agent.turns:
-        end = operations.end_conversations([EndLine(agent.task, agent.ticket, "ended", 0, 1, b"1")])
+        line = EndLine(agent.task, agent.ticket, agent.newest, "ended", 0, 1, b"1")
+        end = operations.end_conversations([line])
         if _exchange(world, agent, end) in ("OK", "DUP"):
             host.agents.pop(agent.task, None)
 

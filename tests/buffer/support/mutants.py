@@ -150,7 +150,10 @@ MUTANTS = {
         "tasks", "local function cut(id)\n  drop_mailbox(id)", "local function cut(id)", "C1"
     ),
     "an agent goes on behind a reply that the store lost": Mutant(
-        "read_replies", "heard ~= '0' and call('ZCOUNT'", "false and call('ZCOUNT'", "C1|C2"
+        "read_replies", "if has_lost(id, heard) then", "if false then", "C1|C2"
+    ),
+    "an agent ends behind a reply that the store lost": Mutant(
+        "end_conversations", "and has_lost(id, heard) then", "and false then", "C1"
     ),
     "a reply of a turn that the log does not reach": Mutant(
         "say_replies", "tonumber(turn_end) > length", "false", "C1"

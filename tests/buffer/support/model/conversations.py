@@ -87,6 +87,13 @@ def _give(model: Model, tasks: Sequence[int], ticket: int, ttl_ms: int) -> TakeA
     return TakeAnswer("OK", [TakenConversation(i, ticket, spec, told) for i, spec, told in specs])
 
 
+_LOST_REPLY = "the store lost a reply that its agent has heard"
+
+
+def _has_lost(talk: Conversation, heard: int) -> bool:
+    return heard > 0 and heard not in {stamp for stamp, _ in talk.replies.values()}
+
+
 def _judge(model: Model, i: int, ticket: int, key: str) -> str:
     talk = model.conversations.get(i)
     if talk is None:
@@ -201,8 +208,8 @@ def read_replies(
         talk = model.conversations[i]
         why = None
         lasted_ms = model.now_ms - max(ticket / 1000, model.grace_until_ms or 0)
-        if heard and heard not in {stamp for stamp, _ in talk.replies.values()}:
-            why = "the store lost a reply that its agent has heard"
+        if _has_lost(talk, heard):
+            why = _LOST_REPLY
         elif talk.why is None and lasted_ms > agent_ms:
             why = "its agent did not end in time"
         if why is not None:
@@ -258,16 +265,28 @@ def read_calls(
 
 
 def end_conversations(
-    model: Model, lines: Sequence[EndLine], key: str, *, most: int, most_rewards: int
+    model: Model,
+    lines: Sequence[EndLine],
+    key: str,
+    *,
+    most: int,
+    most_rewards: int,
+    max_attempts: int,
 ) -> list[str]:
-    """Of each call the reward with the highest order before the end counts."""
+    """Of each call the reward with the highest order before the end counts.
+
+    A reply that was heard and is not stored ends a conversation.
+    """
     verdicts = []
-    for i, ticket, why, number, order, reward in lines:
+    for i, ticket, heard, why, number, order, reward in lines:
         verdict = _judge(model, i, ticket, key)
         if verdict == "OK":
             talk = model.conversations[i]
             if talk.why is not None:
                 verdict = "DUP"
+            elif _has_lost(talk, heard):
+                model.lose_conversation(i, max_attempts, _LOST_REPLY, key)
+                verdict = "GONE"
             elif number > len(talk.calls):
                 verdict = "GAP"
             else:

@@ -125,11 +125,14 @@ def say(h: Modelled) -> None:
 def hear(h: Modelled) -> None:
     """Hosts ask for replies, after what was said, and after what never was."""
     for taken in _some(h):
-        stamps = [stamp for stamp, _ in _talk(h, taken.task).replies.values()]
-        heard = h.rng.choice([0, *stamps, *stamps])
-        if h.rng.random() < 0.06:
-            heard = max([0, *stamps]) + 1
-        _hear(h, taken, heard)
+        _hear(h, taken, _heard(h, taken))
+
+
+def _heard(h: Modelled, taken: Taken) -> int:
+    """The stamp of a reply, or now and then one that the store does not have."""
+    stamps = [stamp for stamp, _ in _talk(h, taken.task).replies.values()]
+    lost = h.rng.random() < 0.06
+    return max([0, *stamps]) + 1 if lost else h.rng.choice([0, *stamps, *stamps])
 
 
 def _hear(h: Modelled, taken: Taken, heard: int) -> None:
@@ -177,7 +180,8 @@ def end(h: Modelled) -> None:
         why = h.rng.choice(["", "", "", "", "ended", "died"])
         number = h.rng.choice([0, 0, 1, 2, len(_talk(h, taken.task).calls) + 1])
         reward = h.rng.choice([b"", b"1", b"0.5"])
-        end_line = EndLine(taken.task, taken.ticket, why, number, h.rng.randint(1, 5), reward)
+        place = (taken.task, taken.ticket, _heard(h, taken))
+        end_line = EndLine(*place, why, number, h.rng.randint(1, 5), reward)
         bounds = h.rng.choice([(10**6, 10**6), (10**6, 10**6), (12, 12), (10**6, 5), (10**6, 8)])
         _end(h, end_line, taken.key, bounds)
         task, talk = h.model.tasks.get(taken.task), _talk(h, taken.task)
@@ -190,10 +194,22 @@ def end(h: Modelled) -> None:
 
 def _end(h: Modelled, line: EndLine, key: str, bounds: tuple[int, int]) -> None:
     most, most_rewards = bounds
+    max_attempts = h.rng.randint(2, 3)
     h.same(
-        operations.end_conversations([line], key, max_bytes=most, max_reward_bytes=most_rewards),
+        operations.end_conversations(
+            [line],
+            key,
+            max_bytes=most,
+            max_reward_bytes=most_rewards,
+            max_attempts=max_attempts,
+        ),
         lambda: conversations.end_conversations(
-            h.model, [line], key, most=most, most_rewards=most_rewards
+            h.model,
+            [line],
+            key,
+            most=most,
+            most_rewards=most_rewards,
+            max_attempts=max_attempts,
         ),
     )
 
@@ -204,7 +220,7 @@ def end_and_fail(h: Modelled) -> None:
     for i in [i for i in talks if h.model.tasks[i].state == "L" and h.model.tasks[i].fence][:2]:
         talk, task = talks[i], h.model.tasks[i]
         if talk.ticket is not None:
-            _end(h, EndLine(i, talk.ticket, "died"), talk.key, (10**6, 10**6))
+            _end(h, EndLine(i, talk.ticket, 0, "died"), talk.key, (10**6, 10**6))
         fail_rows(h, [(i, task.fence or 0)], task.key or "")
 
 
@@ -232,7 +248,7 @@ def fall_silent(h: Modelled) -> None:
         _take(h, name, h.model.fence)
         for i, talk in list(h.model.conversations.items()):
             if (talk.host, talk.why) == (name, None) and not talk.calls:
-                _end(h, EndLine(i, talk.ticket or 0, "died"), talk.key, (10**6, 10**6))
+                _end(h, EndLine(i, talk.ticket or 0, 0, "died"), talk.key, (10**6, 10**6))
         h.set_clock(h.model.now_us + 1000 * h.rng.choice([0, 900, 1100, 5000]))
 
 
