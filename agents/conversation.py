@@ -19,7 +19,6 @@ times at once wants several answers.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import secrets
 import time
@@ -32,7 +31,7 @@ from typing import NamedTuple, Protocol
 import structlog
 
 from broker.client import DEFAULT_DEADLINE_S
-from broker.protocol.agent_calls import AgentError, AgentReply, decode_reply, encode_call
+from broker.protocol.agent_calls import AgentError, AgentReply, decode_reply
 from broker.protocol.conversation_messages import (
     Call,
     CallRequest,
@@ -171,8 +170,7 @@ class AgentConversation:
             RequestError: It cannot be stored.
         """
         self._tell_ignored(request)
-        body = encode_call(request.call)
-        digest = hashlib.sha256(body).digest()
+        digest = request.digest
         async with self._order:
             if is_retry and self._refused[digest]:
                 self._refused[digest] -= 1  # of one without a call: it is a new one
@@ -180,7 +178,7 @@ class AgentConversation:
                 earlier.num_requests += 1
                 return earlier
             self._check_places(digest)
-            self._calls.add(body)
+            self._calls.add(request.stored)
             number = len(self._calls)
             reply: asyncio.Future[AgentReply] = asyncio.get_running_loop().create_future()
             self._open[number] = OpenCall(number, digest, key[:MAX_RETRY_KEY], reply)

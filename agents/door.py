@@ -2,7 +2,7 @@
 
     POST /conversations/ID/v1/chat/completions       messages in, a completion out, also streamed
     POST /conversations/ID/inference/v1/generate     tokens in, tokens out
-    GET  /conversations/ID/v1/models                 the model of the run
+    GET  /conversations/ID/v1/models[/NAME]          the model of the run, under any name
     GET  /conversations/ID/task                      what the agent is asked, JSON
     POST /conversations/ID/reward                    a reward, of the whole or of a call; the end
 
@@ -15,16 +15,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from asyncio import to_thread
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
 import h11
+import msgspec
 import structlog
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -37,10 +39,11 @@ from .answers import (
     error_event,
     events,
     generated,
+    model,
     models,
 )
 from .conversation import AgentConversation, OpenCall, as_error, find, over_error
-from .requests import AgentRequest, RequestError, read_chat, read_generate, read_reward
+from .requests import MAX_MODEL, AgentRequest, RequestError, read_chat, read_generate, read_reward
 
 KEEP_ALIVE_S = 3.0
 """Pause between comments of a stream; before the first, an error still has its own status."""
@@ -48,6 +51,8 @@ BODY_S = 30.0  # 8 MiB at 280 kB/s, on loopback
 HEADERS_S = 10.0
 MAX_READ_BYTES = 2 * MAX_BODY_BYTES
 """A longer body is not read to its end, so its connection is cut."""
+SHORT_BODY_BYTES = 2**18
+"""A longer body is read in a thread: 8 MiB take 100 ms, most of it in steps of 20 ms."""
 MAX_HEADER_BYTES = 64 * 1024
 CONNECTIONS_PER_CONVERSATION = 64  # twice its open calls
 CLOSE = {"Connection": "close"}
@@ -74,6 +79,7 @@ class Door:
             ("/v1/chat/completions", "POST", self._chat),
             ("/inference/v1/generate", "POST", self._generate),
             ("/v1/models", "GET", self._models),
+            ("/v1/models/{model:path}", "GET", self._model),
             ("/task", "GET", self._task),
             ("/reward", "POST", self._reward),
         )
@@ -135,17 +141,20 @@ class Door:
         answer = await _answer(request, call, conversation)
         if answer is None:
             return Response(status_code=499)
-        return JSONResponse(completion(wanted, answer, call.number, call.at))
+        return _json(completion(wanted, answer, call.number, call.at))
 
     async def _generate(self, request: Request, conversation: AgentConversation) -> Response:
         _, call = await self._call(request, conversation, read_generate)
         answer = await _answer(request, call, conversation)
         if answer is None:
             return Response(status_code=499)
-        return JSONResponse(generated(answer, call.number))
+        return _json(generated(answer, call.number))
 
     async def _models(self, _request: Request, _conversation: AgentConversation) -> Response:
-        return JSONResponse(models())
+        return _json(models())
+
+    async def _model(self, request: Request, _conversation: AgentConversation) -> Response:
+        return _json(model(request.path_params["model"][:MAX_MODEL]))
 
     async def _task(self, _request: Request, conversation: AgentConversation) -> Response:
         return Response(conversation.ticket.payload, media_type="application/json")
@@ -154,7 +163,7 @@ class Door:
         async with conversation.bodies:
             wanted = read_reward(await self._body(request))
         await conversation.reward(wanted)
-        return JSONResponse({"ok": True})
+        return _json({"ok": True})
 
     async def _call(
         self,
@@ -164,7 +173,8 @@ class Door:
     ) -> tuple[AgentRequest, OpenCall]:
         headers = request.headers
         async with conversation.bodies:
-            wanted = read(await self._body(request))
+            body = await self._body(request)
+            wanted = read(body) if len(body) <= SHORT_BODY_BYTES else await to_thread(read, body)
             call = await conversation.call(
                 wanted,
                 key=headers.get("idempotency-key", ""),
@@ -225,26 +235,38 @@ async def _stream(
     Raises:
         RequestError: There was such an error.
     """
-    with call.waiting():
-        if await _until_replied(call, conversation, within_s=KEEP_ALIVE_S):
-            _said(call, conversation)
+    stream = _events(wanted, call, conversation)
+    first = await anext(stream)
 
     async def body() -> AsyncIterator[bytes]:
-        with call.waiting():
-            while not await _until_replied(call, conversation, within_s=KEEP_ALIVE_S):
-                yield WAITING
-            try:
-                answer = _said(call, conversation)
-            except RequestError as error:
-                yield error_event(error)
-                return
-            for event in events(wanted, answer, call.number, call.at):
+        async with aclosing(stream):
+            yield first
+            async for event in stream:
                 yield event
-            call.is_heard = True
 
     return StreamingResponse(
         body(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
     )
+
+
+async def _events(
+    wanted: AgentRequest, call: OpenCall, conversation: AgentConversation
+) -> AsyncGenerator[bytes]:
+    with call.waiting():
+        is_late = False
+        while not await _until_replied(call, conversation, within_s=KEEP_ALIVE_S):
+            is_late = True
+            yield WAITING
+        try:
+            answer = _said(call, conversation)
+        except RequestError as error:
+            if not is_late:
+                raise
+            yield error_event(error)
+            return
+        for event in events(wanted, answer, call.number, call.at):
+            yield event
+        call.is_heard = True
 
 
 async def _until_replied(
@@ -285,13 +307,18 @@ def _key_of(request: Request) -> str:
     return key.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
-def _error(error: RequestError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+def _error(error: RequestError, headers: Mapping[str, str] | None = None) -> Response:
     fields = dict(headers or {})
     if error.status in {408, 413}:
         fields |= CLOSE
     if error.retry_after_s is not None:
         fields["Retry-After"] = str(error.retry_after_s)
-    return JSONResponse(error_body(error), status_code=error.status, headers=fields)
+    return _json(error_body(error), status=error.status, headers=fields)
+
+
+def _json(body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    text = msgspec.json.encode(body)
+    return Response(text, status, headers, media_type="application/json")
 
 
 def _length_of(request: Request) -> int:

@@ -71,8 +71,6 @@ def environment_of(
     return shared_environment(url, python=python, inherited=inherited) | {
         "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_KEY": key,
-        "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_API_KEY": key,
         "NYALA_TASK": task.decode(errors="replace"),
     }
 

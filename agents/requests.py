@@ -7,18 +7,15 @@ would sample from another distribution than the recorded log-probs are of is ref
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw, Struct
 
-from broker.protocol.agent_calls import (
-    CHAT_FIELDS,
-    GENERATE_FIELDS,
-    AgentCall,
-)
+from broker.protocol.agent_calls import CHAT_FIELDS, GENERATE_FIELDS, AgentCall, encode_call
 from broker.protocol.conversation_messages import MAX_PARTS
 from configs.errors import quoted
 
@@ -58,9 +55,23 @@ HARMLESS: tuple[object, ...] = (None, False, 0, "", [], {})
 AS_DEFAULT: Mapping[str, object] = {"n": 1, "best_of": 1, "response_format": {"type": "text"}}
 OF_DOOR = ("model", "stream", "stream_options", "user", "metadata", "store", "request_id")
 """Fields that change no answer, so that nobody needs to be told of them."""
-LARGEST_ID = 2**31 - 1
+MAX_MODEL = 200  # characters of a model's name
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1_000
+MAX_VALUE_BYTES = 2**17
+"""Of a field that is read here: stops, each character an escape of six bytes."""
+
+
+class _Message(Struct):
+    """A message of a chat; its other fields are the actor's to read."""
+
+    role: Raw
+
+
+_TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_MESSAGES = msgspec.json.Decoder(list[_Message])
+_TOKEN_IDS = msgspec.json.Decoder(list[_TokenId])
+_MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class RequestError(Exception):
@@ -92,7 +103,10 @@ class RequestError(Exception):
 class AgentRequest:
     """A request for a completion."""
 
-    call: AgentCall
+    stored: bytes
+    """The call as the mailbox keeps it."""
+    digest: bytes
+    """The same for requests of the same content."""
     model: str = ""
     """Name that the agent gives the model; any will do."""
     is_streamed: bool = False
@@ -129,17 +143,17 @@ def read_chat(body: bytes) -> AgentRequest:
         raise _refused(
             "tool_choice", "auto or none", choice, "a forced call is not the model's own"
         )
-    messages = _value(fields, "messages", (list,), "a list of messages")
-    if not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
-        raise _refused("messages", "a list of messages, each with a role", messages, "add them")
+    wanted = "a list of messages, each with a role"
+    _check_list(fields, "messages", _MESSAGES, wanted, "add them")
     _check_limits(fields)
+    has_logprobs = _flag(fields, "logprobs")
     return AgentRequest(
-        AgentCall("chat", _joined(fields, CHAT_FIELDS)),
+        *_stored(AgentCall("chat", _joined(fields, CHAT_FIELDS))),
         model=_model(fields),
         is_streamed=_flag(fields, "stream"),
         has_usage_event=_wants_usage(fields),
         has_ids=_flag(fields, "return_token_ids"),
-        has_logprobs=_flag(fields, "logprobs"),
+        has_logprobs=has_logprobs,
         ignored=_ignored(fields, CHAT_FIELDS),
     )
 
@@ -151,20 +165,21 @@ def read_generate(body: bytes) -> AgentRequest:
         RequestError: It is malformed, or asks for what a run cannot do.
     """
     outer = _fields(body)
-    raw = outer.pop("sampling_params", Raw(b"{}"))
-    fields = outer | _fields(bytes(raw), "sampling_params")
+    raw = bytes(outer.pop("sampling_params", b"null"))
+    fields = outer if raw == b"null" else outer | _fields(raw, "sampling_params")
     _check_refused(fields)
     if _flag(fields, "stream"):
         raise _refused("stream", "false", True, "the answer comes whole")
     if (mode := _value(fields, "output_mode", (str, type(None)), "tokens")) not in {None, "tokens"}:
         raise _refused("output_mode", "tokens", mode, "turn the tokens into text where you ask")
-    ids = _value(fields, "token_ids", (list,), "a list of token ids")
-    if not ids or not all(type(i) is int and 0 <= i <= LARGEST_ID for i in ids):
-        raise _refused("token_ids", "a list of token ids", ids, "render the prompt")
+    _check_list(fields, "token_ids", _TOKEN_IDS, "a list of token ids", "render the prompt")
+    logprobs = _value(fields, "logprobs", (bool, int, type(None)), "0 or 1")
+    if not 0 <= (logprobs or 0) <= 1:
+        raise _refused("logprobs", "0 or 1", logprobs, "only the sampled token's are recorded")
     _check_limits(fields)
     heeded = (*GENERATE_FIELDS, "logprobs", "output_mode")
     return AgentRequest(
-        AgentCall("generate", _joined(fields, GENERATE_FIELDS)),
+        *_stored(AgentCall("generate", _joined(fields, GENERATE_FIELDS))),
         model=_model(fields),
         has_ids=True,
         has_logprobs=True,
@@ -203,23 +218,43 @@ def read_reward(body: bytes) -> RewardRequest:
 
 def _fields(body: bytes, name: str = "the body") -> dict[str, Raw]:
     try:
+        body.decode()  # values that are not read could have anything between quotes
         return msgspec.json.decode(body, type=dict[str, Raw])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except _MALFORMED as error:
         raise RequestError(400, f"{name} must be a JSON object, got: {error!s:.200}") from None
 
 
 def _value(fields: Mapping[str, Raw], name: str, kinds: tuple[type, ...], wanted: str) -> Any:
-    if name not in fields:
-        value = None
-    else:
+    value = None
+    if len(raw := fields.get(name, b"")) > MAX_VALUE_BYTES:
+        raise _refused(name, wanted, f"{len(raw)} bytes", "shorten it")
+    if raw:
         try:
-            value = msgspec.json.decode(fields[name])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            value = msgspec.json.decode(raw)
+        except _MALFORMED as error:
             text = f"{name} must be {wanted}, got: {error!s:.200}"
             raise RequestError(400, text, field=name) from None
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise _refused(name, wanted, value, "see docs/agents.md")
     return value
+
+
+def _check_list(
+    fields: Mapping[str, Raw], name: str, decoder: msgspec.json.Decoder[Any], wanted: str, step: str
+) -> None:
+    """Refuse what is no such list, without making objects of all that is in it."""
+    try:
+        value = decoder.decode(fields.get(name, b"null"))
+    except _MALFORMED as error:
+        text = f"{name} must be {wanted}, got: {error!s:.200}; {step}"
+        raise RequestError(400, text, field=name, code="unsupported_value") from None
+    if not value:
+        raise _refused(name, wanted, value, step)
+
+
+def _stored(call: AgentCall) -> tuple[bytes, bytes]:
+    stored = encode_call(call)
+    return stored, hashlib.sha256(stored).digest()
 
 
 def _wants_usage(fields: Mapping[str, Raw]) -> bool:
@@ -228,12 +263,12 @@ def _wants_usage(fields: Mapping[str, Raw]) -> bool:
 
 
 def _flag(fields: Mapping[str, Raw], name: str) -> bool:
-    return bool(_value(fields, name, (bool, int, type(None)), "true or false"))
+    return bool(_value(fields, name, (bool, type(None)), "true or false"))
 
 
 def _model(fields: Mapping[str, Raw]) -> str:
     model = _value(fields, "model", (str, type(None)), "a text") or ""
-    return str(model)[:200]
+    return str(model)[:MAX_MODEL]
 
 
 def _check_refused(fields: Mapping[str, Raw]) -> None:
@@ -244,9 +279,6 @@ def _check_refused(fields: Mapping[str, Raw]) -> None:
         if value in HARMLESS or (name in AS_DEFAULT and value == AS_DEFAULT[name]):
             continue
         raise _refused(name, "left out", value, REFUSED.get(name, SAY_SO))
-    logprobs = _value(fields, "logprobs", (bool, int, type(None)), "true or false")
-    if not 0 <= (logprobs or 0) <= 1:
-        raise _refused("logprobs", "0 or 1", logprobs, "only the sampled token's are recorded")
 
 
 def _check_limits(fields: Mapping[str, Raw]) -> None:
@@ -262,14 +294,14 @@ def _check_limits(fields: Mapping[str, Raw]) -> None:
         wanted = f"at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARACTERS} characters"
         raise _refused("stop", wanted, stop, "leave out the others")
     ids = _value(fields, "stop_token_ids", (list, type(None)), "a list of token ids") or []
-    if len(ids) > MAX_STOPS or not all(type(i) is int and 0 <= i <= LARGEST_ID for i in ids):
+    if len(ids) > MAX_STOPS or not all(type(i) is int and 0 <= i < 2**31 for i in ids):
         raise _refused("stop_token_ids", f"at most {MAX_STOPS} ids", ids, "leave out the others")
 
 
 def _joined(fields: Mapping[str, Raw], names: Iterable[str]) -> bytes:
     """Write some fields of an object, in this order, with their values as they are."""
-    present = [name for name in names if name in fields and fields[name] != b"null"]
-    return b"{%s}" % b",".join(b'"%s":%s' % (name.encode(), fields[name]) for name in present)
+    present = [(name.encode(), bytes(fields[name])) for name in names if name in fields]
+    return b"{%s}" % b",".join(b'"%s":%s' % field for field in present if field[1] != b"null")
 
 
 def _ignored(fields: Iterable[str], heeded: Iterable[str]) -> tuple[str, ...]:

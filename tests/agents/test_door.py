@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ import openai
 import pytest
 
 from agents import door
+from agents.requests import read_chat
 from broker.protocol.agent_calls import AgentAnswer, AgentError, CalledTool
 from tests.agents.support.mailbox import logprobs, tokens
 from tests.agents.support.opened_door import opened
@@ -183,10 +185,15 @@ def test_the_task_and_the_models_can_be_read():
                 headers={"Authorization": f"Bearer {conversation.key}"}
             ) as client:
                 task = await client.get(f"{here.url(conversation)}/task")
-            models = await here.client(conversation).models.list()
+            client = here.client(conversation)
+            models = await client.models.list()
+            one = await client.models.retrieve(models.data[0].id)
+            other = await client.models.retrieve("owner/other")
 
             assert task.json() == {"question": "2+3?"}
             assert [model.id for model in models.data] == ["nyala"]
+            assert one == models.data[0]
+            assert other.id == "owner/other"
 
     asyncio.run(story())
 
@@ -289,7 +296,7 @@ def test_a_stream_is_kept_alive_and_late_errors_are_events(monkeypatch):
                             released.set()
 
             assert answer.status_code == 200
-            assert b'"message": "no engine"' in seen
+            assert b'"message":"no engine"' in seen
 
     asyncio.run(story())
 
@@ -326,6 +333,58 @@ def test_a_client_that_leaves_does_not_lose_its_call():
 
             assert again.choices[0].message.content == "late 1"
             assert next_one.choices[0].message.content == "late 2"
+
+    asyncio.run(story())
+
+
+def test_a_stream_waits_for_its_call_from_its_first_second_to_its_last(monkeypatch):
+    """A like request would join a call that nobody seems to wait for."""
+    monkeypatch.setattr(door, "KEEP_ALIVE_S", 0.05)
+
+    async def story():
+        model, released = never()
+        async with opened(model) as here:
+            conversation = here.conversation()
+            counted = door.OpenCall.waiting
+            begun = []
+
+            def waiting(call):
+                begun.append(call.number)
+                return counted(call)
+
+            monkeypatch.setattr(door.OpenCall, "waiting", waiting)
+            client = here.client(conversation)
+            stream = await client.chat.completions.create(model="m", messages=ASK, stream=True)
+            assert waits(conversation)
+            released.set()
+            assert [chunk async for chunk in stream]
+            await until(lambda: not waits(conversation))
+
+            assert begun == [1]
+
+    asyncio.run(story())
+
+
+def test_the_door_answers_others_while_it_reads_a_long_body(monkeypatch):
+    read_on = threading.Event()
+
+    def slow(body):
+        assert read_on.wait(30)
+        return read_chat(body)
+
+    monkeypatch.setattr(door, "read_chat", slow)
+
+    async def story():
+        async with opened() as here:
+            conversation = here.conversation()
+            client = here.client(conversation)
+            long: Any = [{"role": "user", "content": "x" * door.SHORT_BODY_BYTES}]
+            asking = asyncio.create_task(client.chat.completions.create(model="m", messages=long))
+            async with asyncio.timeout(20):
+                await asyncio.sleep(0.5)
+                assert (await client.models.list()).data
+            read_on.set()
+            assert (await asking).choices[0].message.content == "hello 1"
 
     asyncio.run(story())
 

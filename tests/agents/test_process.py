@@ -242,8 +242,6 @@ def test_its_environment_has_its_own_key_and_none_of_the_run():
         "no_proxy": "h",
         "OPENAI_BASE_URL": "http://h/c/1/v1",
         "OPENAI_API_KEY": "k",
-        "ANTHROPIC_BASE_URL": "http://h/c/1",
-        "ANTHROPIC_API_KEY": "k",
         "NYALA_TASK": '{"q": 1}',
     }
 

@@ -1,6 +1,8 @@
 """Requests of agents: what becomes of each field."""
 
 import json
+import tracemalloc
+from contextlib import suppress
 
 import pytest
 
@@ -26,6 +28,9 @@ def chat(**fields):
         ("logit_bias", {"5": 100}),
         ("top_logprobs", 5),
         ("logprobs", 2),
+        ("logprobs", 1),
+        ("stream", 1),
+        ("return_token_ids", 0),
         ("functions", [{"name": "add"}]),
         ("min_tokens", 3),
         ("ignore_eos", True),
@@ -66,17 +71,40 @@ def test_what_the_run_decides_is_ignored_by_name():
     assert wanted.ignored == ("seed", "temperature", "top_p")
     assert wanted.is_streamed
     assert wanted.model == "m"
-    assert wanted.call.body == b'{"messages":[{"role": "user", "content": "2+3?"}]}'
+    assert wanted.stored == b'chat\n{"messages":[{"role": "user", "content": "2+3?"}]}'
 
 
 def test_messages_come_last_in_a_call_and_values_stay_as_they_are():
     body = b'{"messages": [{"role":"user", "content":"\\u00e9"}], "tools": [ ], "stop":"x"}'
-    call = read_chat(body).call
+    stored = read_chat(body).stored
 
-    assert call.route == "chat"
-    assert call.body == (
-        b'{"stop":"x","tools":[ ],"messages":[{"role":"user", "content":"\\u00e9"}]}'
+    assert stored == (
+        b'chat\n{"stop":"x","tools":[ ],"messages":[{"role":"user", "content":"\\u00e9"}]}'
     )
+
+
+def test_null_is_a_field_that_is_left_out():
+    assert chat(stop=None, tools=None, stream=None).stored == chat().stored
+    without = read_generate(b'{"token_ids": [1]}')
+    assert read_generate(b'{"token_ids": [1], "sampling_params": null}') == without
+    assert read_generate(b'{"token_ids": [1], "sampling_params": {"logprobs": 1}}') == without
+
+
+@pytest.mark.parametrize("field", ["messages", "stop", "n"])
+def test_a_body_of_millions_of_values_is_read_without_an_object_for_each(field):
+    many = b"[%s]" % b",".join([b"[1]"] * 2_000_000)
+    if field == "messages":
+        many = b'[{"role":"user","x":%s}]' % many
+    body = b'{"messages":[{"role":"user"}],"%s":%s}' % (field.encode(), many)
+    tracemalloc.start()
+    try:
+        with suppress(RequestError):
+            read_chat(body)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert most < 4 * len(body)  # a list for each takes 30 times that
 
 
 @pytest.mark.parametrize(
