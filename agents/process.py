@@ -1,16 +1,18 @@
 """The process of an agent: its command, environment, limits, and the end of its output.
 
-The command runs under a keeper (`keeper.py`), in a new folder that is removed with it. Its memory
-is the resident memory of all processes that descend from it, measured once a second. A limit on
-address space (RLIMIT_AS) would not do: it counts what runtimes such as V8 and Go reserve and never
-use, tens of gigabytes, and it holds for each process alone, of which an agent may start any number.
-A process may exceed the limit between two measurements.
+The command runs under a keeper and its guard (`keeper.py`), in a folder that is removed with them.
+Its memory is the resident memory of all processes that descend from it, measured once a second. A
+limit on address space (RLIMIT_AS) would not do: it counts what runtimes such as V8 and Go reserve
+and never use, tens of gigabytes, and it holds for each process alone, of which an agent may start
+any number. A process may exceed the limit between two measurements.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -26,7 +28,7 @@ from configs.settings import AgentSettings
 from configs.user_python import command_words
 
 from .conversation import AgentEnd
-from .keeper import KILLED_S, descendants, parents_of_processes
+from .keeper import KILLED_S, NOT_STARTED, descendants, parents_of_processes
 
 KEEPER = Path(__file__).with_name("keeper.py")
 MEASURE_S = 1.0
@@ -107,11 +109,13 @@ class MemoryMeter:
         self._looked_at = -MEASURE_S
 
     async def resident_bytes(self, root: int) -> int:
-        """Return the resident memory of all processes below one."""
+        """Return the resident memory of all processes below the keeper of a guard."""
         if time.monotonic() - self._looked_at >= MEASURE_S:
             self._looked_at = time.monotonic()
             self._parents = await asyncio.to_thread(parents_of_processes)
-        return sum(map(_resident_bytes, descendants(root, self._parents)))
+        keepers = [pid for pid, parent in self._parents.items() if parent == root]
+        agent = set[int]().union(*(descendants(pid, self._parents) for pid in keepers))
+        return sum(map(_resident_bytes, agent))
 
 
 class AgentProcess:
@@ -146,20 +150,17 @@ class AgentProcess:
 
         Args:
             told: Ends the process when it is set; the conversation has ended already.
+
+        Raises:
+            OSError: It cannot be started.
         """
-        folder = tempfile.mkdtemp(prefix="nyala-agent-")
-        stdin = -1 if self._stdin is None else self._stdin
         try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", str(KEEPER), folder, str(GRACE_S), str(stdin)),
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                env=self._environment,
-                pass_fds=() if self._stdin is None else (self._stdin,),
-                start_new_session=True,  # Ctrl-C is for the host
-            )
+            folder = tempfile.mkdtemp(prefix="nyala-agent-")
+            try:
+                process = await self._start(folder)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
         finally:
             if self._stdin is not None:
                 os.close(self._stdin)
@@ -171,10 +172,24 @@ class AgentProcess:
             why = await self._watch(process.pid, ended, told)
         finally:
             process.stdin.close()  # the keeper ends what remains
-            await self._until_ended(process, ended)
+            await self._until_ended(process.pid, ended)
             await asyncio.wait({reading}, timeout=GRACE_S)  # all that could write have ended
             reading.cancel()
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         return self._end(why, process.returncode or 0)
+
+    async def _start(self, folder: str) -> asyncio.subprocess.Process:
+        stdin = -1 if self._stdin is None else self._stdin
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", str(KEEPER), folder, str(GRACE_S), str(stdin)),
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=self._environment,
+            pass_fds=() if self._stdin is None else (self._stdin,),
+            start_new_session=True,  # Ctrl-C is for the host
+        )
 
     async def _watch(self, pid: int, ended: asyncio.Task[int], told: asyncio.Event) -> Ending:
         deadline = time.monotonic() + self._timeout_s
@@ -197,25 +212,29 @@ class AgentProcess:
         finally:
             stopping.cancel()
 
-    async def _until_ended(
-        self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]
-    ) -> None:
-        done, _ = await asyncio.wait({ended}, timeout=GRACE_S + 2 * KILLED_S)
-        if not done:  # its keeper was stopped
-            with suppress(ProcessLookupError):
-                for pid in {*descendants(process.pid, parents_of_processes()), process.pid}:
-                    os.kill(pid, 9)
-            await asyncio.wait({ended}, timeout=KILLED_S)
+    async def _until_ended(self, pid: int, ended: asyncio.Task[int]) -> None:
+        """Wait for the keeper's end; one that was stopped goes on, and has its time once more."""
+        for number in (signal.SIGCONT, signal.SIGKILL):
+            done, _ = await asyncio.wait({ended}, timeout=GRACE_S + 3 * KILLED_S)
+            if done:
+                return
+            for process in {*descendants(pid, parents_of_processes()), pid}:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(process, number)
+        await asyncio.wait({ended}, timeout=KILLED_S)
 
     def _end(self, why: Ending, code: int) -> AgentEnd:
         output = printable_lines(self._tail.decode(errors="replace"))[-MAX_REASON:]
+        if code == -NOT_STARTED:
+            raise OSError(output.strip())
         if why == "timeout":
             return AgentEnd("timeout", _with(f"no end within {self._timeout_s:g} s", output))
         if why == "memory":
             mib = self._used_bytes // 2**20
             return AgentEnd("memory", _with(f"it used {mib} MiB", output))
         if code:
-            return AgentEnd("died", _with(f"exit code {code}", output))
+            how = f"exit code {code}" if code > 0 else f"its keeper ended by signal {-code}"
+            return AgentEnd("died", _with(how, output))
         return AgentEnd("ended")
 
     async def _read(self, output: asyncio.StreamReader) -> None:

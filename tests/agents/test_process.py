@@ -23,7 +23,7 @@ from agents.process import (
 )
 from configs.errors import SettingsError
 from configs.settings import AgentSettings
-from tests.waiting import wait_until
+from tests.waiting import until, wait_until
 
 PYTHON = sys.executable
 FORKS_AWAY = """
@@ -39,12 +39,13 @@ time.sleep(float(sys.argv[2]))
 
 HOPS = """
 import os, sys, time
+end = time.monotonic() + 60  # whatever becomes of the test
 if os.fork():
     time.sleep(float(sys.argv[1]))
     os._exit(0)
 os.setsid()
 log = os.open(sys.argv[2], os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-while True:
+while time.monotonic() < end:
     os.write(log, b".")
     if os.fork():
         os._exit(0)
@@ -59,11 +60,14 @@ time.sleep(60)
 """
 
 
-def run_agent(*command, timeout_s=30.0, memory_bytes=None, tell_after_s=None, **variables):
+def run_agent(*command, timeout_s=30.0, memory_bytes=None, tell_when=None, **variables):
+    async def tell(told):
+        await until(tell_when)
+        told.set()
+
     async def story():
         told = asyncio.Event()
-        if tell_after_s is not None:
-            asyncio.get_running_loop().call_later(tell_after_s, told.set)
+        telling = asyncio.create_task(tell(told)) if tell_when is not None else None
         process = AgentProcess(
             command,
             {**os.environ, **variables},
@@ -71,9 +75,17 @@ def run_agent(*command, timeout_s=30.0, memory_bytes=None, tell_after_s=None, **
             memory_bytes=memory_bytes,
             meter=MemoryMeter(),
         )
-        return await process.run(told)
+        try:
+            return await process.run(told)
+        finally:
+            if telling is not None:
+                telling.cancel()
 
     return asyncio.run(story())
+
+
+def has_text(file: Path) -> bool:
+    return file.exists() and bool(file.read_text())
 
 
 def lives(pid: int) -> bool:
@@ -105,20 +117,33 @@ def test_an_agent_that_fails_says_why():
     assert len(end.text) == 2000
 
 
-def test_an_agent_that_cannot_be_started_has_died():
-    end = run_agent("/none/agent")
+def test_an_agent_that_cannot_be_started_is_no_agent_that_exits_with_some_code(tmp_path):
+    with pytest.raises(OSError, match=r"^/none/agent cannot be started: No such file"):
+        run_agent("/none/agent")
+    (tmp_path / "program").write_text("no program")
+    with pytest.raises(OSError, match="cannot be started: Permission denied"):
+        run_agent(str(tmp_path / "program"))
 
-    assert end.why == "died"
-    assert "/none/agent cannot be started: No such file" in end.text
+    assert run_agent("sh", "-c", "exit 127") == ("died", "exit code 127")
+    assert run_agent("sh", "-c", "kill -USR1 $$") == ("died", "exit code 138")
+
+
+def test_a_folder_is_removed_although_no_process_can_be_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    with pytest.raises(OSError, match="Argument list too long"):
+        run_agent(PYTHON, X="x" * 2**20)
+
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_agent_beyond_its_time_is_ended_although_it_ignores_signals():
     code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('on', flush=True)\n"
     began = time.monotonic()
-    end = run_agent(PYTHON, "-c", code + "time.sleep(60)", timeout_s=1.0)
+    end = run_agent(PYTHON, "-c", code + "time.sleep(60)", timeout_s=4.0)
 
     assert end.why == "timeout"
-    assert end.text.startswith("no end within 1 s; its last output:\non")
+    assert end.text.startswith("no end within 4 s; its last output:\non")
     assert time.monotonic() - began < 20
 
 
@@ -143,24 +168,74 @@ def test_reserved_memory_does_not_count():
     assert run_agent(PYTHON, "-c", code, memory_bytes=100 << 20).why == "ended"
 
 
-@pytest.mark.parametrize("lasts_s", ["0.2", "60"])
+@pytest.mark.parametrize("lasts_s", ["5", "60"])
 def test_processes_that_left_the_session_are_ended_with_the_agent(tmp_path, lasts_s):
     file = tmp_path / "pid"
-    end = run_agent(PYTHON, "-c", FORKS_AWAY, str(file), lasts_s, timeout_s=1.5)
+    tell_when = (lambda: has_text(file)) if lasts_s == "60" else None
+    end = run_agent(PYTHON, "-c", FORKS_AWAY, str(file), lasts_s, tell_when=tell_when)
 
-    assert end.why == ("ended" if lasts_s == "0.2" else "timeout")
+    assert end.why == ("ended" if lasts_s == "5" else "died")
     assert not lives(int(file.read_text()))
 
 
 @pytest.mark.parametrize("lasts_s", ["0.2", "60"])
 def test_a_process_that_forks_and_exits_over_and_over_is_ended(tmp_path, lasts_s):
     log = tmp_path / "log"
-    run_agent(PYTHON, "-I", "-S", "-c", HOPS, lasts_s, str(log), timeout_s=1.0)
+    has_hopped = lambda: has_text(log) and len(log.read_text()) > 10  # noqa: E731
+    run_agent(PYTHON, "-I", "-S", "-c", HOPS, lasts_s, str(log), tell_when=has_hopped)
 
     hops = log.stat().st_size
-    assert hops > 10
     time.sleep(1.0)
     assert log.stat().st_size == hops
+
+
+@pytest.mark.parametrize("above", [1, 2], ids=["keeper", "guard"])
+def test_an_agent_whose_keeper_is_killed_is_ended_with_all_that_it_began(tmp_path, above):
+    file = tmp_path / "pid"
+    code = f"""
+import os, signal, subprocess, sys, threading
+subprocess.Popen([sys.executable, "-c", {FORKS_AWAY!r}, {str(file)!r}, "60"])
+while not os.path.exists({str(file)!r}) or not open({str(file)!r}).read():
+    pass
+keeper = os.getppid()
+guard = int(open(f"/proc/{{keeper}}/stat").read().rpartition(")")[2].split()[1])
+os.kill([keeper, guard][{above} - 1], signal.SIGKILL)
+threading.Event().wait(60)
+"""
+    end = run_agent(PYTHON, "-c", code)
+
+    assert end.why == "died"
+    wait_until(lambda: not lives(int(file.read_text())))
+    wait_until(lambda: not runs(file))
+
+
+def test_an_agent_does_not_outlive_its_keepers_where_all_are_killed_at_once(tmp_path):
+    file = tmp_path / "pid"
+    code = f"""
+import os, signal, time
+open({str(file)!r}, "w").write(str(os.getpid()))
+keeper = os.getppid()
+guard = int(open(f"/proc/{{keeper}}/stat").read().rpartition(")")[2].split()[1])
+for number in (signal.SIGSTOP, signal.SIGKILL):
+    os.kill(guard, number)
+    os.kill(keeper, number)
+time.sleep(60)
+"""
+    began = time.monotonic()
+    run_agent(PYTHON, "-c", code)
+
+    wait_until(lambda: not lives(int(file.read_text())))
+    assert time.monotonic() - began < 30
+
+
+def test_a_keeper_that_its_agent_has_stopped_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("agents.process.KILLED_S", 0.0)
+    code = "import os, signal, time; os.kill(os.getppid(), signal.SIGSTOP); time.sleep(60)"
+    began = time.monotonic()
+    end = run_agent(PYTHON, "-c", code, timeout_s=3.0)
+
+    assert end.why == "timeout"
+    assert time.monotonic() - began < 30
 
 
 def test_hundreds_of_processes_that_ignore_signals_are_ended(tmp_path):
@@ -193,7 +268,9 @@ def test_an_agent_that_closes_its_output_goes_on():
 
 def test_an_agent_is_ended_when_its_conversation_is():
     began = time.monotonic()
-    run_agent(PYTHON, "-c", "import time; time.sleep(60)", tell_after_s=0.5)
+    after = time.monotonic() + 0.5
+    tell_when = lambda: time.monotonic() > after  # noqa: E731
+    run_agent(PYTHON, "-c", "import time; time.sleep(60)", tell_when=tell_when)
 
     assert time.monotonic() - began < 10
 
