@@ -21,7 +21,7 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Protocol, TypeVar
 
@@ -150,6 +150,41 @@ class AbandonedLeases:
 
 
 # --------------------------------------------------------------------------------------------------
+# Long polls of conversations: the broker reads all of them now and then, and in between only those
+# that have changed since the last answer.
+
+READ_ALL_S = 5.0  # what ends a conversation without a change is found by then
+READS_PER_TICKET = 4  # each of which renews it: a lost request or answer costs none
+
+
+class KnownChanges:
+    """Changes of conversations that one kind of long poll has heard of."""
+
+    def __init__(self) -> None:
+        self._lines: Set[tuple[int, int]] = frozenset()
+        self._since = ""
+        self._read_at = -math.inf
+
+    def since(self, lines: Set[tuple[int, int]], wait_s: float, timeout_s: float) -> str:
+        """Return the newest change that is known of all these conversations; empty = read all.
+
+        Args:
+            lines: Tasks, with their fences or tickets.
+            wait_s: Time that the request may wait; one that does not wait reads all.
+            timeout_s: Time after which a ticket expires.
+        """
+        read_all_s = min(READ_ALL_S, timeout_s / READS_PER_TICKET)
+        is_old = time.monotonic() - self._read_at >= read_all_s
+        return "" if is_old or wait_s <= 0 or not lines <= self._lines else self._since
+
+    def note(self, lines: Set[tuple[int, int]], since: str, *, is_whole: bool) -> None:
+        """Note the answer to a request; `is_whole`: all conversations were read for it."""
+        self._lines, self._since = lines, since
+        if is_whole:
+            self._read_at = time.monotonic()
+
+
+# --------------------------------------------------------------------------------------------------
 # Client of the broker: calls that are sent again until they are answered.
 
 MAX_IN_FLIGHT = MAX_ABANDONED  # half the send queue: a call and its copy always fit
@@ -215,6 +250,7 @@ class BrokerClient:
         self.learn = self._connection.learn
         self._numbers = itertools.count(1)
         self._pending: dict[int, asyncio.Future[object | None]] = {}
+        self._known_calls, self._known_replies = KnownChanges(), KnownChanges()
         self._abandoned = AbandonedLeases(self.release, max_calls=MAX_IN_FLIGHT)
         self._credit = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._registration: Hello | None = None
@@ -274,7 +310,11 @@ class BrokerClient:
         self, request: ListenRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
     ) -> CallsReply:
         """Wait for calls of agents, at most `wait_s`."""
-        return await self._call(request, CallsReply, deadline_s, request.wait_s)
+        lines, known = {(line.task_id, line.fence) for line in request.tasks}, self._known_calls
+        request = replace(request, since=known.since(lines, request.wait_s, self._lease_timeout_s))
+        reply = await self._call(request, CallsReply, deadline_s, request.wait_s)
+        known.note(lines, reply.since, is_whole=not request.since)
+        return reply
 
     async def say(self, request: SayRequest, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Verdicts:
         """Answer agents; returns once the store has replies and tokens, or neither."""
@@ -298,7 +338,11 @@ class BrokerClient:
         self, request: RepliesRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
     ) -> RepliesReply:
         """Keep tickets, and wait for replies, at most `wait_s`."""
-        return await self._call(request, RepliesReply, deadline_s, request.wait_s)
+        lines, known = {(c.task_id, c.ticket) for c in request.conversations}, self._known_replies
+        request = replace(request, since=known.since(lines, request.wait_s, self._lease_timeout_s))
+        reply = await self._call(request, RepliesReply, deadline_s, request.wait_s)
+        known.note(lines, reply.since, is_whole=not request.since)
+        return reply
 
     async def end(self, request: EndRequest, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Verdicts:
         """Report rewards and ends of conversations."""

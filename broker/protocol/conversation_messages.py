@@ -68,6 +68,8 @@ class ListenRequest(WireMessage, frozen=True, tag="listen"):
 
     tasks: Lines[Listen]
     wait_s: Real = 0.0
+    since: Text = ""
+    """`CallsReply.since` of an answer to a request with all these tasks; empty = read all."""
 
 
 class Reward(MessagePart, frozen=True):
@@ -109,6 +111,8 @@ class CallsReply(WireMessage, frozen=True, tag="calls"):
     """Broker -> actor: what is new to it in its conversations."""
 
     tasks: Many[Calls]
+    since: Text = ""
+    """Newest change up to which the answer is whole; empty = read all next time."""
 
 
 class Say(MessagePart, frozen=True):
@@ -195,6 +199,9 @@ class RepliesRequest(WireMessage, frozen=True, tag="hear"):
 
     conversations: Lines[Hear]
     wait_s: Real = 0.0
+    since: Text = ""
+    """`RepliesReply.since` of an answer to a request with all these conversations: only tickets of
+    those that have changed since are renewed. Empty = all are."""
 
 
 class StoredReply(MessagePart, frozen=True):
@@ -221,6 +228,8 @@ class RepliesReply(WireMessage, frozen=True, tag="replies"):
     """Broker -> host: what is new to it in its conversations."""
 
     conversations: Many[Replies]
+    since: Text = ""
+    """As in `CallsReply`."""
 
 
 class End(MessagePart, frozen=True):

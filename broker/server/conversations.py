@@ -2,19 +2,23 @@
 
 Hosts take conversations, call and hear; actors want agents, listen and say. A long poll is woken
 when what it waits for passes through this broker, and by the tick for what passed through another
-one: the store numbers all changes. Each peer has one long poll of a kind; a newer one ends it. No
-state but the requests that wait.
+one: the store numbers all changes. An answer names the newest change that it has, the next request
+names it again, and only what has changed since is read. Each peer has one long poll of a kind; a
+newer one ends it. No state but the requests that wait, and a log of changes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic, TypeVar
+from itertools import takewhile
+from typing import Generic, NamedTuple, TypeVar
 
 import structlog
 
@@ -40,6 +44,7 @@ from broker.protocol.conversation_messages import (
 )
 from broker.protocol.messages import Refusal, TaskVerdict, Verdict, Verdicts
 from buffer import operations
+from buffer.operations.conversations import PART_BYTES
 from buffer.operations.operation import Operation
 from buffer.operations.values import (
     CallLine,
@@ -57,6 +62,8 @@ from .validation import check_calls, check_ends
 
 MAX_WAITING = 64  # long polls of one key and kind: as many peers as may share it
 HEADER_BYTES = 4096  # room for the rest of an answer beside calls or replies, once for each half
+MAX_CHANGES = 2**16  # tasks of the log of changes, which is some MiB; older ones are read anew
+MAX_DIGITS = 17  # of the number of a change
 MAX_NEWS = 96  # conversations of an answer, 64 bytes each beside their calls or replies
 ANYTHING = -1  # bell of the requests that wait for no task in particular
 WAITS_TOO_OFTEN = "long polls of this key must be at most {most}, got one more; send it again later"
@@ -157,14 +164,63 @@ class Bells:
             bell.end()
 
 
+class ChangeLog:
+    """Conversations by their newest change that this broker has noticed.
+
+    A mark names a change, so that the changes since can be told. Since a mark of another log, as
+    after a restart of the broker, or of a change that has been dropped, any may have changed.
+    """
+
+    def __init__(self) -> None:
+        self._life = secrets.token_hex(4)
+        self._newest = self._dropped = 0
+        self._numbers: dict[int, int] = {}
+        """By task, those that changed last at the end."""
+
+    @property
+    def mark(self) -> str:
+        """Mark of the newest change."""
+        return f"{self._life} {self._newest}"
+
+    def note(self, tasks: Iterable[int]) -> None:
+        """Note that these conversations have changed."""
+        for task in tasks:
+            self._newest += 1
+            self._numbers.pop(task, None)
+            self._numbers[task] = self._newest
+        while len(self._numbers) > MAX_CHANGES:
+            self._dropped = self._numbers.pop(next(iter(self._numbers)))
+
+    def since(self, mark: str) -> list[int] | None:
+        """Return the conversations that have changed since a mark; None = any may have."""
+        life, _, number = mark.partition(" ")
+        if life != self._life or not number.isdecimal() or len(number) >= MAX_DIGITS:
+            return None
+        known = int(number)
+        changed = takewhile(lambda pair: pair[1] > known, reversed(self._numbers.items()))
+        return [task for task, _ in changed] if known >= self._dropped else None
+
+
 @dataclass(frozen=True, slots=True)
 class Polled(Generic[Line, Answer, Part]):
     """What a long poll reads of conversations, and how it tells news."""
 
     lines: Sequence[Line]
+    since: str
     read: Callable[[Sequence[Line]], Operation[list[Answer]]]
     news_of: Callable[[Line, Answer], Part | None]
-    reply: Callable[[tuple[Part, ...]], object]
+    reply: Callable[[tuple[Part, ...], str], object]
+
+
+class Waiting(NamedTuple):
+    """What a long poll waits for."""
+
+    place: tuple[PollKind, str, str]
+    """Kind, tag of the peer's key, and incarnation."""
+    tasks: Collection[int]
+    changed: Collection[int]
+    """Tasks that are read at once."""
+    wait_s: float
 
 
 class LongPoll:
@@ -207,7 +263,12 @@ class Conversations:
         # Behind the host's own limit: once for a ticket that was lost, once for an end on its way.
         self._agent_ms = int(agent_s * 1000) + 2 * self._ttl_ms
         self._bells = Bells()
-        self._newest = 0
+        self._changes, self._newest = ChangeLog(), 0
+
+    def forget(self) -> None:
+        """Have all conversations read again: Redis is another one, whose changes are others."""
+        self._changes, self._newest = ChangeLog(), 0
+        self._bells.end_all()
 
     async def answer_actor(
         self, message: WantRequest | ListenRequest, incarnation: str, tag: str
@@ -245,8 +306,7 @@ class Conversations:
             return
         news = await self._store.run(operations.read_news(self._newest))
         self._newest = news.newest
-        for kind in (PollKind.CALLS, PollKind.REPLIES):
-            self._bells.ring(kind, news.tasks)
+        self._note_changes(tuple(PollKind), news.tasks)
         if news.wanted:
             self._bells.ring(PollKind.TICKETS, [ANYTHING])
 
@@ -283,8 +343,8 @@ class Conversations:
             return reply if is_new else None
 
         place = PollKind.TICKETS, tag, incarnation
-        nothing = TakeReply("WAIT", (), timeout_s)
-        return await self._poll(place, [ANYTHING], message.wait_s, read, nothing)
+        waiting = Waiting(place, [ANYTHING], [ANYTHING], message.wait_s)
+        return await self._poll(waiting, read, lambda: TakeReply("WAIT", (), timeout_s))
 
     async def _call(self, message: CallRequest, tag: str) -> Verdicts:
         check_calls(message, max_bytes=self.max_part_bytes)
@@ -339,7 +399,7 @@ class Conversations:
                 most_bytes=self.max_part_bytes,
             )
 
-        polled = Polled(message.conversations, read, _replies, RepliesReply)
+        polled = Polled(message.conversations, message.since, read, _replies, RepliesReply)
         return await self._follow((PollKind.REPLIES, tag, incarnation), polled, message.wait_s)
 
     async def _listen(self, message: ListenRequest, incarnation: str, tag: str) -> object:
@@ -351,7 +411,7 @@ class Conversations:
                 most_bytes=self.max_part_bytes,
             )
 
-        polled = Polled(message.tasks, read, _calls, CallsReply)
+        polled = Polled(message.tasks, message.since, read, _calls, CallsReply)
         return await self._follow((PollKind.CALLS, tag, incarnation), polled, message.wait_s)
 
     async def _follow(
@@ -365,32 +425,48 @@ class Conversations:
         for line in polled.lines:
             by_task.setdefault(line.task_id, []).append(line)
 
+        changes = self._changes  # which another Redis replaces, so that its marks tell nothing
+        known = changes.since(polled.since)
+        changed = by_task if known is None else [task for task in known if task in by_task]
+
+        mark = changes.mark
+
         async def read(tasks: Collection[int]) -> object | None:
+            nonlocal mark
+            mark = changes.mark
             asked = [line for task in tasks for line in by_task[task]]
+            if not asked:
+                return None
             answers = await self._store.run(polled.read(asked))
             news = [
                 part
                 for line, answer in zip(asked, answers, strict=True)
                 if (part := polled.news_of(line, answer)) is not None
             ]
-            return polled.reply(tuple(news[:MAX_NEWS])) if news else None
+            is_whole = len(news) <= MAX_NEWS and _num_bytes(news) <= self.max_part_bytes / 2
+            return polled.reply(tuple(news[:MAX_NEWS]), mark if is_whole else "") if news else None
 
-        return await self._poll(place, by_task, wait_s, read, polled.reply(()))
+        waiting = Waiting(place, by_task, changed, wait_s)
+        return await self._poll(waiting, read, lambda: polled.reply((), mark))
 
     def _ring_changed(self, kind: PollKind, verdicts: Iterable[TaskVerdict]) -> None:
-        self._bells.ring(kind, {line.task_id for line in verdicts if line.verdict is Verdict.OK})
+        self._note_changes([kind], {v.task_id for v in verdicts if v.verdict is Verdict.OK})
+
+    def _note_changes(self, kinds: Iterable[PollKind], tasks: Collection[int]) -> None:
+        self._changes.note(tasks)
+        for kind in kinds:
+            self._bells.ring(kind, tasks)
 
     async def _poll(
         self,
-        place: tuple[PollKind, str, str],
-        tasks: Collection[int],
-        wait_s: float,
+        waiting: Waiting,
         read: Callable[[Collection[int]], Awaitable[object | None]],
-        nothing: object,
+        nothing: Callable[[], object],
     ) -> object:
         """Read once; without news return a long poll, whose bell was hung before the reading."""
+        place, tasks, changed, wait_s = waiting
         if wait_s <= 0:
-            return await read(tasks) or nothing
+            return await read(changed) or nothing()
         bell = self._bells.hang(*place, tasks)
         if bell is None:
             return Refusal("busy", WAITS_TOO_OFTEN.format(most=MAX_WAITING), retry_after_s=wait_s)
@@ -403,12 +479,12 @@ class Conversations:
                     rung = await bell.wait(ends_at - clock())
                     if rung and (reply := await read(rung)) is not None:
                         return reply
-                return nothing
+                return nothing()
             finally:
                 self._bells.remove(*place, bell)
 
         try:
-            reply = await read(tasks)
+            reply = await read(changed)
         except BaseException:
             self._bells.remove(*place, bell)
             raise
@@ -416,6 +492,17 @@ class Conversations:
             return LongPoll(until_news)
         self._bells.remove(*place, bell)
         return reply
+
+
+def _num_bytes(news: Sequence[Replies | Calls]) -> float:
+    """Count what an answer has, as the scripts do; an end may leave no room for anything else."""
+    total = 0.0
+    for part in news:
+        if isinstance(part, Replies):
+            total += sum(len(reply.reply) + PART_BYTES for reply in part.replies)
+        else:
+            total += math.inf if part.why else sum(len(c.tail) + PART_BYTES for c in part.calls)
+    return total
 
 
 def _replies(line: Hear, answer: RepliesAnswer) -> Replies | None:

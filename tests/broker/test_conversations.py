@@ -6,10 +6,12 @@ import asyncio
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio
 import structlog
+from msgspec.structs import replace
 
 from broker.protocol.agent_calls import AgentAnswer, AgentError, encode_reply
 from broker.protocol.conversation_messages import (
@@ -18,6 +20,7 @@ from broker.protocol.conversation_messages import (
     Hear,
     Listen,
     ListenRequest,
+    RepliesReply,
     RepliesRequest,
     SayRequest,
     TakeRequest,
@@ -26,8 +29,12 @@ from broker.protocol.conversation_messages import (
 )
 from broker.protocol.messages import Beat, BeatRequest, LeaseRequest, ReleaseRequest, Verdict
 from broker.server import conversations
+from broker.server.conversations import ChangeLog, LongPoll
+from broker.transport.allow_list import TAG
 from buffer import operations
 from buffer.operations.keys import run_prefix
+from buffer.operations.operation import Operation
+from buffer.operations.values import ReplyLine
 from configs.errors import RefusedError
 from tests.broker.support.ring import FIRST, RUN, Ring, begin, fingerprint, ring
 from tests.broker.support.talks import (
@@ -93,7 +100,7 @@ def test_an_actor_with_an_outdated_fence_answers_nobody(redis_url: str, keys: Pa
             assert again.task_id == lease.task_id
 
             assert (await actor.say(1, b"late")).verdict is Verdict.OUTDATED
-            found = await actor.listen()
+            found = await actor.listen(0.0)
             assert found is not None and found.verdict is Verdict.OUTDATED
             assert await host.hear(0.0) is None
             assert (await ActorSide(successor, again).say(1, b"answer")).verdict is Verdict.OK
@@ -221,15 +228,15 @@ def test_an_answer_waits_for_the_end_of_its_turn_and_must_name_one(
     asyncio.run(story())
 
 
-def test_a_host_hears_at_once_of_calls_that_the_store_lacks(redis_url: str, keys: Path) -> None:
+def test_a_host_hears_of_calls_that_the_store_lacks(redis_url: str, keys: Path) -> None:
     async def story() -> None:
-        async with agent_ring(redis_url, keys, long_poll_s=30.0) as here:
+        async with agent_ring(redis_url, keys) as here:
             await begin(here.store, groups=1)
             _, host = await both(here)
             await host.call(b"question")
 
             assert await host.hear(0.0, num_calls=1) is None
-            heard = await asyncio.wait_for(host.hear(25.0, num_calls=2), 5)
+            heard = await host.hear(0.0, num_calls=2)
 
             assert heard is not None
             assert (heard.verdict, heard.num_calls) == (Verdict.OK, 1)
@@ -319,6 +326,112 @@ def test_late_copies_of_rewards_do_not_win_and_long_ones_are_refused(
             assert [reward.reward for reward in ended.rewards] == [1.0]
 
     asyncio.run(story())
+
+
+def test_only_conversations_that_have_changed_are_read_again(
+    redis_url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[list[int]] = []
+
+    def recorded(lines: list[ReplyLine], *args: Any, **limits: Any) -> Operation[Any]:
+        read.append([line.task_id for line in lines])
+        return original(lines, *args, **limits)
+
+    original = operations.read_replies
+    monkeypatch.setattr(operations, "read_replies", recorded)
+
+    async def story() -> None:
+        async with agent_ring(redis_url, keys, lease_timeout_s=60.0) as here:
+            await begin(here.store, groups=2)
+            client = await here.actor()
+            actors = [await ActorSide.begin(client) for _ in range(3)]
+            host = host_of(here)
+            tickets = (await host.take(TakeRequest(2))).tickets
+            first, _ = hosts = [HostSide(host, ticket) for ticket in tickets]
+            for side in hosts:
+                await side.call(b"question")
+            lines = [Hear(side.ticket.task_id, side.ticket.ticket) for side in hosts]
+            both_tasks = [line.task_id for line in lines]
+
+            await host.hear(RepliesRequest(tuple(lines), 0.5))  # the tick tells of the calls
+            assert read[0] == both_tasks
+            read.clear()
+            (answering,) = [a for a in actors if a.lease.task_id == first.ticket.task_id]
+            await answering.say(1, b"answer")
+            heard = await host.hear(RepliesRequest(tuple(lines), 2.0))
+            (replies,) = heard.conversations
+            lines[0] = replace(lines[0], heard=replies.replies[0].stamp)
+            await host.hear(RepliesRequest(tuple(lines), 0.3))
+            assert set(map(tuple, read)) == {(first.ticket.task_id,)}
+
+            waiting = asyncio.create_task(host.hear(RepliesRequest(tuple(lines), 20.0)))
+            await asyncio.sleep(0.2)
+            here.parts.service.conversations.forget()
+            assert not (await waiting).conversations
+            assert both_tasks not in read
+            await host.hear(RepliesRequest(tuple(lines), 0.1))
+            assert both_tasks in read, "Redis is another one"
+
+            (third,) = (await host.take(TakeRequest(1, tickets[0].ticket))).tickets
+            read.clear()
+            lines.append(Hear(third.task_id, third.ticket))
+            await host.hear(RepliesRequest(tuple(lines), 0.1))
+            assert read[0] == [*both_tasks, third.task_id], "one of them is new"
+
+    asyncio.run(story())
+
+
+def test_news_of_an_answer_that_was_lost_and_news_between_two_requests_are_told(
+    redis_url: str, keys: Path
+) -> None:
+    async def story() -> None:
+        async with agent_ring(redis_url, keys) as here:
+            await begin(here.store, groups=1)
+            actor, host = await both(here)
+            service = here.parts.service.conversations
+            tag = host_pair(here.keys, "host-1").public.decode()[:TAG]
+
+            async def hear(since: str, heard: int = 0) -> RepliesReply:
+                line = Hear(host.ticket.task_id, host.ticket.ticket, heard)
+                request = RepliesRequest((line,), 0.5, since)
+                answer = await service.answer_host(request, "host-1", tag)
+                answer = await answer.answer() if isinstance(answer, LongPoll) else answer
+                assert isinstance(answer, RepliesReply)
+                return answer
+
+            nothing = await hear("")
+            await host.call(b"question")
+            await actor.say(1, b"answer")
+            first, again = await hear(nothing.since), await hear(nothing.since)
+            (reply,) = first.conversations[0].replies
+            assert reply.reply == b"answer"
+            assert again == first, "its first copy was lost"
+            assert not (await hear(first.since, reply.stamp)).conversations
+
+            assert len((await hear("another-life 99")).conversations) == 1, "of another broker"
+
+    asyncio.run(story())
+
+
+def test_changes_are_told_since_a_mark_of_the_same_log_that_is_not_too_old(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(conversations, "MAX_CHANGES", 3)
+    changes = ChangeLog()
+    begin_ = changes.mark
+
+    changes.note([1, 2])
+    after_two = changes.mark
+    changes.note([3, 1])
+
+    assert changes.since(changes.mark) == []
+    assert changes.since(after_two) == [1, 3]
+    assert sorted(changes.since(begin_) or ()) == [1, 2, 3]
+    changes.note([4])
+    assert changes.since(begin_) is None, "the change of 2 has been dropped"
+    assert changes.since(after_two) == [4, 1, 3]
+    assert ChangeLog().since(after_two) is None
+    assert changes.since("") is changes.since(after_two + "x") is None
 
 
 def test_an_answer_names_a_bounded_number_of_conversations(

@@ -431,6 +431,7 @@ def test_a_reply_that_the_store_has_lost_ends_its_conversation(
     assert talk.end(number=1, reward=b"0", heard=heard.stamp) == "OK", "the store has it"
     for key in (f"m:{talk.task.task_id}:r", f"t:{talk.task.task_id}:p"):
         talk.run.redis.delete(f"{talk.run.prefix}:{key}")
+    talk.run.redis.hdel(f"{talk.run.prefix}:m:{talk.task.task_id}", "newest", "said:1")
 
     assert say(talk, heard.stamp) == "GONE"
 

@@ -26,19 +26,25 @@ local function read(id, last, line)
   end
 end
 
+local renewed = {}
 for i = 6, #ARGV, 3 do
   local id, ticket, heard = unpack(ARGV, i, i + 2)
-  local verdict, calls, _, _, why = judge_ticket(id, ticket, ARGV[1])
+  local verdict, calls, _, _, why, newest = judge_ticket(id, ticket, ARGV[1])
   local line = { verdict, calls or 0 }
-  local lost = verdict == 'OK' and why_lost(id, ticket, heard, why)
+  local has_news = (newest or '0') ~= heard
+  local lost = verdict == 'OK' and why_lost(id, ticket, has_news and heard or '0', why)
   if lost then
     note_silence(id)
     lose_conversation(id, tonumber(ARGV[4]), lost, ARGV[1])
     line = { 'GONE', 0 }
   elseif verdict == 'OK' then
-    read(id, heard, line)
-    if not why then call('ZADD', TICKETS, deadline, id) end
+    if has_news then read(id, heard, line) end
+    if not why then
+      renewed[#renewed + 1] = deadline
+      renewed[#renewed + 1] = id
+    end
   end
   answer[#answer + 1] = line
 end
+if #renewed > 0 then call('ZADD', TICKETS, unpack(renewed)) end
 return answer

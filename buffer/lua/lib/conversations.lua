@@ -66,11 +66,11 @@ local function turn_began(id, now)
   return tonumber(box[3])
 end
 
--- Returns the verdict for the holder of a ticket and, where it is OK, the calls, replies and bytes so far, and why the
--- conversation has ended.
+-- Returns the verdict for the holder of a ticket and, where it is OK, the calls, replies and bytes so far, why the
+-- conversation has ended, and the stamp of its newest reply.
 local function judge_ticket(id, ticket, key)
-  local box = call('HMGET', mailbox_key(id), 'ticket', 'key', 'calls', 'replies', 'bytes', 'why')
+  local box = call('HMGET', mailbox_key(id), 'ticket', 'key', 'calls', 'replies', 'bytes', 'why', 'newest')
   if not box[3] then return 'GONE' end
   if box[1] ~= ticket or box[2] ~= key then return 'STALE' end
-  return 'OK', tonumber(box[3]), tonumber(box[4]), tonumber(box[5]), box[6]
+  return 'OK', tonumber(box[3]), tonumber(box[4]), tonumber(box[5]), box[6], box[7]
 end

@@ -130,7 +130,9 @@ CONVERSATIONS = (
     Bug("read_replies", "math.max(ticket / 1000, grace_until)", "ticket / 1000"),
     Bug("read_replies", "not has_ended and now", "now"),
     Bug("read_replies", "    note_silence(id)\n", ""),
-    Bug("read_replies", "if not why then call('ZADD', TICKETS", "if why then call('ZADD', TICKETS"),
+    Bug("read_replies", "    if not why then\n      renewed", "    if why then\n      renewed"),
+    Bug("read_replies", "has_news and heard or '0'", "'0'"),
+    Bug("read_replies", "if has_news then read(", "if false then read("),
     Bug("read_replies", "replies_key(id), '(' .. last", "replies_key(id), last"),
     Bug("read_replies", "room > 0 do", "room >= 0 do"),
     Bug(
