@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[1]
 """The folder that has our packages."""
 
 looked_in: list[Path] = []
-"""Folders of the settings files that this process has read, the last first: what they name is looked
-for there, and then in the folder in which the command is typed."""
+"""Folders of the settings files that this process has read, the last first: what they name is
+looked for there, and then in the folder in which the command is typed."""
 
 PACKAGES = ("actors", "agents", "broker", "buffer", "configs", "console", "learner")
 
