@@ -40,6 +40,7 @@ class AgentTurn:
 
     number: int
     request: TurnRequest
+    """Empty once it is answered: a chat has the whole history."""
     parent: int | None
     context: tuple[int, ...]
     """Tokens of the environment between its parent and its first sampled token."""
@@ -81,8 +82,8 @@ class TurnPlaces:
     """Places of new turns in a log."""
 
     def __init__(self, tokenizer: ModelTokenizer, transcript: Transcript) -> None:
-        self.prompt_ids: tuple[int, ...] = ()
-        self._prompt = np.array((), dtype=np.int32)
+        self.prompt = np.array((), dtype=np.int32)
+        """Tokens of the first call. Shape [P]."""
         self._tokenizer = tokenizer
         self._transcript = transcript
         self._ended: defaultdict[bytes, list[AgentTurn]] = defaultdict(list)
@@ -90,7 +91,7 @@ class TurnPlaces:
 
     def begin(self, prompt_ids: tuple[int, ...]) -> None:
         """Take the prompt of the first call."""
-        self.prompt_ids, self._prompt = prompt_ids, np.array(prompt_ids, dtype=np.int32)
+        self.prompt = np.array(prompt_ids, dtype=np.int32)
 
     def render(self, chat: Chat) -> RenderedChat:
         """Write a chat as the template does, with the reasoning that its agent left out.
@@ -138,10 +139,10 @@ class TurnPlaces:
     ) -> tuple[int | None, tuple[int, ...]]:
         """Return the longest path that begins as these tokens do, and the tokens behind it."""
         wanted = np.array(token_ids, dtype=np.int32)
-        of_prompt = _num_equal(self._prompt, wanted)
+        of_prompt = _num_equal(self.prompt, wanted)
         best: tuple[int, int | None] = (0, None)
         for stretches, is_rooted in self._leaves(turns):
-            before = 0 if is_rooted else len(self._prompt)
+            before = 0 if is_rooted else len(self.prompt)
             if not is_rooted and of_prompt < before:
                 continue
             common = before + self._num_common(stretches, wanted[before:])
@@ -157,7 +158,7 @@ class TurnPlaces:
         if stop is None:
             return ()
         stretches, is_rooted = self._transcript.path(stop)
-        ids: list[int] = [] if is_rooted else list(self.prompt_ids)
+        ids: list[int] = [] if is_rooted else self.prompt.tolist()
         for stretch in stretches:
             ids += self._transcript.tokens(*stretch)
         return tuple(ids)

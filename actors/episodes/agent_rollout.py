@@ -24,7 +24,6 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from actors.chat import ChatMessage
 from actors.engine.engine import Delta, GenerationRequest
@@ -143,6 +142,8 @@ class AgentRollout:
         """Turns that are not answered, in order."""
         self._places = TurnPlaces(self._tokenizer, self._transcript)
         self._writer: AgentTurn | None = None
+        self._longest: tuple[int, int, Chat] = 0, 0, Chat(())
+        """Of the chats with answers: messages, number of its last call, and the chat."""
         self._posted: Score | None = None
         self._is_full = False
         self._ended_by = self._last_words = ""
@@ -150,7 +151,7 @@ class AgentRollout:
     @property
     def prompt_ids(self) -> tuple[int, ...]:
         """Tokens of the first call; empty until it has come."""
-        return self._places.prompt_ids
+        return tuple(self._places.prompt.tolist())
 
     @property
     def length(self) -> int:
@@ -177,7 +178,7 @@ class AgentRollout:
 
     def prompt_array(self) -> Int32:
         """Return the prompt's tokens. Shape [P]."""
-        return np.array(self.prompt_ids, dtype=np.int32)
+        return self._places.prompt
 
     def add_calls(self, calls: Iterable[StoredCall], num_calls: int) -> list[GenerationRequest]:
         """Take further calls, and return requests for their turns.
@@ -287,7 +288,7 @@ class AgentRollout:
         is_answered = self._calls.calls[number - 1].is_answered
         try:
             request, rendered = self._read(self._calls.body(number))
-            if not self.prompt_ids:
+            if not len(self._places.prompt):
                 self._places.begin(self._first_prompt(request, rendered))
             if self._stored:
                 turn = self._resumed(number, request, rendered, self._stored.pop(0))
@@ -448,7 +449,7 @@ class AgentRollout:
 
     def _has_keys_left(self, needed: int) -> bool:
         """Whether the record may have further stretches, and all that open turns still need."""
-        num_prompt = len(self.prompt_ids)
+        num_prompt = len(self._places.prompt)
         needed += self._transcript.attended_keys(num_prompt)
         for turn in self._open.values():
             needed += _needed_keys(turn.length, turn.num_waiting)
@@ -492,25 +493,25 @@ class AgentRollout:
             reply = _encoded(msgspec.structs.replace(answer, **of_tokens))
             self.replies[turn.number] = TurnReply(turn.end, reply)
         self._places.note(turn)
+        self._note_chat(turn)
         self.num_turns += 1
         turn.tokens, turn.prompt_ids, turn.num_written = Transcript(), (), 0
+        turn.request, turn.stops = TurnRequest(), None
         del self._open[turn.number]
+
+    def _note_chat(self, turn: AgentTurn) -> None:
+        """Keep the longest chat with its answer."""
+        chat, message = turn.request.chat, turn.message
+        if chat is not None and message is not None:
+            place = len(chat.messages), turn.number
+            if place > self._longest[:2]:
+                self._longest = (*place, chat._replace(messages=[*chat.messages, message]))
 
     def _said(self) -> list[ChatMessage]:
         """Messages of the longest chat, with the policy's last turn."""
-        chats = [
-            (len(turn.request.chat.messages), turn.number)
-            for turn in self._turns.values()
-            if turn.message is not None and turn.request.chat is not None
-        ]
-        if chats:
-            turn = self._turns[max(chats)[1]]
-            assert turn.request.chat is not None and turn.message is not None
-            return said_in(
-                turn.request.chat._replace(messages=[*turn.request.chat.messages, turn.message])
-            )
+        *_, chat = self._longest
         answered = [turn.message for turn in self._turns.values() if turn.message is not None]
-        return said_in(Chat(answered))
+        return said_in(chat if chat.messages else Chat(answered))
 
 
 def _needed_keys(path: int, num_waiting: int) -> int:

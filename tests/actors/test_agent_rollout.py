@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -439,3 +441,30 @@ def test_a_call_that_others_left_no_room_is_refused_with_all_later_ones(
         AgentError,
     ]
     assert actors.rollout.num_turns == 1 and branches(actors) == ()
+
+
+def test_a_long_history_is_kept_once_however_many_turns_go_on_from_it(
+    tokenizer: ModelTokenizer,
+) -> None:
+    actors = Actors(tokenizer, prompt=10_000)
+    history: list[dict[str, Any]] = [{"role": "user", "content": "a" * 5000}]
+    for _ in range(6):
+        actors.turn("look", history)
+        history += [said("look"), {"role": "tool", "content": "7"}]
+
+    assert num_long_texts(actors.rollout) == 1
+    actors.rollout.end("ended", "", [])
+    assert len(actors.rollout.turns) == 12
+    assert actors.rollout.turns[0].content == "a" * 5000
+    assert actors.rollout.text() == "look"
+
+
+def num_long_texts(root: object) -> int:
+    """Count the texts of at least 5000 characters that an object keeps."""
+    kept, left = {id(root): root}, [root]
+    while left:
+        for child in gc.get_referents(left.pop()):
+            if id(child) not in kept and not isinstance(child, (type, FunctionType, ModuleType)):
+                kept[id(child)] = child
+                left.append(child)
+    return sum(isinstance(value, str) and len(value) >= 5000 for value in kept.values())
