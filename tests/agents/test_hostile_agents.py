@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import subprocess
+import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -484,3 +488,77 @@ def test_malformed_bodies_are_told_what_is_wrong():
             assert here.mailbox.boxes[1].lines == []
 
     asyncio.run(story())
+
+
+SERVER = """
+import asyncio
+from tests.agents.support.opened_door import opened
+
+async def serve():
+    async with opened() as here:
+        conversation = here.conversation()
+        print(here.port, conversation.name, conversation.key, flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(serve())
+"""
+
+
+def resident_mib(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+async def knock(port: int, sent: bytes, *, part: bytes = b"", count: int = 0) -> None:
+    """Send bytes, and more of them until the door ends the connection; wait for that."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        for _ in range(count):
+            writer.write(part)
+            await writer.drain()
+        await reader.read()
+        writer.close()
+    except ConnectionError:
+        pass
+
+
+async def attack(port: int, name: str, key: str, look: Callable[[], None]) -> None:
+    """Send heads without end on many connections, and bodies without end; look meanwhile."""
+    head = f"POST /conversations/{name}/v1/chat/completions HTTP/1.1\r\nHost: h\r\n".encode()
+    chunked = head + b"Transfer-Encoding: chunked\r\n"
+    chunk = b"100000\r\n" + bytes(2**20) + b"\r\n"
+
+    async def watch() -> None:
+        while True:
+            look()
+            await asyncio.sleep(0.1)
+
+    watching = asyncio.create_task(watch())
+    for sent in (b"no", key.encode()):
+        start = chunked + b"X-Api-Key: " + sent + b"\r\n\r\n"
+        async with asyncio.TaskGroup() as group:
+            for _ in range(8):
+                group.create_task(knock(port, start, part=chunk, count=200))
+    async with asyncio.TaskGroup() as group:
+        for _ in range(500):
+            group.create_task(knock(port, head + b"X-Big: " + 60_000 * b"x"))
+    watching.cancel()
+    look()
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_host_under_attack_is_bounded():
+    command = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            port, name, key = server.stdout.readline().split()
+            before = resident_mib(server.pid)
+            seen = [before]
+            asyncio.run(attack(int(port), name, key, lambda: seen.append(resident_mib(server.pid))))
+            print(f"\nresident, MiB: {before:.0f}, at most {max(seen):.0f}, after {seen[-1]:.0f}")
+
+            assert max(seen) - before < 128
+        finally:
+            server.kill()
