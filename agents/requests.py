@@ -59,7 +59,7 @@ MAX_MODEL = 200  # characters of a model's name
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1_000
 MAX_VALUE_BYTES = 2**17
-"""Of a field that is read here: stops, each character an escape of six bytes."""
+"""Longest field that is read here: stops, each character an escape of six bytes."""
 
 
 class _Message(Struct):

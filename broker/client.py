@@ -177,7 +177,7 @@ class KnownChanges:
         is_old = time.monotonic() - self._read_at >= read_all_s
         return "" if is_old or wait_s <= 0 or not lines <= self._lines else self._since
 
-    def note(self, lines: Set[tuple[int, int]], since: str, *, is_whole: bool) -> None:
+    def note_answer(self, lines: Set[tuple[int, int]], since: str, *, is_whole: bool) -> None:
         """Note the answer to a request; `is_whole`: all conversations were read for it."""
         self._lines, self._since = lines, since
         if is_whole:
@@ -310,10 +310,12 @@ class BrokerClient:
         self, request: ListenRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
     ) -> CallsReply:
         """Wait for calls of agents, at most `wait_s`."""
-        lines, known = {(line.task_id, line.fence) for line in request.tasks}, self._known_calls
-        request = replace(request, since=known.since(lines, request.wait_s, self._lease_timeout_s))
+        lines, changes = {(line.task_id, line.fence) for line in request.tasks}, self._known_calls
+        request = replace(
+            request, since=changes.since(lines, request.wait_s, self._lease_timeout_s)
+        )
         reply = await self._call(request, CallsReply, deadline_s, request.wait_s)
-        known.note(lines, reply.since, is_whole=not request.since)
+        changes.note_answer(lines, reply.since, is_whole=not request.since)
         return reply
 
     async def say(self, request: SayRequest, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Verdicts:
@@ -338,10 +340,13 @@ class BrokerClient:
         self, request: RepliesRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
     ) -> RepliesReply:
         """Keep tickets, and wait for replies, at most `wait_s`."""
-        lines, known = {(c.task_id, c.ticket) for c in request.conversations}, self._known_replies
-        request = replace(request, since=known.since(lines, request.wait_s, self._lease_timeout_s))
+        lines = {(line.task_id, line.ticket) for line in request.conversations}
+        changes = self._known_replies
+        request = replace(
+            request, since=changes.since(lines, request.wait_s, self._lease_timeout_s)
+        )
         reply = await self._call(request, RepliesReply, deadline_s, request.wait_s)
-        known.note(lines, reply.since, is_whole=not request.since)
+        changes.note_answer(lines, reply.since, is_whole=not request.since)
         return reply
 
     async def end(self, request: EndRequest, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Verdicts:

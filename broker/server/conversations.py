@@ -182,7 +182,7 @@ class ChangeLog:
         """Mark of the newest change."""
         return f"{self._life} {self._newest}"
 
-    def note(self, tasks: Iterable[int]) -> None:
+    def add(self, tasks: Iterable[int]) -> None:
         """Note that these conversations have changed."""
         for task in tasks:
             self._newest += 1
@@ -196,9 +196,9 @@ class ChangeLog:
         life, _, number = mark.partition(" ")
         if life != self._life or not number.isdecimal() or len(number) >= MAX_DIGITS:
             return None
-        known = int(number)
-        changed = takewhile(lambda pair: pair[1] > known, reversed(self._numbers.items()))
-        return [task for task, _ in changed] if known >= self._dropped else None
+        last = int(number)
+        changed = takewhile(lambda pair: pair[1] > last, reversed(self._numbers.items()))
+        return [task for task, _ in changed] if last >= self._dropped else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ class Conversations:
         self._bells = Bells()
         self._changes, self._newest = ChangeLog(), 0
 
-    def forget(self) -> None:
+    def read_all_anew(self) -> None:
         """Have all conversations read again: Redis is another one, whose changes are others."""
         self._changes, self._newest = ChangeLog(), 0
         self._bells.end_all()
@@ -426,9 +426,8 @@ class Conversations:
             by_task.setdefault(line.task_id, []).append(line)
 
         changes = self._changes  # which another Redis replaces, so that its marks tell nothing
-        known = changes.since(polled.since)
-        changed = by_task if known is None else [task for task in known if task in by_task]
-
+        newer = changes.since(polled.since)
+        changed = by_task if newer is None else [task for task in newer if task in by_task]
         mark = changes.mark
 
         async def read(tasks: Collection[int]) -> object | None:
@@ -453,7 +452,7 @@ class Conversations:
         self._note_changes([kind], {v.task_id for v in verdicts if v.verdict is Verdict.OK})
 
     def _note_changes(self, kinds: Iterable[PollKind], tasks: Collection[int]) -> None:
-        self._changes.note(tasks)
+        self._changes.add(tasks)
         for kind in kinds:
             self._bells.ring(kind, tasks)
 

@@ -207,7 +207,7 @@ class Broker:
         """Accept a Redis that is new to this broker; the store itself delays requests if needed."""
         log.info("Redis is new to this broker", run_id=run_id, state=state)
         self.parts.leasing.pause_reaping()
-        self.parts.service.conversations.forget()
+        self.parts.service.conversations.read_all_anew()
         return True
 
     async def _keep_house(self) -> None:

@@ -366,7 +366,7 @@ def test_only_conversations_that_have_changed_are_read_again(
 
             waiting = asyncio.create_task(host.hear(RepliesRequest(tuple(lines), 20.0)))
             await asyncio.sleep(0.2)
-            here.parts.service.conversations.forget()
+            here.parts.service.conversations.read_all_anew()
             assert not (await waiting).conversations
             assert both_tasks not in read
             await host.hear(RepliesRequest(tuple(lines), 0.1))
@@ -420,14 +420,14 @@ def test_changes_are_told_since_a_mark_of_the_same_log_that_is_not_too_old(
     changes = ChangeLog()
     begin_ = changes.mark
 
-    changes.note([1, 2])
+    changes.add([1, 2])
     after_two = changes.mark
-    changes.note([3, 1])
+    changes.add([3, 1])
 
     assert changes.since(changes.mark) == []
     assert changes.since(after_two) == [1, 3]
     assert sorted(changes.since(begin_) or ()) == [1, 2, 3]
-    changes.note([4])
+    changes.add([4])
     assert changes.since(begin_) is None, "the change of 2 has been dropped"
     assert changes.since(after_two) == [4, 1, 3]
     assert ChangeLog().since(after_two) is None
