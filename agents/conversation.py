@@ -58,6 +58,9 @@ BODIES_AT_A_TIME = 4
 KEPT_REPLIES = 32
 """Replies kept for retries: those of all calls that may be open at a time."""
 BUSY_S = 1  # an open call takes seconds
+END_TRY_S = 5.0  # of one try to store an end, and so how long a host that stops may wait for it
+ENDS_AT_A_TIME = 1024  # of one request: a quarter of what the broker takes
+UNREACHABLE = 503  # SDKs send the request again
 MAX_RETRY_KEY = 256  # characters
 MAX_TOLD = 64  # ignored fields that are logged, and characters of each
 
@@ -140,6 +143,10 @@ class AgentConversation:
         self._order = asyncio.Lock()
         self._open: dict[int, OpenCall] = {}
         self._heard = 0
+        self._ending = asyncio.Lock()
+        self._is_last_try = False
+        self.is_settled = False
+        """Whether nothing is left to tell the store: it has the end, or lost the conversation."""
         self._rewards: dict[int, End] = {}
         """Newest reward of each call; 0 = of the whole."""
         self._num_rewards = 0
@@ -153,8 +160,9 @@ class AgentConversation:
 
     def where(self) -> Hear:
         """Return how far the agent has heard, and the calls that the store must have."""
-        num_calls = 0 if self._order.locked() else len(self._calls)  # one may be on its way
-        return Hear(*self._place, self._heard, num_calls)
+        # One may be on its way, and after the end none is sent again.
+        is_known = not self._order.locked() and not self.over.is_set()
+        return Hear(*self._place, self._heard, len(self._calls) if is_known else 0)
 
     async def call(
         self, request: AgentRequest, *, key: str = "", is_retry: bool = False
@@ -211,17 +219,20 @@ class AgentConversation:
             await self.finish(AgentEnd("ended"))
 
     async def finish(self, end: AgentEnd) -> None:
-        """End the conversation; the first end counts. Rewards that a store has lost come again."""
-        if self.over.is_set():
-            return
-        self._close(end)
-        last = End(*self._place, self._heard, why=end.why, text=end.text[-MAX_REASON:])
-        try:
-            await self._say(*self._rewards.values(), last)
-        except RequestError as error:
-            log.warning(
-                "the end of a conversation was not stored", task=self.name, reason=error.text
-            )
+        """End the conversation, and wait until the store has its end; the first end counts.
+
+        The end is sent until it is answered, and the ticket is to be renewed meanwhile. Rewards
+        that a store has lost come again with it.
+        """
+        if not self.over.is_set():
+            self._close(end)
+        async with self._ending:
+            while self.end is not None and not self.is_settled:
+                await self._try_end(self.end)
+
+    def give_up(self) -> None:
+        """Have `finish` try to store the end once more at most."""
+        self._is_last_try = True
 
     def take_replies(self, replies: Replies) -> bool:
         """Give replies to the requests that wait for them.
@@ -239,7 +250,7 @@ class AgentConversation:
             if call is not None and not call.reply.done():
                 call.reply.set_result(_reply_of(reply.reply))
         self._drop_oldest()
-        return replies.num_calls < len(self._calls) and not self._order.locked()
+        return replies.num_calls < self.where().num_calls
 
     async def repeat_calls(self, number: int) -> None:
         """Send calls from this one on again, which the store has lost."""
@@ -353,30 +364,47 @@ class AgentConversation:
             if not call.reply.done():
                 call.reply.set_result(AgentError(503, "the run has refused the call; try again"))
 
-    async def _say(self, *ends: End) -> None:
+    async def _try_end(self, end: AgentEnd) -> None:
+        last = End(*self._place, self._heard, why=end.why, text=end.text[-MAX_REASON:])
+        lines = [*self._rewards.values(), last]
+        try:
+            for start in range(0, len(lines), ENDS_AT_A_TIME):
+                await self._say(*lines[start : start + ENDS_AT_A_TIME], deadline_s=END_TRY_S)
+            self.is_settled = True
+        except RequestError as error:
+            self.is_settled = self.is_settled or self._is_last_try or error.status != UNREACHABLE
+            what = "was not stored" if self.is_settled else "waits for the run"
+            log.warning("end of a conversation %s", what, task=self.name, reason=error.text)
+            if not self.is_settled:
+                await asyncio.sleep(BUSY_S)
+
+    async def _say(self, *ends: End, deadline_s: float = DEFAULT_DEADLINE_S) -> None:
         """Store rewards, or the end behind them.
 
         Raises:
             RequestError: The last of them is refused.
         """
         try:
-            *_, line = (await self._mailbox.end(EndRequest(ends))).verdicts
+            reply = await self._mailbox.end(EndRequest(ends), deadline_s=deadline_s)
         except (DeadlineError, RecordError, RefusedError) as error:
-            if isinstance(error, RefusedError) and error.code == "malformed":
-                text = f"the run refuses a reward: {error!s:.300}"
-                raise RequestError(400, text, field="reward") from None
-            raise _unreachable(error) from None
+            if not _is_malformed(error):
+                raise _unreachable(error) from None
+            text = f"the run refuses a reward: {error!s:.300}; correct it"
+            raise RequestError(400, text, field="reward") from None
+        *_, line = reply.verdicts
         if line.verdict is Verdict.FULL:
             text = "the rewards of a conversation's calls must fit its mailbox; reward the whole"
             raise RequestError(400, text, field="reward", code="conversation_full")
         if line.verdict is Verdict.GAP:
             text = "the run has lost calls, which are sent again; try again"
-            raise RequestError(503, text, code="run_unreachable", retry_after_s=BUSY_S)
+            raise RequestError(UNREACHABLE, text, code="run_unreachable", retry_after_s=BUSY_S)
         if line.verdict not in {Verdict.OK, Verdict.DUP}:
-            raise _over(self.end)
+            self._close(None)
+            raise _over(None)
 
     def _close(self, end: AgentEnd | None) -> None:
-        self.end = self.end or end
+        """Note why it is over; None = the store has lost it."""
+        self.end, self.is_settled = self.end or end, self.is_settled or end is None
         self.over.set()
 
     def _drop_oldest(self) -> None:
@@ -432,12 +460,18 @@ def _busy() -> RequestError:
 
 
 def _refused(error: RecordError | RefusedError) -> RequestError:
-    if isinstance(error, RefusedError) and error.code != "malformed":
+    if not _is_malformed(error):
         return _unreachable(error)
     text = f"a call must fit a message of the broker: {error!s:.300}; cut the messages"
     return RequestError(413, text, code="body_too_long")
 
 
+def _is_malformed(error: Exception) -> bool:
+    """Whether the message itself is at fault, so that it is refused whenever it comes."""
+    is_refused = isinstance(error, RefusedError) and error.code == "malformed"
+    return is_refused or isinstance(error, RecordError)
+
+
 def _unreachable(error: Exception) -> RequestError:
     text = f"the run does not answer: {error!s:.300}; try again"
-    return RequestError(503, text, code="run_unreachable", retry_after_s=BUSY_S)
+    return RequestError(UNREACHABLE, text, code="run_unreachable", retry_after_s=BUSY_S)

@@ -6,7 +6,7 @@
 
 Waits for tickets and for replies, each in a long poll of the mailbox, and for agents. A host that
 stops takes no more tickets; conversations that have not ended within the grace end with the reason
-`host`, which charges nobody.
+`host`, which charges nobody. An end is sent until the run has it; a host that stops tries it once.
 """
 
 from __future__ import annotations
@@ -105,16 +105,22 @@ class AgentHost:
             async with asyncio.TaskGroup() as beside:
                 polling = beside.create_task(self._poll())
                 async with asyncio.TaskGroup() as agents:
-                    await self._take(agents, stop)
-                    await self._drain()
+                    if await self._take(agents, stop):
+                        await self._drain(self._drain_s, "its host was stopped")
+                    else:  # nobody answers any more
+                        await self._drain(0.0, "the run has ended")
                 if self._shared is not None:
                     await self._shared.close()
                 polling.cancel()
         except BaseExceptionGroup as group:
             raise first_error(group) from group
 
-    async def _take(self, agents: asyncio.TaskGroup, stop: asyncio.Event) -> None:
-        """Take conversations while there are places, until `stop`."""
+    async def _take(self, agents: asyncio.TaskGroup, stop: asyncio.Event) -> bool:
+        """Take conversations while there are places, until `stop`.
+
+        Returns:
+            Whether the run goes on.
+        """
         stopped = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
@@ -127,12 +133,13 @@ class AgentHost:
                 answer = await first_of(self._answered(self._mailbox.take(request)), stopped)
                 if answer is not None and answer.status == DONE:
                     log.info("the run has ended")
-                    return
+                    return False
                 if answer is not None:
                     self._begin(answer, agents)
                 if answer is None or not answer.tickets:
                     rest_s = answer.rest_s if answer is not None else 0.0
                     await first_of(asyncio.sleep(max(PAUSE_S, rest_s)), stopped)
+            return True
         finally:
             stopped.cancel()
 
@@ -152,20 +159,20 @@ class AgentHost:
             agents.create_task(self._converse(conversation))
             self._has_new.set()
 
-    async def _drain(self) -> None:
-        """Wait for conversations under way, then end the rest."""
+    async def _drain(self, drain_s: float, reason: str) -> None:
+        """Wait so long for conversations under way, then end the rest with a reason."""
         try:
-            async with asyncio.timeout(self._drain_s):
+            async with asyncio.timeout(drain_s):
                 while self._conversations:
                     self._has_room.clear()
                     await self._has_room.wait()
         except TimeoutError:
             rest = list(self._conversations.values())
             log.warning("ending conversations that are under way", count=len(rest))
-            end = AgentEnd("host", "its host was stopped")
             async with asyncio.TaskGroup() as ends:
                 for conversation in rest:
-                    ends.create_task(conversation.finish(end))
+                    conversation.give_up()
+                    ends.create_task(conversation.finish(AgentEnd("host", reason)))
 
     async def _converse(self, conversation: AgentConversation) -> None:
         """Run a conversation's agent to its end."""
@@ -225,7 +232,7 @@ class AgentHost:
                 under_way = {
                     (one.ticket.task_id, one.ticket.ticket): one
                     for one in self._conversations.values()
-                    if not one.over.is_set()
+                    if not one.is_settled
                 }
                 if not under_way:
                     await self._has_new.wait()

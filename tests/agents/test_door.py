@@ -15,6 +15,7 @@ import pytest
 from agents import door
 from agents.requests import read_chat
 from broker.protocol.agent_calls import AgentAnswer, AgentError, CalledTool
+from configs.errors import DeadlineError, RecordError, RefusedError
 from tests.agents.support.mailbox import logprobs, tokens
 from tests.agents.support.opened_door import opened
 from tests.waiting import until
@@ -208,7 +209,7 @@ def test_the_newest_reward_of_a_call_has_the_highest_number_and_comes_again_with
         async with opened() as here:
             store = here.mailbox.end
 
-            async def end(request):
+            async def end(request, *, deadline_s=0.0):
                 asked.append([(e.number, e.order, e.reward, e.why) for e in request.ends])
                 return await store(request)
 
@@ -248,6 +249,33 @@ def test_rewards_are_for_a_call_or_the_whole_and_the_last_request_may_end_it():
                 (0, 2.0, {"exact": 1.0}, ""),
                 (0, None, {}, "ended"),
             ]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RecordError("a message must be at most 1 bytes"), 400),
+        (RefusedError("bytes of a reward must be at most 4096", code="malformed"), 400),
+        (RefusedError("EndRequest must come from host", code="role"), 503),
+        (DeadlineError("EndRequest must be answered within 60 s"), 503),
+    ],
+)
+def test_a_reward_is_to_be_sent_again_only_where_that_may_help(error, status, monkeypatch):
+    async def refuse(_request, *, deadline_s=0.0):
+        raise error
+
+    async def story():
+        async with opened() as here:
+            monkeypatch.setattr(here.mailbox, "end", refuse)
+            conversation = here.conversation()
+            async with httpx.AsyncClient(headers={"x-api-key": conversation.key}) as plain:
+                answer = await plain.post(f"{here.url(conversation)}/reward", json={"reward": 1})
+
+            assert answer.status_code == status
+            assert str(error) in answer.json()["error"]["message"]
+            assert not conversation.over.is_set()
 
     asyncio.run(story())
 

@@ -9,11 +9,13 @@ import sys
 import httpx
 import pytest
 import structlog
+from msgspec import structs
 
+from agents import conversation
 from agents.host import AgentHost, first_of
 from broker.protocol.agent_calls import AgentAnswer
 from broker.protocol.conversation_messages import TakeReply
-from configs.errors import RefusedError
+from configs.errors import DeadlineError, RefusedError
 from configs.settings import AgentSettings
 from tests.agents.support.mailbox import TwinMailbox
 from tests.waiting import until
@@ -28,6 +30,17 @@ request = urllib.request.Request(
     {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"},
 )
 print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+"""
+
+
+REWARDS = """
+import os, urllib.request
+request = urllib.request.Request(
+    os.environ["ANTHROPIC_BASE_URL"] + "/reward",
+    b'{"reward": 1.0}',
+    {"x-api-key": os.environ["OPENAI_API_KEY"]},
+)
+urllib.request.urlopen(request)
 """
 
 
@@ -107,6 +120,81 @@ def test_a_host_that_is_told_to_stop_takes_no_more_and_gives_a_grace():
 
     assert ends(mailbox) == {1: ("ended", ""), 2: ("host", "its host was stopped")}
     assert mailbox.wanted == [3]
+
+
+def test_an_end_is_sent_until_the_run_has_it_and_its_ticket_is_kept(monkeypatch):
+    """No answer for as long as a client waits was once the end of the conversation's reward."""
+    monkeypatch.setattr(conversation, "BUSY_S", 0.3)
+    tries: list[int] = []
+    kept: list[int] = []
+
+    class Away(TwinMailbox):
+        async def end(self, request, *, deadline_s=0.0):
+            if any(end.why for end in request.ends):
+                tries.append(len(request.ends))
+                if len(tries) < 4:
+                    raise DeadlineError("the broker is away")
+            return await super().end(request)
+
+        async def hear(self, request, *, deadline_s=0.0):
+            if tries and not self.boxes[1].is_over:
+                kept.extend(line.task_id for line in request.conversations)
+            return await super().hear(structs.replace(request, wait_s=0.1))
+
+    async def story():
+        await host_of(mailbox, REWARDS).run(asyncio.Event())
+
+    mailbox = Away(tasks=1)
+    mailbox.is_done = True
+    asyncio.run(story())
+
+    assert [end.reward for end in mailbox.boxes[1].ends] == [1.0, None]
+    assert ends(mailbox) == {1: ("ended", "")}
+    assert tries == [2, 2, 2, 2], "each with the reward before it"
+    assert 1 in kept
+
+
+def test_a_host_stops_in_time_although_the_run_does_not_answer(monkeypatch):
+    monkeypatch.setattr(conversation, "END_TRY_S", 0.5)
+
+    class Away(TwinMailbox):
+        async def end(self, request, *, deadline_s=0.0):
+            assert deadline_s < 60
+            await asyncio.sleep(deadline_s)
+            raise DeadlineError("the broker is away")
+
+    async def story():
+        stop = asyncio.Event()
+        code = "import os, time; time.sleep(0 if '/1-' in os.environ['OPENAI_BASE_URL'] else 60)"
+        running = asyncio.create_task(host_of(mailbox, code, drain_s=1.0).run(stop))
+        await until(lambda: len(mailbox.boxes) == 2)
+        stop.set()
+        async with asyncio.timeout(20):
+            await running
+
+    mailbox = Away(tasks=2)
+    with structlog.testing.capture_logs() as lines:
+        asyncio.run(story())
+
+    assert ends(mailbox) == {}
+    lost = {line["task"] for line in lines if "was not stored" in line["event"]}
+    assert lost == {"1-101", "2-102"}
+
+
+def test_a_host_of_a_run_that_has_ended_waits_for_no_agent():
+    class Ended(TwinMailbox):
+        async def take(self, request, *, deadline_s=0.0):
+            return await super().take(request) if self.wanted else TakeReply("DONE", (), 15.0)
+
+    async def story():
+        async with asyncio.timeout(30):
+            host = host_of(mailbox, "import time; time.sleep(60)", drain_s=60.0)
+            await host.run(asyncio.Event())
+
+    mailbox = Ended(tasks=1)
+    asyncio.run(story())
+
+    assert ends(mailbox) == {1: ("host", "the run has ended")}
 
 
 def test_a_loop_that_cancels_its_request_can_be_cancelled_itself():

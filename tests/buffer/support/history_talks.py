@@ -4,8 +4,9 @@ An agent makes a few calls, each with what it heard before in its body, and ends
 text of the tokens of one turn, so it tells which tokens must be stored.
 
 C1: every reply in a mailbox is of tokens that the task's chunks have, and an agent has heard
-nothing else. C2: a call has one reply. C3: an actor reads the bodies that the agent sent. C4: an
-outdated ticket gets nothing. C5: only ready and leased tasks have a mailbox.
+nothing else, when a reply comes and when its end is stored. C2: a call has one reply. C3: an actor
+reads the bodies that the agent sent. C4: an outdated ticket gets nothing. C5: only ready and leased
+tasks have a mailbox.
 """
 
 from __future__ import annotations
@@ -67,6 +68,9 @@ def _act(world: World, host: Host, agent: Agent) -> None:
         line = EndLine(agent.task, agent.ticket, agent.newest, "ended", 0, 1, b"1")
         end = operations.end_conversations([line])
         if _exchange(world, agent, end) in ("OK", "DUP"):
+            stored = _stored_tokens(world, agent.task)
+            lost = [text for text in agent.heard.values() if text.decode() not in stored]
+            assert not lost, f"C1: {agent.task} ended with {stored!r}, and its agent heard {lost}"
             host.agents.pop(agent.task, None)
 
 
