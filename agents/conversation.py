@@ -23,7 +23,7 @@ import hmac
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -57,6 +57,8 @@ BODIES_AT_A_TIME = 4
 """Bodies in memory before they are in the log of calls; others wait for their turn."""
 KEPT_REPLIES = 32
 """Replies kept for retries: those of all calls that may be open at a time."""
+KEPT_ENDS = 4096
+"""Ended conversations that are remembered: as many as a host ends in hours, in a megabyte."""
 BUSY_S = 1  # an open call takes seconds
 END_TRY_S = 5.0  # of one try to store an end, and so how long a host that stops may wait for it
 ENDS_AT_A_TIME = 1024  # of one request: a quarter of what the broker takes
@@ -138,6 +140,8 @@ class AgentConversation:
         """Why it is over; None where the store has lost it, or it goes on."""
         self.bodies = asyncio.Semaphore(BODIES_AT_A_TIME)
         """Held by a request while its body is read and stored."""
+        self.num_requests = 0
+        """Requests under way at the door."""
         self._mailbox = mailbox
         self._calls = CallLog()
         self._order = asyncio.Lock()
@@ -153,10 +157,6 @@ class AgentConversation:
         self._told: set[str] = set()
         self._refused: Counter[bytes] = Counter()
         """By digest, requests without a call whose SDKs send them again."""
-
-    def has_key(self, key: str) -> bool:
-        """Whether a key is this conversation's, while it goes on; in constant time."""
-        return hmac.compare_digest(key.encode(), self.key.encode()) and not self.over.is_set()
 
     def where(self) -> Hear:
         """Return how far the agent has heard, and the calls that the store must have."""
@@ -422,6 +422,47 @@ class AgentConversation:
             log.info("the run decides these fields of a call", task=self.name, ignored=new)
 
 
+class EndedConversation(NamedTuple):
+    """What is kept of a conversation that has ended."""
+
+    key: str
+    end: AgentEnd | None
+
+
+class Conversations:
+    """Conversations of a host by name; of the newest that have ended, their keys and reasons."""
+
+    def __init__(self) -> None:
+        self.under_way: dict[str, AgentConversation] = {}
+        self._ended: dict[str, EndedConversation] = {}
+
+    def begin(self, conversation: AgentConversation) -> None:
+        """Add a conversation."""
+        self.under_way[conversation.name] = conversation
+
+    def end(self, conversation: AgentConversation) -> None:
+        """Remove a conversation with its calls and replies."""
+        del self.under_way[conversation.name]
+        why = None if conversation.end is None else AgentEnd(conversation.end.why)
+        self._ended[conversation.name] = EndedConversation(conversation.key, why)
+        if len(self._ended) > KEPT_ENDS:
+            del self._ended[next(iter(self._ended))]
+
+    def find(self, name: str, key: str) -> AgentConversation:
+        """Return the conversation of a name and a key.
+
+        Raises:
+            RequestError: It is over, or there is none, or the key is another's.
+        """
+        one = self.under_way.get(name) or self._ended.get(name)
+        if one is None or not hmac.compare_digest(key.encode(), one.key.encode()):
+            text = "the key must be that of a conversation of this host, got another or none"
+            raise RequestError(401, text, code="invalid_api_key")
+        if isinstance(one, EndedConversation) or one.over.is_set():
+            raise _over(one.end)
+        return one
+
+
 def as_error(reply: AgentError) -> RequestError:
     """Return the error that an actor replied with."""
     return RequestError(reply.status, reply.text, field=reply.field or None)
@@ -430,14 +471,6 @@ def as_error(reply: AgentError) -> RequestError:
 def over_error(conversation: AgentConversation) -> RequestError:
     """Return the error of calls that were open when their conversation ended."""
     return _over(conversation.end)
-
-
-def find(
-    conversations: Mapping[str, AgentConversation], name: str, key: str
-) -> AgentConversation | None:
-    """Return the conversation of a name and a key; None = no such name, or another's key."""
-    conversation = conversations.get(name)
-    return conversation if conversation is not None and conversation.has_key(key) else None
 
 
 def _reply_of(stored: bytes) -> AgentReply:

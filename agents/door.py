@@ -6,9 +6,11 @@
     GET  /conversations/ID/task                      what the agent is asked, JSON
     POST /conversations/ID/reward                    a reward, of the whole or of a call; the end
 
-Each conversation has a key of its own, which is checked before a body is read and dies with the
-conversation. A request waits for its reply for as long as the conversation goes on. Bodies, their
-time, connections and headers are bounded.
+Each conversation has a key of its own, which is checked before a body is read, and which opens
+nothing once the conversation is over. A request waits for its reply for as long as the conversation
+goes on. Bodies, their time, connections and headers are bounded, and so are the requests that a
+conversation has under way. Whose a connection is, only its request tells: where there are too many
+connections, one without a request makes room.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from broker.protocol.agent_calls import MAX_BODY_BYTES, AgentAnswer, AgentError
@@ -42,7 +45,7 @@ from .answers import (
     model,
     models,
 )
-from .conversation import AgentConversation, OpenCall, as_error, find, over_error
+from .conversation import BUSY_S, AgentConversation, Conversations, OpenCall, as_error, over_error
 from .requests import MAX_MODEL, AgentRequest, RequestError, read_chat, read_generate, read_reward
 
 KEEP_ALIVE_S = 3.0
@@ -63,16 +66,14 @@ Serve = Callable[[Request, AgentConversation], Awaitable[Response]]
 
 
 class Door:
-    """Serves the conversations of a mapping, which its owner changes.
+    """Serves conversations, which its owner begins and ends.
 
     Args:
-        conversations: Conversations by name.
+        conversations: Conversations of the host.
         body_s: Longest time of a request's body.
     """
 
-    def __init__(
-        self, conversations: Mapping[str, AgentConversation], *, body_s: float = BODY_S
-    ) -> None:
+    def __init__(self, conversations: Conversations, *, body_s: float = BODY_S) -> None:
         self._conversations = conversations
         self._body_s = body_s
         routes = (
@@ -119,18 +120,25 @@ class Door:
             server.should_exit = True
             await serving
 
-    def _guarded(self, serve: Serve) -> Callable[[Request], Awaitable[Response]]:
-        async def endpoint(request: Request) -> Response:
-            conversation = find(self._conversations, request.path_params["name"], _key_of(request))
-            if conversation is None:
-                text = "the key must be that of a conversation under way, got another or none"
-                return _error(RequestError(401, text, code="invalid_api_key"), CLOSE)
+    def _guarded(self, serve: Serve) -> Callable[[Request], Awaitable[ASGIApp]]:
+        async def endpoint(request: Request) -> ASGIApp:
             try:
-                return await serve(request, conversation)
+                name = request.path_params["name"]
+                conversation = self._conversations.find(name, _key_of(request))
+                if conversation.num_requests >= CONNECTIONS_PER_CONVERSATION:
+                    raise _too_many_requests()
             except RequestError as error:
-                return _error(error)
-            except ClientDisconnect:
-                return Response(status_code=400)
+                return _error(error, CLOSE)
+
+            async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+                conversation.num_requests += 1
+                try:
+                    response = await _served(serve, request, conversation)
+                    await response(scope, receive, send)
+                finally:
+                    conversation.num_requests -= 1
+
+            return answer
 
         return endpoint
 
@@ -205,6 +213,15 @@ class Door:
             text = f"a body must be at most {MAX_BODY_BYTES} bytes, got more; cut the messages"
             raise RequestError(413, text, code="body_too_long")
         return bytes(body)
+
+
+async def _served(serve: Serve, request: Request, conversation: AgentConversation) -> Response:
+    try:
+        return await serve(request, conversation)
+    except RequestError as error:
+        return _error(error)
+    except ClientDisconnect:
+        return Response(status_code=400)
 
 
 async def _answer(
@@ -321,6 +338,12 @@ def _json(body: object, *, status: int = 200, headers: Mapping[str, str] | None 
     return Response(text, status, headers, media_type="application/json")
 
 
+def _too_many_requests() -> RequestError:
+    most = CONNECTIONS_PER_CONVERSATION
+    text = f"a conversation must have at most {most} requests under way; wait for answers"
+    return RequestError(429, text, code="too_many_requests", retry_after_s=BUSY_S)
+
+
 def _length_of(request: Request) -> int:
     length = request.headers.get("content-length", "0")
     return int(length) if length.isdecimal() and len(length) < 20 else 0
@@ -345,13 +368,16 @@ class _DoorServer(uvicorn.Server):
 
 def _guard_of(most: int) -> type[H11Protocol]:
     class Guarded(H11Protocol):
-        """A connection that is refused beyond `most`, and ended if no request comes in time."""
+        """A connection that ends if no request comes in time; where there are `most`, one does."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             if len(self.connections) > most:
-                transport.abort()
-                return
+                others = (one for one in self.connections if not one.transport.is_closing())
+                place = next((one for one in others if _is_idle(one) and one is not self), self)
+                place.transport.abort()
+                if place is self:
+                    return
             self.loop.call_later(HEADERS_S, self._end_if_idle, None)
 
         def send_400_response(self, msg: str) -> None:
@@ -360,7 +386,7 @@ def _guard_of(most: int) -> type[H11Protocol]:
                 self.transport.close()  # an answer is under way, or was sent
                 return
             super().send_400_response(msg)
-            if not self._is_idle:
+            if not _is_idle(self):
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()
 
@@ -368,14 +394,15 @@ def _guard_of(most: int) -> type[H11Protocol]:
             """End the connection if no request has begun since the last look, nor is under way."""
             if self.transport.is_closing():
                 return
-            if self._is_idle and self.cycle is last:
+            if _is_idle(self) and self.cycle is last:
                 self.transport.close()
                 return
-            seen = self.cycle if self._is_idle else self
+            seen = self.cycle if _is_idle(self) else self
             self.loop.call_later(HEADERS_S, self._end_if_idle, seen)
 
-        @property
-        def _is_idle(self) -> bool:
-            return not self.cycle or self.cycle.response_complete
-
     return Guarded
+
+
+def _is_idle(connection: Any) -> bool:
+    """Whether a connection has no request under way."""
+    return not connection.cycle or connection.cycle.response_complete

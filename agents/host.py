@@ -26,7 +26,7 @@ from broker.protocol.conversation_messages import RepliesRequest, TakeReply, Tak
 from configs.errors import DeadlineError, SettingsError, first_error
 from configs.settings import AgentSettings
 
-from .conversation import AgentConversation, AgentEnd, Mailbox
+from .conversation import AgentConversation, AgentEnd, Conversations, Mailbox
 from .door import Door
 from .process import (
     AgentProcess,
@@ -71,7 +71,7 @@ class AgentHost:
         self._mailbox, self._agents = mailbox, agents
         self._command, self._python, self._show = command, python, show
         self._drain_s = drain_s
-        self._conversations: dict[str, AgentConversation] = {}
+        self._conversations = Conversations()
         self._has_new, self._has_room = asyncio.Event(), asyncio.Event()
         self._meter = MemoryMeter()
         self._shared = SharedProcess(self._shared_agent) if agents.serves_many else None
@@ -124,7 +124,7 @@ class AgentHost:
         stopped = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
-                free = self._agents.max_conversations - len(self._conversations)
+                free = self._agents.max_conversations - len(self._conversations.under_way)
                 if free == 0:
                     self._has_room.clear()
                     await first_of(self._has_room.wait(), stopped)
@@ -155,7 +155,7 @@ class AgentHost:
         for ticket in answer.tickets:
             self._newest = max(self._newest, ticket.ticket)
             conversation = AgentConversation(ticket, self._mailbox)
-            self._conversations[conversation.name] = conversation
+            self._conversations.begin(conversation)
             agents.create_task(self._converse(conversation))
             self._has_new.set()
 
@@ -163,11 +163,11 @@ class AgentHost:
         """Wait so long for conversations under way, then end the rest with a reason."""
         try:
             async with asyncio.timeout(drain_s):
-                while self._conversations:
+                while self._conversations.under_way:
                     self._has_room.clear()
                     await self._has_room.wait()
         except TimeoutError:
-            rest = list(self._conversations.values())
+            rest = list(self._conversations.under_way.values())
             log.warning("ending conversations that are under way", count=len(rest))
             async with asyncio.TaskGroup() as ends:
                 for conversation in rest:
@@ -183,7 +183,7 @@ class AgentHost:
         if end.why != "ended" and not conversation.over.is_set():
             log.warning("agent ended", task=conversation.name, why=end.why, reason=end.text)
         await conversation.finish(end)
-        del self._conversations[conversation.name]
+        self._conversations.end(conversation)
         self._has_room.set()
 
     async def _run_agent(self, conversation: AgentConversation) -> AgentEnd:
@@ -231,7 +231,7 @@ class AgentHost:
                 self._has_new.clear()
                 under_way = {
                     (one.ticket.task_id, one.ticket.ticket): one
-                    for one in self._conversations.values()
+                    for one in self._conversations.under_way.values()
                     if not one.is_settled
                 }
                 if not under_way:

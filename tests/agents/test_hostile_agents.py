@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import resource
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +17,8 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from agents import door
+from agents import conversation, door
+from agents.conversation import AgentEnd
 from broker.protocol.agent_calls import MAX_BODY_BYTES, AgentAnswer, decode_call
 from tests.agents.support.opened_door import opened
 from tests.waiting import until
@@ -92,8 +95,38 @@ def test_a_key_opens_its_own_conversation_while_that_goes_on():
                 assert await ask(keyed(mine), url.replace("/v1/", "/v2/")) == 404
                 done = {"done": True}
                 await client.post(f"{here.url(mine)}/reward", json=done, headers=keyed(mine))
-                assert await ask(keyed(mine)) == 401
+                assert [await ask(keyed(mine)), await ask(keyed(other))] == [410, 401]
+                here.conversations.end(mine)
+                assert [await ask(keyed(mine)), await ask(keyed(other))] == [410, 401]
                 assert len(here.mailbox.boxes[2].lines) == 0
+
+    asyncio.run(story())
+
+
+def test_ends_are_remembered_with_their_reasons_and_without_their_calls(monkeypatch):
+    monkeypatch.setattr(conversation, "KEPT_ENDS", 2)
+
+    async def story():
+        async with opened() as here:
+            ended = [here.conversation(task) for task in (1, 2, 3)]
+            kept = weakref.WeakSet(ended)
+            said = []
+            for one, why in zip(ended, ("died", "timeout", "ended"), strict=True):
+                await one.finish(AgentEnd(why, "x" * 2000))
+                here.conversations.end(one)
+            async with httpx.AsyncClient() as client:
+                for one in ended:
+                    url = f"{here.url(one)}/v1/chat/completions"
+                    answer = await client.post(url, json=ASK, headers=keyed(one))
+                    said.append((answer.status_code, answer.json()["error"]["message"]))
+            assert said[0][0] == 401
+            assert said[1:] == [
+                (410, "the conversation is over: timeout"),
+                (410, "the conversation is over: ended"),
+            ]
+            del ended, one
+            gc.collect()
+            assert not kept
 
     asyncio.run(story())
 
@@ -297,19 +330,54 @@ def test_huge_headers_are_refused():
     asyncio.run(story())
 
 
-def test_connections_are_bounded():
+def test_connections_are_bounded_and_those_without_a_request_make_room():
     async def story():
         async with opened() as here:
+            conversation = here.conversation()
             most = 4 * door.CONNECTIONS_PER_CONVERSATION
             pairs = [await asyncio.open_connection("127.0.0.1", here.port) for _ in range(most + 8)]
-            cut = 0
-            for reader, _ in pairs[most:]:
-                async with asyncio.timeout(10):
-                    cut += await reader.read() == b""
+            await until(lambda: sum(reader.at_eof() for reader, _ in pairs) == 8)
+            async with httpx.AsyncClient(headers=keyed(conversation)) as client:
+                url = f"{here.url(conversation)}/v1/chat/completions"
+                assert (await client.post(url, json=ASK)).status_code == 200
+            await until(lambda: sum(reader.at_eof() for reader, _ in pairs) == 9)
             for _, writer in pairs:
                 writer.close()
 
-            assert cut == 8
+    asyncio.run(story())
+
+
+def test_a_conversation_leaves_connections_to_others():
+    released = asyncio.Event()
+
+    async def model(call, number):
+        if b"others" not in call.body:
+            await released.wait()
+        return AgentAnswer("stop", 5, 2, text=f"hello {number}")
+
+    async def story():
+        async with opened(model) as here:
+            one, other = here.conversation(1), here.conversation(2)
+            limits = httpx.Limits(max_connections=None)
+            async with httpx.AsyncClient(timeout=30, limits=limits) as client:
+
+                def ask(conversation, content="2+3?", **headers):
+                    url = f"{here.url(conversation)}/v1/chat/completions"
+                    body = {"messages": [{"role": "user", "content": content}]}
+                    return client.post(url, json=body, headers=keyed(conversation) | headers)
+
+                most = door.CONNECTIONS_PER_CONVERSATION
+                retry = {"x-stainless-retry-count": "1"}
+                asking = [asyncio.create_task(ask(one, **retry)) for _ in range(most)]
+                await until(lambda: one.num_requests == most)
+                refused, another = await ask(one), await ask(other, "others")
+                released.set()
+                answers = [(await task).status_code for task in asking]
+
+            assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+            assert another.status_code == 200
+            assert answers == [200] * most
+            assert one.num_requests == 0
 
     asyncio.run(story())
 

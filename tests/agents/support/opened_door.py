@@ -11,7 +11,7 @@ from typing import Any
 
 import openai
 
-from agents.conversation import AgentConversation
+from agents.conversation import AgentConversation, Conversations
 from agents.door import Door
 from broker.protocol.conversation_messages import RepliesRequest
 from tests.agents.support.mailbox import Model, TwinMailbox, say_hello
@@ -21,13 +21,13 @@ from tests.agents.support.mailbox import Model, TwinMailbox, say_hello
 class OpenedDoor:
     mailbox: TwinMailbox
     port: int
-    conversations: dict[str, AgentConversation]
+    conversations: Conversations
     clients: list[openai.AsyncOpenAI] = field(default_factory=list)
 
     def conversation(self, task: int = 1) -> AgentConversation:
         """Begin a conversation."""
         conversation = AgentConversation(self.mailbox.ticket(task), self.mailbox)
-        self.conversations[conversation.name] = conversation
+        self.conversations.begin(conversation)
         return conversation
 
     def url(self, conversation: AgentConversation) -> str:
@@ -44,7 +44,7 @@ class OpenedDoor:
     async def hear(self) -> None:
         """Fetch replies, as a host does."""
         while True:
-            by_task = {one.ticket.task_id: one for one in self.conversations.values()}
+            by_task = {one.ticket.task_id: one for one in self.conversations.under_way.values()}
             lines = tuple(one.where() for one in by_task.values() if not one.over.is_set())
             answer = await self.mailbox.hear(RepliesRequest(lines, 0.02))
             for replies in answer.conversations:
@@ -55,7 +55,7 @@ class OpenedDoor:
 @asynccontextmanager
 async def opened(model: Model = say_hello, *, body_s: float = 30.0) -> AsyncIterator[OpenedDoor]:
     mailbox = TwinMailbox(model, payload=b'{"question": "2+3?"}')
-    conversations: dict[str, AgentConversation] = {}
+    conversations = Conversations()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         here = OpenedDoor(mailbox, listener.getsockname()[1], conversations)
         async with Door(conversations, body_s=body_s).serving(listener, most=4):
