@@ -12,10 +12,13 @@ stops takes no more tickets; conversations that have not ended within the grace 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import math
 import os
+import random
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +26,7 @@ from typing import TypeVar
 import structlog
 
 from broker.protocol.conversation_messages import RepliesRequest, TakeReply, TakeRequest
+from broker.transport.sockets import reachable
 from configs.errors import DeadlineError, SettingsError, first_error
 from configs.settings import AgentSettings
 
@@ -38,12 +42,63 @@ from .process import (
 
 LONG_POLL_S = 2.0
 POLLS_PER_TICKET = 4  # a lost request or answer costs no ticket
+STARTED_S = 5.0
+"""An agent that has not failed to start for so long has started."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # after an agent that could not be started
 PAUSE_S = 0.5  # after an answer without conversations, or an error
 DONE, RESTS = "DONE", "RESTS"
 
 log = structlog.get_logger()
 Awaited = TypeVar("Awaited")
 Show = Callable[[str], None]
+
+
+class StartPause:
+    """When a host that could not start an agent tries again: after twice as long each time.
+
+    Args:
+        clock: Returns seconds.
+        jitter: Returns a share from 0 to 1 of half the pause, which it is shorter by.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._clock, self._jitter = clock, jitter
+        self._num_failed, self._failed_at, self._until = 0, 0.0, 0.0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether no agent that began after the last failure has been started."""
+        return self._num_failed > 0
+
+    @property
+    def left_s(self) -> float:
+        """Time until the next try."""
+        return max(0.0, self._until - self._clock()) if self._num_failed else 0.0
+
+    def begin(self) -> None:
+        """Begin a pause, after a failure or with the next try."""
+        longest_s = min(FIRST_PAUSE_S * 2.0 ** (self._num_failed - 1), LONGEST_PAUSE_S)
+        self._until = self._clock() + longest_s * (1 - self._jitter() / 2)
+
+    def note_failure(self, began: float, reason: str) -> None:
+        """Note an agent that could not be started; those that began together count as one."""
+        if self._num_failed and began < self._failed_at:
+            return
+        if not self._num_failed:
+            log.error("this host cannot start its agents, and tries again", reason=reason)
+        self._num_failed += 1
+        self._failed_at = self._clock()
+        self.begin()
+
+    def note_start(self, began: float) -> None:
+        """Note an agent that was started, which ends the pauses if it began behind the failure."""
+        if self._num_failed and began >= self._failed_at:
+            log.info("this host starts agents again")
+            self._num_failed = 0
 
 
 class AgentHost:
@@ -77,6 +132,7 @@ class AgentHost:
         self._shared = SharedProcess(self._shared_agent) if agents.serves_many else None
         self._newest = 0
         """Newest ticket."""
+        self._start_pause = StartPause()
         self._poll_s = LONG_POLL_S
         self._address = ""
 
@@ -88,10 +144,9 @@ class AgentHost:
             RefusedError: The run refuses this host.
         """
         door, most = Door(self._conversations), self._agents.max_conversations
-        host = self._agents.listen.rpartition(":")[0]
         with _listener(self._agents.listen) as listener:
+            self._address = _address_of(listener, self._agents.listen)
             async with door.serving(listener, most=most):
-                self._address = f"http://{host}:{listener.getsockname()[1]}"
                 log.info("the door is open", stage="hosting agents", address=self._address)
                 await self.serve(stop)
 
@@ -124,18 +179,24 @@ class AgentHost:
         stopped = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
+                if (left_s := self._start_pause.left_s) > 0:
+                    await first_of(asyncio.sleep(left_s), stopped)
+                    continue
                 free = self._agents.max_conversations - len(self._conversations.under_way)
                 if free == 0:
                     self._has_room.clear()
                     await first_of(self._has_room.wait(), stopped)
                     continue
-                request = TakeRequest(free, self._newest, LONG_POLL_S)
+                n = 1 if self._start_pause.has_failed else free
+                request = TakeRequest(n, self._newest, LONG_POLL_S)
                 answer = await first_of(self._answered(self._mailbox.take(request)), stopped)
                 if answer is not None and answer.status == DONE:
                     log.info("the run has ended")
                     return False
                 if answer is not None:
                     self._begin(answer, agents)
+                if self._start_pause.has_failed:
+                    self._start_pause.begin()
                 if answer is None or not answer.tickets:
                     rest_s = answer.rest_s if answer is not None else 0.0
                     await first_of(asyncio.sleep(max(PAUSE_S, rest_s)), stopped)
@@ -176,11 +237,17 @@ class AgentHost:
 
     async def _converse(self, conversation: AgentConversation) -> None:
         """Run a conversation's agent to its end."""
+        began, note_start = time.monotonic(), self._start_pause.note_start
+        started = asyncio.get_running_loop().call_later(STARTED_S, note_start, began)
         try:
             end = await self._run_agent(conversation)
+            note_start(began)
         except (OSError, ValueError) as error:
             end = AgentEnd("host", f"its host could not start it: {error}")
-        if end.why != "ended" and not conversation.over.is_set():
+            self._start_pause.note_failure(began, str(error))
+        finally:
+            started.cancel()
+        if end.why not in {"ended", "host"} and not conversation.over.is_set():
             log.warning("agent ended", task=conversation.name, why=end.why, reason=end.text)
         await conversation.finish(end)
         self._conversations.end(conversation)
@@ -268,13 +335,28 @@ def _listener(address: str) -> socket.socket:
     """
     host, _, port = address.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    at = host.strip("[]"), int(port)
     try:
-        return socket.create_server((host.strip("[]"), int(port)), family=family, backlog=256)
+        return socket.create_server(at, family=family, backlog=256, dualstack_ipv6=is_dual)
     except (OSError, OverflowError) as error:
         raise SettingsError(
             f"agents.listen must be an address of this machine with a free port, got {address}: "
             f"{getattr(error, 'strerror', None) or error}; change it, or use port 0"
         ) from None
+
+
+def _address_of(listener: socket.socket, listen: str) -> str:
+    """Return the address for agents, which may be in containers where a host listens everywhere.
+
+    Raises:
+        SettingsError: It listens everywhere, and the machine has no address for others.
+    """
+    address, port = listener.getsockname()[:2]
+    if not ipaddress.ip_address(address).is_unspecified:
+        return f"http://{listen.rpartition(':')[0]}:{port}"
+    everywhere = f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
+    return f"http{reachable(everywhere).removeprefix('tcp')}"
 
 
 async def first_of(work: Awaitable[Awaited], other: asyncio.Task[object]) -> Awaited | None:

@@ -12,7 +12,7 @@ import structlog
 from msgspec import structs
 
 from agents import conversation
-from agents.host import AgentHost, first_of
+from agents.host import AgentHost, StartPause, first_of
 from broker.protocol.agent_calls import AgentAnswer
 from broker.protocol.conversation_messages import TakeReply
 from configs.errors import DeadlineError, RefusedError
@@ -290,6 +290,82 @@ def test_a_host_that_rests_waits_and_says_why():
     assert (first, second, third) == (0, 101, 101)
     assert later - then >= 1.5
     assert [line["agents"] for line in lines if "rests" in line["event"]] == [4]
+
+
+def test_a_host_that_cannot_start_agents_takes_fewer_and_says_so_once(monkeypatch):
+    monkeypatch.setattr("agents.host.FIRST_PAUSE_S", 0.2)
+    asked = []
+
+    class Watched(TwinMailbox):
+        async def take(self, request, *, deadline_s=0.0):
+            asked.append((request.n, asyncio.get_running_loop().time()))
+            return await super().take(request)
+
+    async def story():
+        agents = AgentSettings(max_conversations=4)
+        host = AgentHost(mailbox, agents, drain_s=0.5, command=("/none/agent",))
+        await host.run(asyncio.Event())
+        await mailbox.close()
+
+    mailbox = Watched(tasks=7)
+    mailbox.is_done = True
+    with structlog.testing.capture_logs() as lines:
+        asyncio.run(story())
+
+    assert [n for n, _ in asked[:4]] == [4, 1, 1, 1]
+    times = [at for _, at in asked]
+    assert times[3] - times[2] >= 0.2  # .4 s, at most half of it less
+    why = "its host could not start it: /none/agent cannot be started: No such file or directory"
+    assert ends(mailbox) == dict.fromkeys(range(1, 8), ("host", why))
+    said = [line for line in lines if line["log_level"] in {"warning", "error"}]
+    assert [line["event"] for line in said] == [
+        "this host cannot start its agents, and tries again"
+    ]
+
+
+def test_pauses_of_a_host_that_cannot_start_agents_double_up_to_a_minute():
+    now = [100.0]
+    pause = StartPause(lambda: now[0], lambda: 0.0)
+    pauses = []
+    for _ in range(8):
+        began, now[0] = now[0], now[0] + 0.5
+        pause.note_failure(began, "no memory")
+        pause.note_failure(began, "no memory")
+        pauses.append(pause.left_s)
+        now[0] += pause.left_s
+
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+    pause.note_start(100.0)
+    assert pause.has_failed
+    pause.note_start(now[0])
+    assert (pause.has_failed, pause.left_s) == (False, 0.0)
+    shorter = StartPause(lambda: 0.0, lambda: 1.0)
+    shorter.note_failure(0.0, "no memory")
+    assert shorter.left_s == 0.5
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "localhost:0"])
+def test_agents_are_given_an_address_that_can_be_asked(listen):
+    lines: list[str] = []
+
+    async def story():
+        host = host_of(mailbox, show=lines.append, listen=listen)
+        running = asyncio.create_task(host.run(asyncio.Event()))
+        await until(lambda: lines)
+        line = json.loads(lines[0])
+        root = line["url"].removesuffix("/v1")
+        async with httpx.AsyncClient(headers={"x-api-key": line["key"]}, trust_env=False) as client:
+            answer = await client.post(f"{root}/reward", json={"reward": 1, "done": True})
+        await running
+        await mailbox.close()
+        return httpx.URL(root).host, answer.status_code
+
+    mailbox = TwinMailbox(tasks=1)
+    mailbox.is_done = True
+    asked, status = asyncio.run(story())
+
+    assert status == 200
+    assert asked not in {"0.0.0.0", "::"}
 
 
 def test_calls_that_a_store_was_set_back_behind_are_sent_again():
