@@ -497,6 +497,8 @@ class Stats:
     """Time for which the first of them has waited."""
     hosted: int = 0
     """Conversations that hosts have, and that have not ended."""
+    hosts: int = 0
+    """Hosts that have one of them, on whatever machine."""
 
     @property
     def by_state(self) -> dict[str, int]:

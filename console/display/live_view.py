@@ -114,7 +114,8 @@ def actor_lines(view: View, width: int, height: int) -> list[Text]:
     left = sum(actor.has_left for actor in gone)
     counts = {"died": len(gone) - left, "left": left}
     ends = "".join(f", {count} {how}" for how, count in counts.items() if count)
-    title = f"actors    {wanted_actors(view)}{ends}"
+    hosts = "" if view.hosts is None else f", {view.hosts} hosts of agents"
+    title = f"actors    {wanted_actors(view)}{ends}{hosts}"
     listed = [
         actor
         for actor in view.actors

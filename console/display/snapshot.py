@@ -64,6 +64,8 @@ class View:
     """Holders to which nothing is leased, and why."""
     sample: SampleLine | None = None
     """The newest sampled text."""
+    hosts: int | None = None
+    """Hosts of agents that have conversations; None = the run has no agents, or is elsewhere."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -81,6 +83,7 @@ def figures(view: View) -> dict[str, str]:
         "policy lag": number_or_dash(progress.policy_lag, "{:.2f}"),
         "learner idle": number_or_dash(progress.idle_fraction, "{:.0%}"),
         "actors": wanted_actors(view),
+        **({} if view.hosts is None else {"hosts": str(view.hosts)}),
         **({} if progress.cost is None else {"cost": f"{progress.cost:,.2f}"}),
         "left": "-" if progress.eta_s is None else duration(progress.eta_s),
     }

@@ -57,6 +57,7 @@ def with_store(view: View, look: StoreLook | None, settings: Settings) -> View:
             **groups, memory=look.memory.share, batch=settings.run.groups_per_batch
         ),
         closed=tuple(closed_lines(look.closed, settings.run.folder)),
+        hosts=look.stats.hosts if settings.run.has_agents else None,
     )
 
 

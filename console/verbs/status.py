@@ -132,6 +132,8 @@ def print_status(path: Path, console: Console) -> None:
     lines = [line, *_wanted_lines(progress, alive), _tasks_line(counts), *shut_lines]
     if (waiting := hosts_line(counts, settings.run.folder)) not in {None, idle}:
         lines.append(str(waiting))
+    if counts.hosts:
+        lines.append(f"hosts of agents: {counts.hosts}, with {counts.hosted} conversations")
     lines += [_quota_line(settings, used, alive)]
     lines += [_broker_line(endpoint, numbers) for endpoint, numbers in sorted(serving.items())]
     lines += _actor_lines(seen, limit_s)

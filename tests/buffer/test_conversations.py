@@ -479,13 +479,25 @@ def test_conversations_that_wait_for_a_host_are_counted(run: RunInStore) -> None
     second.want()
     run.redis.zincrby(f"{run.prefix}:wanted", -60_000, "0")
     waiting = run.store.run(operations.stats())
-    assert (waiting.wanted, waiting.hosted) == (2, 0)
+    assert (waiting.wanted, waiting.hosted, waiting.hosts) == (2, 0, 0)
     assert 60 <= waiting.wanted_s < 120
 
     first.take()
 
     one = run.store.run(operations.stats())
-    assert (one.wanted, one.hosted) == (1, 1)
+    assert (one.wanted, one.hosted, one.hosts) == (1, 1, 1)
+
+
+def test_hosts_are_counted_by_the_conversations_that_they_have(run: RunInStore) -> None:
+    run.create(3)
+    for task in run.lease()[:3]:
+        Talk(run, task).want()
+    for host, n in (("here", 2), ("there", 1)):
+        take = operations.take_conversations(host, n=n, ttl_ms=TTL_MS)
+        assert len(run.store.run(take).tickets) == n
+    counted = run.store.run(operations.stats())
+
+    assert (counted.hosted, counted.hosts) == (3, 2)
 
 
 def test_tokens_of_a_conversation_that_is_gone_are_cut(run: RunInStore) -> None:

@@ -238,6 +238,25 @@ def test_status_of_a_running_run_shows_tasks_and_actors(tmp_path, redis_url):
     assert "ALARM for " in answer.output
 
 
+def test_status_counts_hosts_of_agents_on_all_machines(tmp_path, redis_url):
+    settings = Settings(run=RunSettings(model="init", name="r", directory=tmp_path))
+    folder = settings.run.folder
+    save(settings, folder / "config.yaml")
+    write_secret(folder / "redis.url", redis_url)
+    with Store(redis_url, run="r") as store:
+        lineage = begun(store, group_size=2)
+        store.run(operations.create(lineage, [NewTask(task_id, 0, b"spec") for task_id in (0, 1)]))
+        leased = store.run(operations.lease("a", ttl_ms=60_000, n=2, version=(lineage, 0))).tasks
+        assert "hosts" not in CliRunner().invoke(app, ["status", str(folder)]).output
+        store.run(operations.want_agents([(task.task_id, task.fence, b"") for task in leased]))
+        for host in ("here", "there"):
+            store.run(operations.take_conversations(host, n=1, ttl_ms=60_000))
+
+    answer = CliRunner().invoke(app, ["status", str(folder)])
+
+    assert "\nhosts of agents: 2, with 2 conversations\n" in answer.output
+
+
 def test_what_is_in_a_store_does_not_steer_the_terminal(tmp_path, redis_url):
     evil = "\x1b[2J\x1b]0;owned\x07 right\u202eleft [bold]"
     settings = Settings(run=RunSettings(model="init", name="r", directory=tmp_path, group_size=1))

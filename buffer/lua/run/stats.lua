@@ -3,6 +3,12 @@
 -- Counts come from the sets and bitmaps themselves; there is no counter that could drift.
 local size = tonumber(call('HGET', META, 'group_size') or '1')
 local oldest = call('ZRANGE', WANTED, 0, 0, 'WITHSCORES')[2]
+local by_host, hosts, held = {}, 0, call('ZRANGE', TICKETS, 0, -1)
+for _, id in ipairs(held) do
+  local box = call('HMGET', mailbox_key(id), 'host', 'key')
+  local host = host_key(box[1] or '', box[2] or '')
+  if not by_host[host] then by_host[host], hosts = true, hosts + 1 end
+end
 local counts = {
   'created', call('BITCOUNT', KNOWN),
   'ready', call('ZCARD', READY) + call('ZCARD', NEW) * size,
@@ -20,7 +26,8 @@ local counts = {
   'reused_units', call('ZCARD', REUSED),
   'wanted', call('ZCARD', WANTED),
   'wanted_ms', oldest and math.max(0, now_ms() - oldest) or 0,
-  'hosted', call('ZCARD', TICKETS),
+  'hosted', #held,
+  'hosts', hosts,
 }
 local reasons = {}
 for _, reason in ipairs(call('SMEMBERS', REASONS)) do

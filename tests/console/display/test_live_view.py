@@ -154,6 +154,13 @@ def test_actors_without_room_are_counted_and_silent_ones_come_last():
     assert "1:30 min ago" in all_of_them[-1]
 
 
+def test_hosts_of_agents_are_counted_beside_actors_where_a_run_has_agents():
+    view = recorded_view(actors=(actor("a-here"),), actors_alive=1, sample=None)
+
+    assert "of agents" not in text_of(view, 110, 60)
+    assert "actors    1, 2 hosts of agents" in text_of(replace(view, hosts=2), 110, 60)
+
+
 def test_ended_actors_are_named_by_their_end_and_leave_the_list_after_a_while():
     died, left = actor("a-dead", silent_s=90.0), actor("a-left", silent_s=2.0, left="1")
     long_ago = [actor(f"a-old-{n}", silent_s=GONE_SHOWN_S + 1) for n in range(6)]

@@ -28,7 +28,9 @@ def stats(model: Model) -> Stats:
     leased = sum(model.tasks[i].state == "L" for found in rounds for i in found.unfinished)
     unfinished = sum(len(found.unfinished) for found in rounds)
     kept = model.kept.values()
-    wanted = [talk.wanted_ms for talk in model.conversations.values() if talk.ticket is None]
+    talks = model.conversations.values()
+    held = [talk for talk in talks if talk.ticket is not None and talk.why is None]
+    wanted = [talk.wanted_ms for talk in talks if talk.ticket is None]
     return Stats(
         state=model.state,
         lineage=model.lineage,
@@ -65,7 +67,8 @@ def stats(model: Model) -> Stats:
         data_failure=model.data_failure or "",
         wanted=len(wanted),
         wanted_s=max([0, model.now_ms - min(wanted)]) / 1000 if wanted else 0.0,
-        hosted=sum(t.ticket is not None and t.why is None for t in model.conversations.values()),
+        hosted=len(held),
+        hosts=len({(talk.host, talk.key) for talk in held}),
     )
 
 
