@@ -13,7 +13,7 @@ import asyncio
 import math
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -82,20 +82,31 @@ class PollKind(StrEnum):
     TICKETS = "tickets"
 
 
+class Place(NamedTuple):
+    """A peer's long poll of a kind, of which it has one."""
+
+    kind: PollKind
+    tag: str
+    """Of its key."""
+    incarnation: str
+
+
 class Bell:
     """A long poll that waits for news of some tasks."""
 
-    def __init__(self, tasks: Collection[int]) -> None:
+    def __init__(self, tasks: frozenset[int]) -> None:
         self.tasks = tasks
         self.is_over = False
         """A newer request has taken its place, or the broker stops."""
         self._rung: set[int] = set()
         self._event = asyncio.Event()
 
-    def ring(self, task: int) -> None:
-        """Note news of a task."""
-        self._rung.add(task)
-        self._event.set()
+    def ring(self, tasks: Iterable[int]) -> None:
+        """Note news of tasks; those that it does not wait for are ignored."""
+        rung = self.tasks.intersection(tasks)
+        if rung:
+            self._rung |= rung
+            self._event.set()
 
     def end(self) -> None:
         """Have the request answered now."""
@@ -113,50 +124,42 @@ class Bell:
 
 
 class Bells:
-    """Long polls by what they wait for."""
+    """Long polls by the peers that wait, in the order of their requests."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[PollKind, str, str], Bell] = {}
+        self._places: dict[Place, Bell] = {}
         self._per_key: Counter[tuple[PollKind, str]] = Counter()
-        self._by_task: dict[tuple[PollKind, int], dict[Bell, None]] = {}
-        """In the order in which they are woken: that of their requests."""
 
     def __bool__(self) -> bool:
         return bool(self._places)
 
-    def hang(
-        self, kind: PollKind, tag: str, incarnation: str, tasks: Collection[int]
-    ) -> Bell | None:
+    def hang(self, place: Place, tasks: frozenset[int]) -> Bell | None:
         """Add a long poll in place of the peer's last one; None if its key has too many."""
-        place = kind, tag, incarnation
         if (last := self._places.get(place)) is not None:
             last.end()
-            self.remove(kind, tag, incarnation, last)
-        if self._per_key[kind, tag] >= MAX_WAITING:
+            self.remove(place, last)
+        if self._per_key[place.kind, place.tag] >= MAX_WAITING:
             return None
         bell = self._places[place] = Bell(tasks)
-        self._per_key[kind, tag] += 1
-        for task in tasks:
-            self._by_task.setdefault((kind, task), {})[bell] = None
+        self._per_key[place.kind, place.tag] += 1
         return bell
 
-    def remove(self, kind: PollKind, tag: str, incarnation: str, bell: Bell) -> None:
+    def remove(self, place: Place, bell: Bell) -> None:
         """Remove a long poll that was answered; the second time does nothing."""
-        if self._places.get((kind, tag, incarnation)) is not bell:
-            return
-        del self._places[kind, tag, incarnation]
-        self._per_key[kind, tag] -= 1
-        for task in bell.tasks:
-            bells = self._by_task[kind, task]
-            bells.pop(bell, None)
-            if not bells:
-                del self._by_task[kind, task]
+        if self._places.get(place) is bell:
+            del self._places[place]
+            self._per_key[place.kind, place.tag] -= 1
 
-    def ring(self, kind: PollKind, tasks: Iterable[int]) -> None:
+    def ring(self, kind: PollKind, tasks: Collection[int]) -> None:
         """Wake the long polls that wait for one of these tasks."""
-        for task in tasks:
-            for bell in self._by_task.get((kind, task), ()):
-                bell.ring(task)
+        for place, bell in self._places.items():
+            if place.kind is kind:
+                bell.ring(tasks)
+
+    def ring_all(self) -> None:
+        """Wake all long polls for all that they wait for."""
+        for bell in self._places.values():
+            bell.ring(bell.tasks)
 
     def end_all(self) -> None:
         """Have all long polls answered now."""
@@ -215,10 +218,9 @@ class Polled(Generic[Line, Answer, Part]):
 class Waiting(NamedTuple):
     """What a long poll waits for."""
 
-    place: tuple[PollKind, str, str]
-    """Kind, tag of the peer's key, and incarnation."""
-    tasks: Collection[int]
-    changed: Collection[int]
+    place: Place
+    tasks: frozenset[int]
+    changed: Set[int]
     """Tasks that are read at once."""
     wait_s: float
 
@@ -268,7 +270,7 @@ class Conversations:
     def read_all_anew(self) -> None:
         """Have all conversations read again: Redis is another one, whose changes are others."""
         self._changes, self._newest = ChangeLog(), 0
-        self._bells.end_all()
+        self._bells.ring_all()
 
     async def answer_actor(
         self, message: WantRequest | ListenRequest, incarnation: str, tag: str
@@ -317,7 +319,7 @@ class Conversations:
     async def _take(self, message: TakeRequest, incarnation: str, tag: str) -> object:
         timeout_s = self._settings.lease_timeout_s
 
-        async def read(_: Collection[int]) -> TakeReply | None:
+        async def read(_: Set[int]) -> TakeReply | None:
             if self._cache.is_full:
                 return None
             take = operations.take_conversations(
@@ -342,8 +344,8 @@ class Conversations:
             reply = TakeReply(status, tuple(tickets), timeout_s, num_silent, rest_ms / 1000)
             return reply if is_new else None
 
-        place = PollKind.TICKETS, tag, incarnation
-        waiting = Waiting(place, [ANYTHING], [ANYTHING], message.wait_s)
+        place, anything = Place(PollKind.TICKETS, tag, incarnation), frozenset([ANYTHING])
+        waiting = Waiting(place, anything, anything, message.wait_s)
         return await self._poll(waiting, read, lambda: TakeReply("WAIT", (), timeout_s))
 
     async def _call(self, message: CallRequest, tag: str) -> Verdicts:
@@ -400,7 +402,7 @@ class Conversations:
             )
 
         polled = Polled(message.conversations, message.since, read, _replies, RepliesReply)
-        return await self._follow((PollKind.REPLIES, tag, incarnation), polled, message.wait_s)
+        return await self._follow(Place(PollKind.REPLIES, tag, incarnation), polled, message.wait_s)
 
     async def _listen(self, message: ListenRequest, incarnation: str, tag: str) -> object:
         def read(lines: Sequence[Listen]) -> Operation[list[CallsAnswer]]:
@@ -412,28 +414,26 @@ class Conversations:
             )
 
         polled = Polled(message.tasks, message.since, read, _calls, CallsReply)
-        return await self._follow((PollKind.CALLS, tag, incarnation), polled, message.wait_s)
+        return await self._follow(Place(PollKind.CALLS, tag, incarnation), polled, message.wait_s)
 
     async def _follow(
         self,
-        place: tuple[PollKind, str, str],
+        place: Place,
         polled: Polled[Line, Answer, Part],
         wait_s: float,
     ) -> object:
         """Read conversations now, and those that change while the request waits."""
-        by_task: dict[int, list[Line]] = {}
-        for line in polled.lines:
-            by_task.setdefault(line.task_id, []).append(line)
-
+        tasks = frozenset(line.task_id for line in polled.lines)
         changes = self._changes  # which another Redis replaces, so that its marks tell nothing
         newer = changes.since(polled.since)
-        changed = by_task if newer is None else [task for task in newer if task in by_task]
+        changed = tasks if newer is None else tasks.intersection(newer)
+
         mark = changes.mark
 
-        async def read(tasks: Collection[int]) -> object | None:
+        async def read(changed: Set[int]) -> object | None:
             nonlocal mark
             mark = changes.mark
-            asked = [line for task in tasks for line in by_task[task]]
+            asked = [line for line in polled.lines if line.task_id in changed]
             if not asked:
                 return None
             answers = await self._store.run(polled.read(asked))
@@ -445,7 +445,7 @@ class Conversations:
             is_whole = len(news) <= MAX_NEWS and _num_bytes(news) <= self.max_part_bytes / 2
             return polled.reply(tuple(news[:MAX_NEWS]), mark if is_whole else "") if news else None
 
-        waiting = Waiting(place, by_task, changed, wait_s)
+        waiting = Waiting(place, tasks, changed, wait_s)
         return await self._poll(waiting, read, lambda: polled.reply((), mark))
 
     def _ring_changed(self, kind: PollKind, verdicts: Iterable[TaskVerdict]) -> None:
@@ -459,14 +459,14 @@ class Conversations:
     async def _poll(
         self,
         waiting: Waiting,
-        read: Callable[[Collection[int]], Awaitable[object | None]],
+        read: Callable[[Set[int]], Awaitable[object | None]],
         nothing: Callable[[], object],
     ) -> object:
         """Read once; without news return a long poll, whose bell was hung before the reading."""
         place, tasks, changed, wait_s = waiting
         if wait_s <= 0:
             return await read(changed) or nothing()
-        bell = self._bells.hang(*place, tasks)
+        bell = self._bells.hang(place, tasks)
         if bell is None:
             return Refusal("busy", WAITS_TOO_OFTEN.format(most=MAX_WAITING), retry_after_s=wait_s)
         clock = asyncio.get_running_loop().time
@@ -480,16 +480,16 @@ class Conversations:
                         return reply
                 return nothing()
             finally:
-                self._bells.remove(*place, bell)
+                self._bells.remove(place, bell)
 
         try:
             reply = await read(changed)
         except BaseException:
-            self._bells.remove(*place, bell)
+            self._bells.remove(place, bell)
             raise
         if reply is None:
             return LongPoll(until_news)
-        self._bells.remove(*place, bell)
+        self._bells.remove(place, bell)
         return reply
 
 
