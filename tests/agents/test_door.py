@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from agents import door
+from agents.conversation import OpenCall
 from agents.requests import read_chat
 from broker.protocol.agent_calls import AgentAnswer, AgentError, CalledTool
 from configs.errors import DeadlineError, RecordError, RefusedError
@@ -184,8 +185,8 @@ def test_the_task_and_the_models_can_be_read():
             conversation = here.conversation()
             async with httpx.AsyncClient(
                 headers={"Authorization": f"Bearer {conversation.key}"}
-            ) as client:
-                task = await client.get(f"{here.url(conversation)}/task")
+            ) as bare:
+                task = await bare.get(f"{here.url(conversation)}/task")
             client = here.client(conversation)
             models = await client.models.list()
             one = await client.models.retrieve(models.data[0].id)
@@ -373,14 +374,14 @@ def test_a_stream_waits_for_its_call_from_its_first_second_to_its_last(monkeypat
         model, released = never()
         async with opened(model) as here:
             conversation = here.conversation()
-            counted = door.OpenCall.waiting
+            counted = OpenCall.waiting
             begun = []
 
             def waiting(call):
                 begun.append(call.number)
                 return counted(call)
 
-            monkeypatch.setattr(door.OpenCall, "waiting", waiting)
+            monkeypatch.setattr(OpenCall, "waiting", waiting)
             client = here.client(conversation)
             stream = await client.chat.completions.create(model="m", messages=ASK, stream=True)
             assert waits(conversation)

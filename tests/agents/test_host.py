@@ -36,7 +36,7 @@ print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["conte
 REWARDS = """
 import os, urllib.request
 request = urllib.request.Request(
-    os.environ["ANTHROPIC_BASE_URL"] + "/reward",
+    os.environ["OPENAI_BASE_URL"].removesuffix("/v1") + "/reward",
     b'{"reward": 1.0}',
     {"x-api-key": os.environ["OPENAI_API_KEY"]},
 )

@@ -111,8 +111,9 @@ def test_ends_are_remembered_with_their_reasons_and_without_their_calls(monkeypa
             ended = [here.conversation(task) for task in (1, 2, 3)]
             kept = weakref.WeakSet(ended)
             said = []
-            for one, why in zip(ended, ("died", "timeout", "ended"), strict=True):
-                await one.finish(AgentEnd(why, "x" * 2000))
+            ends = AgentEnd("died", "x" * 2000), AgentEnd("timeout"), AgentEnd("ended")
+            for one, end in zip(ended, ends, strict=True):
+                await one.finish(end)
                 here.conversations.end(one)
             async with httpx.AsyncClient() as client:
                 for one in ended:

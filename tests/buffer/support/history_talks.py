@@ -65,8 +65,8 @@ def _act(world: World, host: Host, agent: Agent) -> None:
             host.agents.pop(agent.task, None)
             return
     if len(agent.heard) == agent.turns:
-        line = EndLine(agent.task, agent.ticket, agent.newest, "ended", 0, 1, b"1")
-        end = operations.end_conversations([line])
+        last = EndLine(agent.task, agent.ticket, agent.newest, "ended", 0, 1, b"1")
+        end = operations.end_conversations([last])
         if _exchange(world, agent, end) in ("OK", "DUP"):
             stored = _stored_tokens(world, agent.task)
             lost = [text for text in agent.heard.values() if text.decode() not in stored]
