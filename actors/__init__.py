@@ -5,8 +5,7 @@ assembly            Assembly of an actor from settings: engine, tokenizer, envir
                     connections
 capacity            The number of episodes that an actor has at a time, and the share of its time
                     that is work
-chat                Chats: messages of prompts and episodes, columns in their texts, and calls of
-                    tools
+chat                Chats: messages of prompts and episodes, and columns in their texts
 engine/             Inference engines behind one protocol, vLLM and a small one in torch, and the
                     tokenizer
 engine_of_settings  The engine of an actor, made from the settings of its run
@@ -19,6 +18,8 @@ numbers             Numbers in texts: the value that a text states for certain
 preemption          Preemption notices of the clouds: a drain before the machine is taken away
 rewards/            Reward functions, each in a process of its own
 sandbox/            Sandbox for programs that a model wrote
+tool_calls          Calls of tools in the text of a turn, in the forms in which families of models
+                    write them
 weights/            Weight versions: received, checked, given to the engine, and shared with other
                     actors
 """

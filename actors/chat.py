@@ -1,10 +1,9 @@
-"""Chats: messages of prompts and episodes, columns in their texts, and calls of tools."""
+"""Chats: messages of prompts and episodes, and columns in their texts."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -150,81 +149,3 @@ def fill_in(text: str, value: Callable[[str], str]) -> str:
         '7 + 8 = {?}'
     """
     return _BRACES.sub(lambda part: value(part[1]) if part[1] else part[0][1:-1], text)
-
-
-# --------------------------------------------------------------------------------------------------
-# Calls of tools in the text of a turn, in two forms.
-#
-#   <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>    Hermes, Qwen2.5, Qwen3: several
-#   {"name": "add", "parameters": {"a": 1}}                          Llama 3: one, with nothing else
-#
-# To find out whether a chat template writes calls in one of these forms, its text is read back
-# (`engine/tokenizer.py`).
-
-FORMS = "<tool_call> with JSON (Hermes, Qwen2.5, Qwen3) or bare JSON (Llama 3)"
-BEGIN_CALL, END_CALL = "<tool_call>", "</tool_call>"
-END_OF_THINKING = "</think>"
-
-
-class ToolCall(NamedTuple):
-    """One call that a policy has written."""
-
-    name: str
-    arguments: Mapping[str, Any]
-
-
-def read_calls(text: str) -> list[ToolCall]:
-    """Return the calls of a turn after its thinking; no call if one of them is malformed.
-
-    A last `<tool_call>` that is not closed is left out.
-
-    Example:
-        >>> read_calls('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
-        [ToolCall(name='add', arguments={'a': 1})]
-    """
-    said = text.rpartition(END_OF_THINKING)[2].strip()
-    parsed = [_read_call(block, "arguments") for block in _tagged_blocks(said)]
-    if not parsed and said.startswith("{"):
-        parsed = [_read_call(said, "parameters")]
-    calls = [call for call in parsed if call is not None]
-    return calls if len(calls) == len(parsed) else []
-
-
-def _tagged_blocks(text: str) -> Iterator[str]:
-    """Yield the text between the tags of each call; a call that is cut off is left out."""
-    _, begin, rest = text.partition(BEGIN_CALL)
-    while begin:
-        block, end, rest = rest.partition(END_CALL)
-        if not end:
-            return
-        yield block
-        _, begin, rest = rest.partition(BEGIN_CALL)
-
-
-def _read_call(text: str, key: str) -> ToolCall | None:
-    try:
-        call = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(call, dict):
-        return None
-    name, arguments = call.get("name"), call.get(key)
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        return None
-    if _is_deeper(call, MAX_DEPTH):
-        return None
-    try:
-        json.dumps(call, ensure_ascii=False).encode()
-    except ValueError:  # half of a surrogate pair, such as "\\ud83d", which cannot be encoded
-        return None
-    return ToolCall(name, arguments)
-
-
-MAX_DEPTH = 100  # far below what Python, and templates in it, can nest
-
-
-def _is_deeper(value: Any, depth: int) -> bool:
-    parts = value.values() if isinstance(value, dict) else value
-    return isinstance(value, dict | list) and (
-        depth == 0 or any(_is_deeper(part, depth - 1) for part in parts)
-    )

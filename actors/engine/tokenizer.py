@@ -13,22 +13,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from inspect import signature
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from actors.chat import (
-    END_OF_THINKING,
-    FORMS,
-    ChatMessage,
-    Prompt,
-    ToolCall,
-    as_given,
-    as_messages,
-    read_calls,
-)
+from actors.chat import ChatMessage, Prompt, as_given, as_messages
+from actors.tool_calls import END_OF_THINKING, FAMILIES, ToolCall, read_calls
 from configs.architecture import present_model
 from configs.errors import SettingsError, quoted
 from configs.settings import RunSettings
@@ -47,11 +40,31 @@ MARKED = re.compile(f"{MARK}([0-9]+){MARK}")
 
 TRIAL = ToolCall("name_of_the_tool", {"argument": "a value", "number": 3})
 """A call that shows how a chat template writes calls."""
+TRIAL_IDS = ("trial0001", "functions.name_of_the_tool:0")
+"""Its ids: Mistral's templates want nine letters or digits, Kimi's write the name there alone."""
+TRIAL_FUNCTION: Mapping[str, Any] = {
+    "name": TRIAL.name,
+    "description": "",
+    "parameters": {
+        "type": "object",
+        "properties": {"argument": {"type": "string"}, "number": {"type": "integer"}},
+    },
+}
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 DATE = "date_string"
 """Variable of chat templates that write the day, as those of Llama 3 name it."""
+
+
+class CallStyle(NamedTuple):
+    """How a chat template writes calls of tools."""
+
+    is_readable: bool
+    written: str
+    """The trial call, or the template's error; empty if it leaves calls, tools or results out."""
+    has_text: bool = False
+    """It takes the arguments of a call as JSON text (DeepSeek)."""
 
 
 class Chat(NamedTuple):
@@ -240,8 +253,9 @@ class ModelTokenizer:
             )
         more = dict(chat.variables)
         if chat.tools:
+            self.check_tools()
             more["tools"] = self._marked_json(chat.tools)
-        text = self._render(self._marked_json(chat.messages), more)
+        text = self._render([self._marked_message(message) for message in chat.messages], more)
         if not text:
             raise SettingsError(
                 "messages must be such that the chat template of run.model writes something, got "
@@ -272,10 +286,10 @@ class ModelTokenizer:
             is_open: The turn did not end with its end token; that comes first.
 
         Returns:
-            None if the template writes the turn differently here, or leaves out its thinking.
+            None if the template writes the turn differently here, or leaves out some of it.
         """
         asked = {"role": "user", "content": "question"}
-        turn = self._marked_json(said)
+        turn = self._marked_message(said)
         try:
             begin = self._render([asked], variables)
             behind = [asked, turn, {**self._marked_json(following), "content": ANSWER}]
@@ -284,10 +298,11 @@ class ModelTokenizer:
         except SettingsError:  # the template takes no chat as short as this
             return None
         written, answer, _ = followed.removeprefix(begin).partition(ANSWER)
-        thought = turn.get("reasoning_content") or turn["content"].rpartition(END_OF_THINKING)[0]
+        thought, _, answered = turn["content"].rpartition(END_OF_THINKING)
+        thought = turn.get("reasoning_content") or thought
         if not (followed.startswith(begin) and answer and text.startswith(written)):
             return None
-        if thought.strip() not in written:
+        if thought.strip() not in written or answered.strip() not in written:
             return None
         stops = [stop for stop in self._stop_texts() if stop in written]
         end = min((written.index(stop) for stop in stops), default=-1)
@@ -297,6 +312,20 @@ class ModelTokenizer:
                 return None
             return self._after_stops(self._encode(self._tokenizer.eos_token + text[end:]), 1)
         return self._after_stops(self._encode(text[end:]), 1, with_last=is_open)
+
+    def check_tools(self) -> None:
+        """Refuse a template whose calls of tools cannot be read, or that leaves tools out.
+
+        Raises:
+            SettingsError: It is such a template.
+        """
+        is_readable, written, _ = self._call_style
+        if not is_readable:
+            shown = quoted(written.strip(), 120) if written.strip() else "one that leaves them out"
+            raise SettingsError(
+                f"run.model must have a chat template that writes tool calls as {FAMILIES} do, got "
+                f"{shown}; choose another model, or go without tools"
+            )
 
     def turn_frame(self) -> TurnFrame | None:
         """Return the texts that the template puts around the policy's turn; None without one."""
@@ -391,35 +420,58 @@ class ModelTokenizer:
 
     def _checked_tools(self, tools: str) -> list[Any]:
         """Return the functions; refuse a template that cannot write them, a call and its result."""
+        self.check_tools()
         functions: list[Any] = json.loads(self._marked(tools))
-        try:
-            written = self._written_call(functions)
-        except SettingsError as error:
-            written = str(error.__cause__)
-        if read_calls(written) != [TRIAL]:
-            shown = quoted(written.strip(), 120) if written.strip() else "one that leaves them out"
+        result = self.encode_observation((ChatMessage("tool", OBSERVATION),))
+        if OBSERVATION not in self.decode(result):
             raise SettingsError(
-                f"run.model must have a chat template that writes tool calls as {FORMS}, got "
-                f"{shown}; choose another model, or an environment without tools"
+                "run.model must have a chat template that writes results of tools without names "
+                "and ids for an environment with tools, got one that leaves them out; choose "
+                "another model, or let a live agent call the tools (docs/agents.md)"
             )
         return functions
+
+    @cached_property
+    def _call_style(self) -> CallStyle:
+        styles, errors = [], []
+        for call_id, has_text in product(TRIAL_IDS, (False, True)):
+            try:
+                written = self._written_call(call_id, has_text=has_text)
+            except SettingsError as error:
+                errors.append(CallStyle(is_readable=False, written=str(error.__cause__)))
+                continue
+            called = [call[:2] for call in read_calls(written, [TRIAL_FUNCTION])]
+            styles.append(CallStyle(called == [TRIAL[:2]], written, has_text))
+        return next((style for style in styles if style.is_readable), [*styles, *errors][0])
+
+    def _marked_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        marked: dict[str, Any] = self._marked_json(message)
+        if "tool_calls" not in marked or not self._call_style.has_text:
+            return marked
+        calls = [_with_text(call) for call in marked["tool_calls"]]
+        return marked | {"tool_calls": calls}
 
     def _marked_json(self, value: Any) -> Any:
         written = json.dumps(value, ensure_ascii=False)
         marked = self._marked(written)
         return value if marked == written else json.loads(marked)
 
-    def _written_call(self, functions: list[Any]) -> str:
+    def _written_call(self, call_id: str, *, has_text: bool) -> str:
         """Render a call as the template writes it; nothing if it leaves tools or results out."""
         asked: list[dict[str, Any]] = [{"role": "user", "content": "question"}]
-        call = {"type": "function", "function": TRIAL._asdict()}
-        called = [*asked, {"role": "assistant", "content": "", "tool_calls": [call]}]
-        answered = [*called, {"role": "tool", "name": TRIAL.name, "content": ANSWER}]
-        tools = {"tools": functions}
+        function = {"name": TRIAL.name, "arguments": TRIAL.arguments}
+        call: dict[str, Any] = {"id": call_id, "type": "function", "function": function}
+        calls = [_with_text(call) if has_text else call]
+        called = [*asked, {"role": "assistant", "content": "", "tool_calls": calls}]
+        result = {"role": "tool", "name": TRIAL.name, "tool_call_id": call_id, "content": ANSWER}
+        tools = {"tools": [{"type": "function", "function": TRIAL_FUNCTION}]}
         before = self._render(asked, tools)
-        if before == self._render(asked) or ANSWER not in self._render(answered, tools):
+        answered = self._render([*called, result], tools)
+        if before == self._render(asked) or ANSWER not in answered:
             return ""
-        turn = self._render(called, tools, go_on=False).removeprefix(before)
+        turn = self._render(called, tools, go_on=False)
+        begun = before, self._render(asked, tools, go_on=False)  # the prompt may open thinking
+        turn = turn.removeprefix(next(filter(turn.startswith, begun), ""))
         for stop in self._stop_texts():
             turn = turn.partition(stop)[0]
         return turn
@@ -445,6 +497,15 @@ class ModelTokenizer:
                 f"template does not support"
             ) from error
         return text
+
+
+def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call with its arguments as JSON text."""
+    function = call["function"]
+    arguments = function["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _bare(prompt: Prompt, kind: str) -> str:

@@ -17,14 +17,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from actors.chat import (
-    BEGIN_CALL,
-    END_OF_THINKING,
-    ChatMessage,
-    read_calls,
-    without_half_pairs,
-)
+from actors.chat import ChatMessage, without_half_pairs
 from actors.engine.tokenizer import Chat
+from actors.tool_calls import END_OF_THINKING, ToolCall, split_calls
 from broker.protocol.agent_calls import MAX_TOOL_CALLS, AgentAnswer, AgentCall, CalledTool
 from broker.protocol.fields import MAX_TEXT
 from buffer.record.episode import Completion
@@ -154,28 +149,29 @@ def answer_of(
         reasoning, _, content = text.partition(END_OF_THINKING)
         reasoning = reasoning.removeprefix(BEGIN_OF_THINKING).strip("\n")
         content = content.lstrip("\n")
-    calls = read_calls(content) if request.has_tools and not is_cut else []
-    if len(calls) > MAX_TOOL_CALLS or any(len(call.name) > MAX_TEXT for call in calls):
-        calls = []  # no reply could have them
-    if calls:
-        content = content.partition(BEGIN_CALL)[0].strip() if BEGIN_CALL in content else ""
+    said, calls = content, list[ToolCall]()
+    if request.chat is not None and request.has_tools and not is_cut:
+        said, calls = split_calls(content, request.chat.tools)
+    if len(calls) > MAX_TOOL_CALLS or any(len(c.name + c.call_id) > MAX_TEXT for c in calls):
+        said, calls = content, []  # no reply could have them
+    ids = [call.call_id for call in calls]
+    if not all(ids) or len(set(ids)) < len(ids):  # nine letters and digits, for Mistral's template
+        ids = [f"c{number:05}{place:03}" for place in range(len(calls))]
     tool_calls = tuple(
-        CalledTool(
-            f"call_{number}_{place}", call.name, json.dumps(call.arguments, ensure_ascii=False)
-        )
-        for place, call in enumerate(calls)
+        CalledTool(call_id, call.name, json.dumps(call.arguments, ensure_ascii=False))
+        for call_id, call in zip(ids, calls, strict=True)
     )
     finish: Literal["stop", "length", "tool_calls"] = (
         "length" if is_cut else "tool_calls" if calls else "stop"
     )
-    message: dict[str, Any] = {"role": "assistant", "content": content}
+    message: dict[str, Any] = {"role": "assistant", "content": said}
     if reasoning:
         message["reasoning_content"] = reasoning
     if calls:
         message["tool_calls"] = [
             _function(call.call_id, call.name, call.arguments) for call in tool_calls
         ]
-    return AgentAnswer(finish, 0, 0, content, reasoning, tool_calls), message
+    return AgentAnswer(finish, 0, 0, said, reasoning, tool_calls), message
 
 
 def token_fields(

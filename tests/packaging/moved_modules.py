@@ -101,7 +101,7 @@ actors.capacity
  actors.capacity.cache_meter actors.capacity.batch_size actors.capacity.room
  actors.capacity.tuning actors.capacity.work
 actors.chat
- actors.chat actors.columns actors.tool_calls
+ actors.chat actors.columns
 actors.loop
  actors.unless actors.loop
 actors.engine.turns

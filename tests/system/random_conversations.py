@@ -35,8 +35,13 @@ from configs.errors import SettingsError
 from learner.model.policy import Policy
 from learner.model.saved_model import load_causal_lm
 from tests.actors.support.agent_world import Actors, Message, check_record
-from tests.actors.support.chat_families import FAMILIES, chat_tokenizer, wheel_templates
-from tests.actors.support.odd_agent import HALF, Asked, OddAgent, Script
+from tests.actors.support.chat_families import (
+    FAMILIES,
+    chat_tokenizer,
+    takes_tools,
+    wheel_templates,
+)
+from tests.actors.support.odd_agent import HALF, TOOLS, Asked, OddAgent, Script
 from tests.learner.support.exact_gradients import (
     EXACT,
     SHAPE,
@@ -178,14 +183,18 @@ class Prompts:
         if "reasoning_content" in message:
             kept["reasoning_content"] = message["reasoning_content"]
         if calls := [call["function"] for call in message.get("tool_calls", ())]:
-            kept["tool_calls"] = [
-                {"function": {**call, "arguments": json.loads(call["arguments"])}} for call in calls
-            ]
+            kept["tool_calls"] = [{"function": self._call(call)} for call in calls]
         written = json.dumps(kept, ensure_ascii=False)
         for number, token in enumerate(self.control):
             written = written.replace(token, chr(FIRST + number))
         read: Message = json.loads(written)
         return read
+
+    def _call(self, call: dict[str, Any]) -> dict[str, Any]:
+        arguments = json.loads(call["arguments"])
+        if "function.arguments }}" in str(self.tokenizer._tokenizer.chat_template):
+            arguments = json.dumps(arguments, ensure_ascii=False)  # the template takes a text
+        return {**call, "arguments": arguments}
 
 
 FIRST = 0xE000  # of the characters that stand for control tokens
@@ -230,7 +239,9 @@ def play(
     """Play a conversation; its actor is killed at any moment."""
     actors = Actors(tokenizer, seed=seed, limit=limit, prompt=3000)
     control = tokenizer._tokenizer.all_special_tokens
-    agent, script = OddAgent(actors.box, Random(seed), control), Script(tokenizer, seed)
+    tools = TOOLS if takes_tools(tokenizer) else []
+    agent = OddAgent(actors.box, Random(seed), control, tools=tools)
+    script = Script(tokenizer, seed)
     rng = Random(f"{seed} world")
     while not agent.is_done:
         agent.act()

@@ -5,8 +5,8 @@
         def write(self, text: str) -> str        a tool: type hints, and a docstring with `Args:`
         def get_reward(self) -> float            optional
 
-The policy writes calls (`actors/chat.py`). Each call is answered by a message of the role `tool`,
-and a turn without a call ends the episode. The error of a tool that fails is its answer.
+The policy writes calls (`actors/tool_calls.py`). Each call is answered by a message of the role
+`tool`, and a turn without a call ends the episode. The error of a tool that fails is its answer.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from actors.chat import GivenPrompt, ToolCall, read_calls
+from actors.chat import GivenPrompt
 from actors.environments.base import Conversation, Score, Segment, Step, columns_of
 from actors.environments.calls import drive
+from actors.tool_calls import ToolCall, read_calls
 from configs.errors import SettingsError
 
 from .games import SharedGenerators
@@ -107,7 +108,7 @@ class ToolConversation:
 
     async def _step(self, text: str) -> Step:
         self._row.step(text)
-        calls = read_calls(text)
+        calls = read_calls(text, json.loads(self.tools))
         results = [await self._result(call) for call in calls]
         return Step([{"role": "tool", "content": text} for text in results], done=not calls)
 

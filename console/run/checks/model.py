@@ -130,7 +130,13 @@ def check_template(run: RunSettings) -> str | CheckWarning:
         )
     if frame is None:
         return "none: prompts are bare texts"
-    return f"{frame.check_opening()}, {frame.check_closing(run.stop)}"
+    checked = f"{frame.check_opening()}, {frame.check_closing(run.stop)}"
+    try:
+        if run.has_agents:
+            tokenizer.check_tools()
+    except SettingsError as error:
+        return CheckWarning(f"{checked}; calls of agents with tools will be refused: {error}")
+    return checked
 
 
 def _refuse_other_files(path: Path) -> None:

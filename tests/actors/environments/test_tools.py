@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from actors.chat import ToolCall, read_calls
 from actors.environments import registry
 from actors.environments.base import columns_of, tools_of
 from actors.environments.calls import finish
@@ -250,22 +249,3 @@ def test_a_skyrl_class_needs_a_dataset(make, tmp_path):
 
     with pytest.raises(SettingsError, match="must be dataset for a class with `init` and step"):
         make_environment(run)
-
-
-@pytest.mark.parametrize(
-    ("text", "calls"),
-    [
-        (call("add", a=1) + "and" + call("add", a=2), [("add", {"a": 1}), ("add", {"a": 2})]),
-        ('{"name": "add", "parameters": {"a": 1}}', [("add", {"a": 1})]),
-        (f"<think>{call('add', a=1)}</think> 7", []),
-        (call("add", a=1) + "<tool_call>{</tool_call>", []),
-        ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', []),
-        ('{"name": "add", "arguments": {"a": 1}}', []),
-        ("<tool_call>" + "[" * 100_000 + "</tool_call>", []),
-        (call("add", a=1) + "<tool_call>" + "\n" * 100_000 + "{", [("add", {"a": 1})]),
-        (call("add", a="\ud83d"), []),
-        ("7", []),
-    ],
-)
-def test_calls_are_read_in_both_forms_and_malformed_ones_are_none(text, calls):
-    assert read_calls(text) == [ToolCall(*each) for each in calls]

@@ -16,11 +16,23 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from actors.engine.tokenizer import ModelTokenizer
+from configs.errors import SettingsError
 
 OPEN = "{% if add_generation_prompt %}"
 HERMES = (
     "{% for c in m.tool_calls or [] %}\n<tool_call>\n{{ c.function | tojson }}\n</tool_call>"
     "{% endfor %}"
+)
+CALLS = "{% for c in m.tool_calls or [] %}"
+XML = (  # Qwen3-Coder, Qwen3.5
+    CALLS + "\n<tool_call>\n<function={{ c.function.name }}>\n"
+    "{% for k, v in c.function.arguments | items %}<parameter={{ k }}>\n"
+    "{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
+    "{% endfor %}"
+)
+DEEPSEEK = (  # it takes arguments as a text
+    CALLS + "<｜tool▁call▁begin｜>{{ c.function.name + '<｜tool▁sep｜>' + c.function.arguments }}"
+    "<｜tool▁call▁end｜>{% endfor %}"
 )
 LISTED = "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
 LAST_USER = (
@@ -56,21 +68,22 @@ FAMILIES = {
         + OPEN
         + "<|im_start|>assistant\n{% endif %}"
     ),
-    # The prompt opens the thinking, and no turn keeps it: distilled DeepSeek-R1.
+    # The prompt opens the thinking, and no turn keeps it: DeepSeek-R1.
     "forgetful": (
-        "{{ bos_token }}{% for m in messages %}{% set said = m.content %}"
+        "{{ bos_token }}" + LISTED + "{% for m in messages %}{% set said = m.content %}"
         "{% if '</think>' in said %}{% set said = said.split('</think>')[-1] %}{% endif %}"
-        "{% if m.role == 'assistant' %}<｜Assistant｜>{{ said }}<｜end▁of▁sentence｜>"
-        "{% else %}<｜User｜>{{ said }}{% endif %}{% endfor %}"
+        "{% if m.role == 'assistant' %}<｜Assistant｜>{{ said }}"
+        + DEEPSEEK
+        + "<｜end▁of▁sentence｜>{% else %}<｜User｜>{{ said }}{% endif %}{% endfor %}"
         + OPEN
         + "<｜Assistant｜><think>\n{% endif %}"
     ),
-    # All thinking is kept as a field of its own, and the prompt opens it: Qwen3-Thinking, tools.
+    # All thinking is kept as a field of its own, and the prompt opens it: Qwen3.5.
     "opened": (
         LISTED + "{% for m in messages %}<|im_start|>{{ m.role }}\n"
         "{% if m.role == 'assistant' %}<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n"
         "{% endif %}{{ m.content }}"
-        + HERMES
+        + XML
         + "<|im_end|>\n{% endfor %}"
         + OPEN
         + "<|im_start|>assistant\n<think>\n{% endif %}"
@@ -142,6 +155,15 @@ def wheel_templates() -> Iterator[tuple[str, str]]:
         if spec is not None and spec.origin is not None:
             for path in sorted((Path(spec.origin).parent / folder).glob("*.jinja")):
                 yield f"{package}/{path.stem}", path.read_text()
+
+
+def takes_tools(tokenizer: ModelTokenizer) -> bool:
+    """Whether calls with tools are not refused."""
+    try:
+        tokenizer.check_tools()
+    except SettingsError:
+        return False
+    return True
 
 
 def chat_tokenizer(folder: Path, template: str, *, model: str | None = None) -> ModelTokenizer:

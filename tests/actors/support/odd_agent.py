@@ -88,15 +88,20 @@ class Script:
             yield some_text(rng, self.tokenizer._tokenizer.all_special_tokens)
 
     def _call(self, rng: Random) -> str:
-        call = {
-            "name": rng.choice(["add", "search"]),
-            "arguments": {"a": some_text(rng, ()), "b": 2},
-        }
+        name, text = rng.choice(["add", "search"]), some_text(rng, ())
         spacing = rng.choice([(", ", ": "), (",", ":")])
-        written = json.dumps(call, ensure_ascii=rng.random() < 0.5, separators=spacing)
+        arguments = json.dumps(
+            {"a": text, "b": 2}, ensure_ascii=rng.random() < 0.5, separators=spacing
+        )
+        written = f'{{"name": "{name}", "arguments": {arguments}}}'
         written = written[:-2] if rng.random() < 0.1 else written
-        return rng.choice(["<tool_call>\n{}\n</tool_call>", "<tool_call>{}</tool_call>\n"]).replace(
-            "{}", written, 1
+        return rng.choice(
+            [
+                f"<tool_call>\n{written}\n</tool_call>",
+                f"<tool_call>{written}</tool_call>\n",
+                f"<tool_call><function={name}><parameter=a>{text}</parameter></function></tool_call>",
+                f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>",
+            ]
         )
 
 
@@ -118,11 +123,17 @@ class OddAgent:
     """Goes on, goes back, rewrites, summarises, begins sub-agents, and asks several at once."""
 
     def __init__(
-        self, box: StoredMailbox, rng: Random, control: Sequence[str], *, most_cut: float = 0.2
+        self,
+        box: StoredMailbox,
+        rng: Random,
+        control: Sequence[str],
+        *,
+        most_cut: float = 0.2,
+        tools: Sequence[Any] = TOOLS,
     ) -> None:
         self.box, self.rng, self.control, self.most_cut = box, rng, control, most_cut
         self.left = rng.randint(2, 6)
-        self.tools = TOOLS if rng.random() < 0.6 else []
+        self.tools = tools if rng.random() < 0.6 else []
         system = [{"role": "system", "content": "you help"}] if rng.random() < 0.5 else []
         self.chats = [[*system, {"role": "user", "content": "question " + self._text()}]]
         self.calls: dict[int, Asked] = {}

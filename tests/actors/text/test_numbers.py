@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from actors.chat import read_calls, read_prompt
+from actors.chat import read_prompt
 from actors.engine.tokenizer import ANSWER, ModelTokenizer
 from actors.environments.answer_worker import same_number
 from actors.environments.dataset.programs import program_of, same_output
@@ -20,6 +20,7 @@ from actors.environments.dataset.scorers import SCORERS, make_scorer, score_of
 from actors.environments.final_answer import candidates
 from actors.numbers import read_number, stated_number
 from actors.rewards.judge import read_score
+from actors.tool_calls import read_calls
 from configs.errors import SettingsError
 from tests.actors.support.saved_tokenizer import CHATML, save_tokenizer
 

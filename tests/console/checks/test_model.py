@@ -56,6 +56,15 @@ def test_a_template_that_ends_turns_with_no_stop_token_fails_unless_it_is_a_stop
     assert "ends it with '[end]'" in template_of(tmp_path, NO_STOP, stop=("[end]",))
 
 
+def test_a_template_that_leaves_tools_out_is_a_warning_for_live_agents(tmp_path):
+    run = RunSettings(model=save_tokenizer(tmp_path, template=CHATML), environment="agent")
+
+    checked = check_template(run)
+
+    assert isinstance(checked, CheckWarning)
+    assert "calls of agents with tools will be refused: run.model must have" in str(checked)
+
+
 def test_a_model_without_a_template_passes(tmp_path):
     assert template_of(tmp_path, None) == "none: prompts are bare texts"
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.chat import read_calls
 from actors.engine.tokenizer import Chat, ModelTokenizer
+from actors.tool_calls import read_calls
 from configs.errors import SettingsError
 from configs.loader import save
 from learner.__main__ import main
