@@ -186,8 +186,9 @@ def _read_json(text: str, key: str) -> list[ToolCall]:
         if not isinstance(part, dict):
             return []
         call_id = part.get("id")
+        arguments: Any = part.get(key)
         call_id = call_id if isinstance(call_id, str) else ""
-        calls.append(ToolCall(part.get("name", ""), part.get(key), call_id))
+        calls.append(ToolCall(part.get("name", ""), arguments, call_id))
     return calls if all(map(_is_sound, calls)) else []
 
 

@@ -129,7 +129,7 @@ class OddAgent:
         control: Sequence[str],
         *,
         most_cut: float = 0.2,
-        tools: Sequence[Any] = TOOLS,
+        tools: list[dict[str, Any]] = TOOLS,
     ) -> None:
         self.box, self.rng, self.control, self.most_cut = box, rng, control, most_cut
         self.left = rng.randint(2, 6)
