@@ -43,6 +43,7 @@ from .run_folder import RunFolder
 
 STAMP = "made_from.json"
 NUM_PAIRS = 20_000  # several times what a short supervised start sees
+NUM_CHATS = 4000  # of live agents; a template renders each, in half a millisecond
 NUM_TEXTS = 1000  # whose characters the model has where there is no supervised start
 TAIL_LINES = 12  # of a failed process's log: enough for the last traceback
 
@@ -150,7 +151,8 @@ def make_model(settings: Settings, target: Path, *, show: Show, forks: Forks | N
         pairs, model = Path(scratch) / "pairs.jsonl", Path(scratch) / "model"
         config = Path(scratch) / "config.yaml"
         save(settings, config)
-        count = NUM_PAIRS if settings.learner.warm_start_steps else NUM_TEXTS
+        count = NUM_CHATS if settings.run.has_agents else NUM_PAIRS
+        count = count if settings.learner.warm_start_steps else NUM_TEXTS
         show("writing examples", 0, 0)
         for _ in _run(settings, "actor", export_command(config, pairs, count=count)):
             pass
