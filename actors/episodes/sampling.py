@@ -10,6 +10,7 @@ episode waits for.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -119,6 +120,7 @@ class Sampling:
         while True:
             for held, calls in await self._mail.listen():
                 self._take_calls(held, calls)
+                await asyncio.sleep(0)  # a resumption reads 50 calls in 0.2 s; heartbeats go on
 
     async def answer_agents(self) -> None:
         """Answer live agents, each reply together with its tokens, until cancelled."""
