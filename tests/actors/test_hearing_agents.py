@@ -21,7 +21,7 @@ def test_heartbeats_go_on_between_conversations_that_are_read_after_a_death() ->
     done: list[str] = []
     sampling = object.__new__(Sampling)
     sampling._mail = Mail()  # type: ignore[assignment]
-    sampling._take_calls = lambda held, _: done.append(str(held))  # type: ignore[method-assign]
+    sampling._take_calls = lambda held, calls: done.append(str(held))  # type: ignore[method-assign]
 
     async def beat() -> None:
         hearing = asyncio.create_task(sampling.hear_agents())
