@@ -55,8 +55,8 @@ def print_samples(
     """Print samples one below the other; long turns without their middle unless `full`."""
     for sample in samples:
         console.print(Rule(Text(printable(title(sample))), align="left", style=NO_STYLE))
-        blocks = [("prompt", sample.prompt), *((turn.heading, turn.text) for turn in sample.turns)]
-        for name, text in blocks:
+        texts = [sample.prompt, *(turn.text for turn in sample.turns)]
+        for name, text in zip(["prompt", *sample.headings], texts, strict=True):
             console.print(Text(name, style="bold"))
             body = _body(console, text, width=console.width - 2, full=full)
             console.print(Padding(body, (0, 0, 0, 2)))
@@ -95,9 +95,9 @@ def print_json_lines(lines: Iterable[SampleLine]) -> None:
 
 def _answer(console: Console, sample: SampleLine, *, width: int, full: bool) -> RenderableType:
     parts: list[RenderableType] = []
-    for turn in sample.turns:
+    for heading, turn in zip(sample.headings, sample.turns, strict=True):
         if len(sample.turns) > 1:
-            parts.append(Text(turn.heading, style="bold"))
+            parts.append(Text(heading, style="bold"))
         parts.append(_body(console, turn.text, width=width, full=full))
     parts.append(Text(printable(_numbers(sample.parts)), style="dim"))
     return Group(*parts)

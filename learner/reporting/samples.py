@@ -50,11 +50,6 @@ class SampleTurn(msgspec.Struct, omit_defaults=True):
     the prompt, or `root` = it follows nothing; None = the turn follows the one before."""
 
     @property
-    def heading(self) -> str:
-        """Name the writer, and where a branch begins."""
-        return self.by if self.branch is None else f"{self.by}, {self.place}"
-
-    @property
     def place(self) -> str:
         """Say where a branch begins."""
         return "root" if self.branch == "root" else f"branch from token {self.branch}"
@@ -98,6 +93,18 @@ class SampleLine(msgspec.Struct):
             turn.text if turn.branch is None else f"\n[{turn.place}]\n{turn.text}"
             for turn in self.turns
         )
+
+    @property
+    def headings(self) -> list[str]:
+        """Name the writer of each turn; where there are branches, also its tokens and place."""
+        if all(turn.branch is None for turn in self.turns):
+            return [turn.by for turn in self.turns]
+        headings, end = [], 0
+        for turn in self.turns:
+            place = "" if turn.branch is None else f", {turn.place}"
+            headings.append(f"{turn.by}, tokens {end + 1} to {end + turn.tokens}{place}")
+            end += turn.tokens
+        return headings
 
     @property
     def tokens(self) -> int:

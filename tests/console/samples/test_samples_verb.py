@@ -68,7 +68,7 @@ def test_greedy_answers_are_not_ranked_among_sampled_ones():
     assert chosen(None, lines, steps=everything)[1] == 20
 
 
-def test_a_branch_is_named_at_its_first_turn():
+def test_a_branch_is_named_at_its_first_turn_and_turns_by_their_tokens():
     turns = [SampleTurn("policy", "ab", 2), SampleTurn("policy", "cd", 2, branch=1)]
     output = io.StringIO()
     console = Console(file=output, width=80)
@@ -76,7 +76,9 @@ def test_a_branch_is_named_at_its_first_turn():
     print_samples(console, [sample(turns=turns)], full=True)
     print_side_by_side(console, [sample(turns=turns), sample()], full=True)
 
-    assert output.getvalue().count("policy, branch from token 1") == 2
+    assert output.getvalue().count("policy, tokens 1 to 2\n") == 1
+    assert output.getvalue().count("policy, tokens 3 to 4, branch from token 1") == 1
+    assert " ".join(output.getvalue().split()).count("tokens 3 to 4, branch from") == 2
 
 
 def test_a_part_of_the_reward_ranks_in_its_place():
