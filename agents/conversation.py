@@ -62,7 +62,7 @@ KEPT_ENDS = 4096
 BUSY_S = 1  # an open call takes seconds
 END_TRY_S = 5.0  # of one try to store an end, and so how long a host that stops may wait for it
 ENDS_AT_A_TIME = 1024  # of one request: a quarter of what the broker takes
-UNREACHABLE = 503  # SDKs send the request again
+UNREACHABLE = "run_unreachable"
 MAX_RETRY_KEY = 256  # characters
 MAX_TOLD = 64  # ignored fields that are logged, and characters of each
 
@@ -212,9 +212,13 @@ class AgentConversation:
                 reward=request.reward,
                 parts=dict(request.parts),
             )
-            await self._say(reward)
-            newest = self._rewards.get(request.number, reward)
-            self._rewards[request.number] = max(newest, reward, key=lambda end: end.order)
+            try:
+                await self._say(reward)
+            except RequestError as error:
+                if error.code == UNREACHABLE:
+                    self._note_reward(reward)  # which the agent may not send again
+                raise
+            self._note_reward(reward)
         if request.is_done:
             await self.finish(AgentEnd("ended"))
 
@@ -364,6 +368,10 @@ class AgentConversation:
             if not call.reply.done():
                 call.reply.set_result(AgentError(503, "the run has refused the call; try again"))
 
+    def _note_reward(self, reward: End) -> None:
+        newest = self._rewards.get(reward.number, reward)
+        self._rewards[reward.number] = max(newest, reward, key=lambda end: end.order)
+
     async def _try_end(self, end: AgentEnd) -> None:
         last = End(*self._place, self._heard, why=end.why, text=end.text[-MAX_REASON:])
         lines = [*self._rewards.values(), last]
@@ -372,7 +380,7 @@ class AgentConversation:
                 await self._say(*lines[start : start + ENDS_AT_A_TIME], deadline_s=END_TRY_S)
             self.is_settled = True
         except RequestError as error:
-            self.is_settled = self.is_settled or self._is_last_try or error.status != UNREACHABLE
+            self.is_settled = self.is_settled or self._is_last_try or error.code != UNREACHABLE
             what = "was not stored" if self.is_settled else "waits for the run"
             log.warning("end of a conversation %s", what, task=self.name, reason=error.text)
             if not self.is_settled:
@@ -397,7 +405,7 @@ class AgentConversation:
             raise RequestError(400, text, field="reward", code="conversation_full")
         if line.verdict is Verdict.GAP:
             text = "the run has lost calls, which are sent again; try again"
-            raise RequestError(UNREACHABLE, text, code="run_unreachable", retry_after_s=BUSY_S)
+            raise RequestError(503, text, code=UNREACHABLE, retry_after_s=BUSY_S)
         if line.verdict not in {Verdict.OK, Verdict.DUP}:
             self._close(None)
             raise _over(None)
@@ -507,4 +515,4 @@ def _is_malformed(error: Exception) -> bool:
 
 def _unreachable(error: Exception) -> RequestError:
     text = f"the run does not answer: {error!s:.300}; try again"
-    return RequestError(UNREACHABLE, text, code="run_unreachable", retry_after_s=BUSY_S)
+    return RequestError(503, text, code=UNREACHABLE, retry_after_s=BUSY_S)

@@ -20,7 +20,7 @@ import socket
 from asyncio import to_thread
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import h11
 import msgspec
@@ -51,6 +51,7 @@ from .requests import MAX_MODEL, AgentRequest, RequestError, read_chat, read_gen
 KEEP_ALIVE_S = 3.0
 """Pause between comments of a stream; before the first, an error still has its own status."""
 BODY_S = 30.0  # 8 MiB at 280 kB/s, on loopback
+SEND_S = 30.0  # without a byte that the agent reads
 HEADERS_S = 10.0
 MAX_READ_BYTES = 2 * MAX_BODY_BYTES
 """A longer body is not read to its end, so its connection is cut."""
@@ -103,7 +104,7 @@ class Door:
         """
         config = uvicorn.Config(
             self.app,
-            http=_guard_of(most * CONNECTIONS_PER_CONVERSATION),
+            http=type("Guarded", (_Guarded,), {"most": most * CONNECTIONS_PER_CONVERSATION}),
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             lifespan="off",
             log_config=None,
@@ -366,41 +367,49 @@ class _DoorServer(uvicorn.Server):
         yield
 
 
-def _guard_of(most: int) -> type[H11Protocol]:
-    class Guarded(H11Protocol):
-        """A connection that ends if no request comes in time; where there are `most`, one does."""
+class _Guarded(H11Protocol):
+    """A connection that ends if no request comes in time; where there are `most`, one does."""
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            if len(self.connections) > most:
-                others = (one for one in self.connections if not one.transport.is_closing())
-                place = next((one for one in others if _is_idle(one) and one is not self), self)
-                place.transport.abort()
-                if place is self:
-                    return
-            self.loop.call_later(HEADERS_S, self._end_if_idle, None)
+    most: ClassVar[int]
 
-        def send_400_response(self, msg: str) -> None:
-            """Refuse what is no HTTP; a request whose body it is in gets no other answer."""
-            if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
-                self.transport.close()  # an answer is under way, or was sent
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.most:
+            others = (one for one in self.connections if not one.transport.is_closing())
+            place = next((one for one in others if _is_idle(one) and one is not self), self)
+            place.transport.abort()
+            if place is self:
                 return
-            super().send_400_response(msg)
-            if not _is_idle(self):
-                self.cycle.disconnected = True
-                self.cycle.message_event.set()
+        self.loop.call_later(HEADERS_S, self._end_if_idle, None)
 
-        def _end_if_idle(self, last: object) -> None:
-            """End the connection if no request has begun since the last look, nor is under way."""
-            if self.transport.is_closing():
-                return
-            if _is_idle(self) and self.cycle is last:
-                self.transport.close()
-                return
-            seen = self.cycle if _is_idle(self) else self
-            self.loop.call_later(HEADERS_S, self._end_if_idle, seen)
+    def pause_writing(self) -> None:
+        """Stop writing to an agent that does not read, and cut it off in the end."""
+        super().pause_writing()
+        self.cutting = self.loop.call_later(SEND_S, self.transport.abort)
 
-    return Guarded
+    def resume_writing(self) -> None:
+        self.cutting.cancel()
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP; a request whose body it is in gets no other answer."""
+        if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
+            self.transport.close()  # an answer is under way, or was sent
+            return
+        super().send_400_response(msg)
+        if not _is_idle(self):
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
+    def _end_if_idle(self, last: object) -> None:
+        """End the connection if no request has begun since the last look, nor is under way."""
+        if self.transport.is_closing():
+            return
+        if _is_idle(self) and self.cycle is last:
+            self.transport.close()
+            return
+        seen = self.cycle if _is_idle(self) else self
+        self.loop.call_later(HEADERS_S, self._end_if_idle, seen)
 
 
 def _is_idle(connection: Any) -> bool:

@@ -219,6 +219,15 @@ def not_started(command: list[str], error: OSError) -> int:
     return -NOT_STARTED
 
 
+def remove(folder: str) -> None:
+    """Remove a folder with all that is in it."""
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if os.path.lexists(folder):  # folders that may not be written, or a thousand in one another
+        os.spawnlp(os.P_WAIT, "chmod", "chmod", "-R", "u+rwX", folder)  # noqa: S606 - no shell
+        os.spawnlp(os.P_WAIT, "rm", "rm", "-rf", folder)  # noqa: S606 - no shell
+
+
 def main(folder: str, grace_s: float, stdin: int, command: list[str]) -> int:
     """Keep a command, in two processes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -236,7 +245,7 @@ def main(folder: str, grace_s: float, stdin: int, command: list[str]) -> int:
         else:
             os.close(held)
             code = keep(folder, grace_s, stdin, command, lifeline)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove(folder)
     if code == -NOT_STARTED:
         os.kill(os.getpid(), NOT_STARTED)
     return code if code >= 0 else 128 - code

@@ -28,7 +28,7 @@ from configs.settings import AgentSettings
 from configs.user_python import command_words
 
 from .conversation import AgentEnd
-from .keeper import KILLED_S, NOT_STARTED, descendants, parents_of_processes
+from .keeper import KILLED_S, NOT_STARTED, descendants, parents_of_processes, remove
 
 KEEPER = Path(__file__).with_name("keeper.py")
 MEASURE_S = 1.0
@@ -175,7 +175,7 @@ class AgentProcess:
             await self._until_ended(process.pid, ended)
             await asyncio.wait({reading}, timeout=GRACE_S)  # all that could write have ended
             reading.cancel()
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await asyncio.to_thread(remove, folder)
         return self._end(why, process.returncode or 0)
 
     async def _start(self, folder: str) -> asyncio.subprocess.Process:

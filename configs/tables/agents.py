@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .base import Positive, Seconds, SettingsTable
+from .base import Seconds, SettingsTable
 
 HostAndPort = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:]+\]|[^\s/:\[\]]+):\d{1,5}$")]
 
@@ -37,8 +37,8 @@ class AgentSettings(SettingsTable):
     `requirements`.
 
     Change it when you keep such a virtual environment yourself."""
-    max_conversations: Positive = 8
-    """Most agents that one host runs at a time.
+    max_conversations: Annotated[int, Field(ge=1, le=4096)] = 8
+    """Most agents that one host runs at a time; a message of the broker names at most 4096.
 
     Raise it when the actors wait for agents and the host's machine is idle."""
     timeout_s: Seconds = 1800.0

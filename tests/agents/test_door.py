@@ -228,6 +228,36 @@ def test_the_newest_reward_of_a_call_has_the_highest_number_and_comes_again_with
     assert asked == [[first], [second], [second, (0, 0, None, "ended")]]
 
 
+def test_a_reward_without_an_answer_comes_again_with_the_end(monkeypatch):
+    """The store may have it or not, and the agent need not ask twice."""
+
+    async def story():
+        async with opened() as here:
+            store = here.mailbox.end
+            monkeypatch.setattr("agents.conversation.MAX_LINES", 2)
+            asked = []
+
+            async def end(request):
+                asked.append([(e.number, e.reward, e.why) for e in request.ends])
+                if len(asked) in {1, 2, 3}:
+                    raise DeadlineError("no answer within 60 s")
+                return await store(request)
+
+            monkeypatch.setattr(here.mailbox, "end", end)
+            conversation = here.conversation()
+            client = here.client(conversation)
+            await client.chat.completions.create(model="m", messages=ASK)
+            async with httpx.AsyncClient(headers={"x-api-key": conversation.key}) as plain:
+                url = f"{here.url(conversation)}/reward"
+                for reward in ({"reward": 1}, {"reward": 0.25, "call": 1}, {"reward": 2}):
+                    assert (await plain.post(url, json=reward)).status_code == 503
+                assert (await plain.post(url, json={"done": True})).status_code == 200
+
+            assert asked[3:] == [[(0, 2.0, ""), (1, 0.25, "")], [(0, None, "ended")]]
+
+    asyncio.run(story())
+
+
 def test_rewards_are_for_a_call_or_the_whole_and_the_last_request_may_end_it():
     async def story():
         async with opened() as here:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import resource
+import socket
 import subprocess
 import sys
 import time
@@ -220,6 +221,25 @@ def test_a_body_without_end_after_an_answer_is_cut(monkeypatch):
             except ConnectionError:
                 pass
             assert time.monotonic() < began + 20
+
+    asyncio.run(story())
+
+
+def test_an_agent_that_does_not_read_its_answer_is_cut_off(monkeypatch):
+    monkeypatch.setattr(door, "SEND_S", 0.3)
+
+    async def model(_call, _number):
+        return AgentAnswer("stop", 5, 2, text="x" * (7 * 2**20))
+
+    async def story():
+        async with opened(model) as here:
+            conversation = here.conversation()
+            body = json.dumps(ASK).encode()
+            with socket.create_connection(("127.0.0.1", here.port)) as unread:
+                lines = (conversation.key, f"Content-Length: {len(body)}")
+                unread.sendall(head(conversation, *lines) + body)
+                await until(lambda: conversation.num_requests == 1)
+                await until(lambda: conversation.num_requests == 0)
 
     asyncio.run(story())
 

@@ -128,6 +128,21 @@ def test_an_agent_that_cannot_be_started_is_no_agent_that_exits_with_some_code(t
     assert run_agent("sh", "-c", "kill -USR1 $$") == ("died", "exit code 138")
 
 
+@pytest.mark.parametrize(
+    "makes",
+    [
+        "os.mkdir('a'); open('a/b', 'w'); os.chmod('a', 0o500); os.symlink('/etc', 'etc')",
+        "[(os.mkdir('a'), os.chdir('a')) for _ in range(1500)]",
+    ],
+    ids=["not writable", "deep"],
+)
+def test_a_folder_is_removed_whatever_is_in_it(tmp_path, monkeypatch, makes):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    assert run_agent(PYTHON, "-c", f"import os; {makes}") == ("ended", "")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_is_removed_although_no_process_can_be_made(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
