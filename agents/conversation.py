@@ -219,7 +219,10 @@ class AgentConversation:
                     self._note_reward(reward)  # which the agent may not send again
                 raise
             self._note_reward(reward)
-        if request.is_done:
+        if request.error:
+            log.warning("agent gave up", task=self.name, reason=request.error)
+            await self.finish(AgentEnd("died", request.error))
+        elif request.is_done:
             await self.finish(AgentEnd("ended"))
 
     async def finish(self, end: AgentEnd) -> None:

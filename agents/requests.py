@@ -17,7 +17,8 @@ from msgspec import Meta, Raw, Struct
 
 from broker.protocol.agent_calls import CHAT_FIELDS, GENERATE_FIELDS, AgentCall, encode_call
 from broker.protocol.conversation_messages import MAX_PARTS
-from configs.errors import quoted
+from broker.protocol.messages import MAX_REASON
+from configs.errors import printable_lines, quoted
 
 SAY_SO = "ask for it in a message"
 TRAINED = "a run records log-probs of the model itself"
@@ -128,6 +129,8 @@ class RewardRequest:
     parts: Mapping[str, float]
     is_done: bool
     """Whether the conversation ends."""
+    error: str = ""
+    """Why the agent gives it up."""
 
 
 def read_chat(body: bytes) -> AgentRequest:
@@ -194,13 +197,15 @@ def read_reward(body: bytes) -> RewardRequest:
         RequestError: It is malformed.
     """
     fields = _fields(body)
-    if unknown := sorted(set(fields) - {"reward", "parts", "call", "done"}):
-        raise _refused(unknown[0], "left out", "a value", "send reward, parts, call and done")
+    if unknown := sorted(set(fields) - {"reward", "parts", "call", "done", "error"}):
+        step = "send reward, parts, call, done and error"
+        raise _refused(unknown[0], "left out", "a value", step)
     call = _value(fields, "call", (int, str, type(None)), "the id of an answer")
     digits = str(call).removeprefix("chatcmpl-").removeprefix("call-") if call is not None else "0"
     if not (digits.isascii() and digits.isdigit() and len(digits) < 10) or call == "chatcmpl-0":
         raise _refused("call", "the id of an answer, such as chatcmpl-3", call, "leave it out")
-    is_done = _flag(fields, "done")
+    error = _value(fields, "error", (str, type(None)), "a text") or ""
+    is_done = _flag(fields, "done") or bool(error)
     reward = _value(fields, "reward", (int, float, type(None)), "a number")
     parts = _value(fields, "parts", (dict, type(None)), "named numbers") or {}
     if len(parts) > MAX_PARTS or not all(type(x) in {int, float} for x in parts.values()):
@@ -213,7 +218,8 @@ def read_reward(body: bytes) -> RewardRequest:
     except OverflowError:
         text = "a number below 1.8e308"
         raise _refused("reward", text, "a larger one", "send rewards of about 1") from None
-    return RewardRequest(int(digits), whole, numbers, is_done)
+    reason = printable_lines(error)[-MAX_REASON:]
+    return RewardRequest(int(digits), whole, numbers, is_done, reason)
 
 
 def _fields(body: bytes, name: str = "the body") -> dict[str, Raw]:

@@ -135,6 +135,7 @@ def test_tokens_that_cannot_be_sampled_after_are_refused(body, text):
         ({"reward": 1, "parts": {"a": "b"}}, "parts must be at most"),
         ({"reward": 1, "call": "chatcmpl-x"}, "call must be the id of an answer"),
         ({"reward": 1, "rewards": 2}, "rewards must be left out"),
+        ({"error": 1}, "error must be a text"),
     ],
 )
 def test_a_reward_that_is_none_is_refused(body, text):

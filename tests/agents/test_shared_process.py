@@ -92,6 +92,20 @@ def test_a_process_that_exits_too_early_has_died():
     assert "before it ended its conversations" in ends(mailbox)[1][1]
 
 
+def test_an_agent_gives_up_one_conversation_and_says_why():
+    code = ASKS_ALL.replace(
+        '    reward = {"reward": 1.0,',
+        """    if '/1-' in url:
+        return post(url.removesuffix("/v1") + "/reward", key, {"error": "no tool\\x1b"})
+    reward = {"reward": 1.0,""",
+    )
+
+    mailbox = play(code, tasks=3)
+
+    assert ends(mailbox) == {1: ("died", "no tool\\x1b"), 2: ("ended", ""), 3: ("ended", "")}
+    assert [end.reward for end in mailbox.boxes[1].ends] == [None]
+
+
 def test_a_conversation_that_takes_too_long_ends_alone():
     code = ASKS_ALL.replace(
         "def converse(url, key, task):\n",
