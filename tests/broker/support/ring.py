@@ -39,6 +39,7 @@ def settings_with(
     pause_at_memory: float = 0.8,
     object_store: str | None = None,
     max_run_bytes: int | None = None,
+    max_prompt_tokens: int = 1024,
     max_completion_tokens: int = 1024,
     max_episode_bytes: int = 2**18,
     environment: str = "reasoning_gym",
@@ -69,7 +70,12 @@ def settings_with(
     )
     # Also ones that settings may not have.
     buffer = settings.buffer.model_copy(update={"max_run_bytes": max_run_bytes})
-    run = settings.run.model_copy(update={"max_completion_tokens": max_completion_tokens})
+    run = settings.run.model_copy(
+        update={
+            "max_prompt_tokens": max_prompt_tokens,
+            "max_completion_tokens": max_completion_tokens,
+        }
+    )
     return settings.model_copy(update={"run": run, "buffer": buffer})
 
 

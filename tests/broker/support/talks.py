@@ -59,14 +59,16 @@ def host_of(here: Ring, name: str = "host-1", **changes: Any) -> BrokerClient:
 
 
 @asynccontextmanager
-async def host_program(here: Ring, folder: Path, agent: str) -> AsyncIterator[Process]:
+async def host_program(
+    here: Ring, folder: Path, agent: str, **settings: Any
+) -> AsyncIterator[Process]:
     """`python -m agents` at a broker, whose agents run this program; killed if it has not ended."""
     add(here.keys, "host", Role.HOST)
     (folder / "agent.py").write_text(agent)
     config = {
         "run": {"name": "test", "model": "init", "environment": "agent"},
         "broker": {"endpoint": here.endpoint, "keys": str(here.keys)},
-        "agents": {"command": [sys.executable, str(folder / "agent.py")]},
+        "agents": {"command": [sys.executable, str(folder / "agent.py")], **settings},
     }
     (folder / "config.yaml").write_text(json.dumps(config))
     host = await asyncio.create_subprocess_exec(
