@@ -78,12 +78,12 @@ def test_a_turn_says_where_its_branch_begins() -> None:
 
     made = sample_line(Origin(1, 1, "e"), episode, letters)
 
-    assert [(turn.heading, turn.text) for turn in made.turns] == [
-        ("policy", "abc"),
-        ("policy, branch from token 1", "d"),
-        ("environment, root", "e"),
-        ("policy", "f"),
-        ("policy, branch from token 0", "g"),
+    assert list(zip(made.headings, [turn.text for turn in made.turns], strict=True)) == [
+        ("policy, tokens 1 to 3", "abc"),
+        ("policy, tokens 4 to 4, branch from token 1", "d"),
+        ("environment, tokens 5 to 5, root", "e"),
+        ("policy, tokens 6 to 6", "f"),
+        ("policy, tokens 7 to 7, branch from token 0", "g"),
     ]
     assert made.text == "abc\n[branch from token 1]\nd\n[root]\nef\n[branch from token 0]\ng"
     (read,) = [json.loads(line) for line in encoded([made]).splitlines()]
