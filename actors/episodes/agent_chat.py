@@ -133,7 +133,13 @@ def said_in(chat: Chat) -> list[ChatMessage]:
 
 
 def answer_of(
-    request: TurnRequest, text: str, *, number: int, is_cut: bool, shows_reasoning: bool
+    request: TurnRequest,
+    text: str,
+    *,
+    number: int,
+    is_cut: bool,
+    shows_reasoning: bool,
+    is_thinking: bool = False,
 ) -> tuple[AgentAnswer, dict[str, Any]]:
     """Return the answer to a call, without its tokens, and the turn as a message.
 
@@ -143,9 +149,11 @@ def answer_of(
         number: Number of the call, which ids of tool calls are made of.
         is_cut: The turn was cut by a limit.
         shows_reasoning: Reasoning is a field of its own in the model's chat template.
+        is_thinking: The prompt has begun the turn's thinking.
     """
     reasoning, content = "", text
-    if request.chat is not None and shows_reasoning and END_OF_THINKING in text:
+    has_thought = is_thinking or text.startswith(BEGIN_OF_THINKING) or END_OF_THINKING in text
+    if request.chat is not None and shows_reasoning and has_thought:
         reasoning, _, content = text.partition(END_OF_THINKING)
         reasoning = reasoning.removeprefix(BEGIN_OF_THINKING).strip("\n")
         content = content.lstrip("\n")

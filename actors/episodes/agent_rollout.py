@@ -45,6 +45,7 @@ from buffer.record.episode import KEYS_PER_TOKEN, Completion, Int32
 from configs.errors import RecordError, RewardError, SettingsError
 
 from .agent_chat import (
+    BEGIN_OF_THINKING,
     CallError,
     TurnRequest,
     answer_of,
@@ -480,12 +481,14 @@ class AgentRollout:
         text = self._tokenizer.decode(tokens[: len(tokens) - ends_with_token])
         if turn.stops is not None:
             text = turn.stops.cut(text)
+        after = turn.rendered.text.rstrip() if turn.rendered else ""
         answer, turn.message = answer_of(
             request,
             text,
             number=turn.number,
             is_cut=turn.is_cut,
             shows_reasoning=self._tokenizer.shows_reasoning,
+            is_thinking=after.endswith(BEGIN_OF_THINKING),
         )
         if not is_said:
             completion, decode = turn.tokens.completion(), self._tokenizer.decode

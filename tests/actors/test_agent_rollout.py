@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -374,6 +375,28 @@ def test_calls_that_are_malformed_or_too_many_stay_text(text: str) -> None:
 
     assert (answer.text, answer.tool_calls, answer.finish_reason) == (text, (), "stop")
     assert message == {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize(
+    ("opened", "text", "reasoning", "content"),
+    [
+        ("", "<think>\nsee", "see", ""),
+        ("", "<think>see</think>\n\nlook", "see", "look"),
+        ("", "look", "", "look"),
+        ("<think>\n", "see", "see", ""),
+        ("<think>\n", "see</think>look", "see", "look"),
+    ],
+)
+def test_thinking_that_is_cut_off_is_no_answer(
+    tmp_path: Path, opened: str, text: str, reasoning: str, content: str
+) -> None:
+    begin = "<|im_start|>assistant\n"
+    template = THINKING.replace(begin + "{%", begin + opened + "{%")
+    opening = ModelTokenizer(save_tokenizer(tmp_path, template=template, letters=LETTERS))
+
+    reply = answered(Actors(opening).turn(text, ASKED))
+
+    assert (reply.reasoning, reply.text) == (reasoning, content)
 
 
 def test_a_body_that_is_nested_deeply_is_refused() -> None:
