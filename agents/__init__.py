@@ -3,8 +3,7 @@
 __main__      `python -m agents --config runs/x/config.yaml`: host agents of one run until it ends
 answers       Answers to agents: completions whole and streamed, tokens, and errors, in OpenAI's
               forms
-call_log      Log of a conversation's calls, each stored as what follows the prefix it shares with
-              another
+call_log      Calls of a conversation: what is stored of each, and which of them a request joins
 conversation  One conversation of an agent at its host: calls under way, replies, rewards, and its
               end
 door          The door: an HTTP server beside the agents, with OpenAI's routes for each conversation

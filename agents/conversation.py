@@ -5,15 +5,7 @@
                       +-- a retry of a call joins it ---------------+
 
 A call is stored once, and stays when its agent's connection is cut: its reply is sampled, trained
-on, and kept for a retry. A request joins an earlier call instead of making one of its own if it has
-the same content, and
-
-- both have the same `Idempotency-Key`; or
-- the SDK calls it a retry (`X-Stainless-Retry-Count` above 0); or
-- nobody waits for the earlier call's reply, and nobody has got it.
-
-Two requests of the same content that wait side by side are two calls: an agent that asks several
-times at once wants several answers.
+on, and kept for a retry (`call_log.py`).
 """
 
 from __future__ import annotations
@@ -21,11 +13,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -50,13 +37,11 @@ from broker.protocol.messages import MAX_REASON, TaskVerdict, Verdict, Verdicts
 from buffer.operations.conversations import MAX_CALLS, MAX_OPEN_CALLS
 from configs.errors import DeadlineError, RecordError, RefusedError
 
-from .call_log import CallLog
+from .call_log import CallLog, OpenCall, OpenCalls
 from .requests import AgentRequest, RequestError, RewardRequest
 
 BODIES_AT_A_TIME = 4
 """Bodies in memory before they are in the log of calls; others wait for their turn."""
-KEPT_REPLIES = 32
-"""Replies kept for retries: those of all calls that may be open at a time."""
 KEPT_ENDS = 4096
 """Ended conversations that are remembered: as many as a host ends in hours, in a megabyte."""
 BUSY_S = 1  # an open call takes seconds
@@ -97,31 +82,6 @@ class AgentEnd(NamedTuple):
     """Reason for people, such as the agent's last output."""
 
 
-@dataclass(slots=True)
-class OpenCall:
-    """A call that waits for its reply, or whose reply is kept."""
-
-    number: int
-    digest: bytes
-    key: str
-    """`Idempotency-Key` of its request."""
-    reply: asyncio.Future[AgentReply]
-    at: float = field(default_factory=time.time)
-    num_requests: int = 1
-    num_waiting: int = 0
-    is_heard: bool = False
-    """Whether a request has got the whole reply."""
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Count a request that waits for the reply."""
-        self.num_waiting += 1
-        try:
-            yield
-        finally:
-            self.num_waiting -= 1
-
-
 class AgentConversation:
     """A ticket, the key of its agent, and what was said under it.
 
@@ -140,12 +100,12 @@ class AgentConversation:
         """Why it is over; None where the store has lost it, or it goes on."""
         self.bodies = asyncio.Semaphore(BODIES_AT_A_TIME)
         """Held by a request while its body is read and stored."""
+        self.open_calls = OpenCalls()
         self.num_requests = 0
         """Requests under way at the door."""
         self._mailbox = mailbox
         self._calls = CallLog()
         self._order = asyncio.Lock()
-        self._open: dict[int, OpenCall] = {}
         self._heard = 0
         self._ending = asyncio.Lock()
         self._is_last_try = False
@@ -155,8 +115,6 @@ class AgentConversation:
         """Newest reward of each call; 0 = of the whole."""
         self._num_rewards = 0
         self._told: set[str] = set()
-        self._refused: Counter[bytes] = Counter()
-        """By digest, requests without a call whose SDKs send them again."""
 
     def where(self) -> Hear:
         """Return how far the agent has heard, and the calls that the store must have."""
@@ -180,18 +138,14 @@ class AgentConversation:
         self._tell_ignored(request)
         digest = request.digest
         async with self._order:
-            if is_retry and self._refused[digest]:
-                self._refused[digest] -= 1  # of one without a call: it is a new one
-            elif (earlier := self._earlier(digest, key[:MAX_RETRY_KEY], is_retry)) is not None:
-                earlier.num_requests += 1
+            earlier = self.open_calls.join(digest, key[:MAX_RETRY_KEY], is_retry=is_retry)
+            if earlier is not None:
                 return earlier
             self._check_places(digest)
             self._calls.add(request.stored)
-            number = len(self._calls)
-            reply: asyncio.Future[AgentReply] = asyncio.get_running_loop().create_future()
-            self._open[number] = OpenCall(number, digest, key[:MAX_RETRY_KEY], reply)
-            await self._store_from(number)
-            return self._open[number]
+            call = self.open_calls.add(len(self._calls), digest, key[:MAX_RETRY_KEY])
+            await self._store_from(call.number)
+            return call
 
     async def reward(self, request: RewardRequest) -> None:
         """Store a reward, or the end that the agent asks for, or both.
@@ -253,10 +207,8 @@ class AgentConversation:
             return False
         for reply in replies.replies:
             self._heard = max(self._heard, reply.stamp)
-            call = self._open.get(reply.number)
-            if call is not None and not call.reply.done():
-                call.reply.set_result(_reply_of(reply.reply))
-        self._drop_oldest()
+            self.open_calls.answer(reply.number, _reply_of(reply.reply))
+        self.open_calls.drop_oldest()
         return replies.num_calls < self.where().num_calls
 
     async def repeat_calls(self, number: int) -> None:
@@ -269,48 +221,9 @@ class AgentConversation:
                 log.warning("a call cannot be sent again", task=self.name, reason=error.text)
                 await self.finish(AgentEnd("host", "the store has lost a call that does not fit"))
 
-    def forget(self, call: OpenCall, *, is_retried: bool) -> None:
-        """Drop a call that has no answer, so that no retry joins it.
-
-        Args:
-            call: The call.
-            is_retried: Whether SDKs send its request again.
-        """
-        if self._open.pop(call.number, None) is not None and is_retried:
-            self._note_refused(call.digest)
-
-    @property
-    def open_calls(self) -> tuple[OpenCall, ...]:
-        """Calls that wait for replies, and the last ones that have them."""
-        return tuple(self._open.values())
-
-    @property
-    def num_open(self) -> int:
-        """Calls that wait for replies."""
-        return sum(not call.reply.done() for call in self.open_calls)
-
     @property
     def _place(self) -> tuple[int, int]:
         return self.ticket.task_id, self.ticket.ticket
-
-    def _earlier(self, digest: bytes, key: str, is_retry: bool) -> OpenCall | None:
-        same = [call for call in self._open.values() if call.digest == digest]
-        for call in self._open.values():
-            if key and call.key == key:
-                if call.digest != digest:
-                    text = "Idempotency-Key must be new for another body, got one that was used"
-                    raise RequestError(422, text, code="idempotency_key_reused")
-                return call
-        if key:
-            return None
-        unheard = [call for call in same if not call.num_waiting and not call.is_heard]
-        candidates = unheard or (same if is_retry else [])
-        # Retries of several equal calls go to a call each.
-        return min(candidates, key=lambda call: (call.num_requests, call.number), default=None)
-
-    def _note_refused(self, digest: bytes) -> None:
-        if len(self._refused) < MAX_CALLS:
-            self._refused[digest] += 1
 
     def _check_places(self, digest: bytes) -> None:
         if self.over.is_set():
@@ -318,8 +231,8 @@ class AgentConversation:
         if len(self._calls) >= MAX_CALLS:
             text = f"a conversation must have at most {MAX_CALLS} calls; end it"
             raise RequestError(400, text, code="too_many_calls")
-        if self.num_open >= MAX_OPEN_CALLS:
-            self._note_refused(digest)
+        if self.open_calls.num_waiting >= MAX_OPEN_CALLS:
+            self.open_calls.note_refused(digest)
             raise _busy()
 
     async def _store_from(self, number: int) -> None:
@@ -366,10 +279,7 @@ class AgentConversation:
     def _take_back(self, number: int) -> None:
         if number == len(self._calls):
             self._calls.take_back()
-            call = self._open.pop(number)
-            self._note_refused(call.digest)
-            if not call.reply.done():
-                call.reply.set_result(AgentError(503, "the run has refused the call; try again"))
+            self.open_calls.refuse(number)
 
     def _note_reward(self, reward: End) -> None:
         newest = self._rewards.get(reward.number, reward)
@@ -417,13 +327,6 @@ class AgentConversation:
         """Note why it is over; None = the store has lost it."""
         self.end, self.is_settled = self.end or end, self.is_settled or end is None
         self.over.set()
-
-    def _drop_oldest(self) -> None:
-        """Drop the oldest replies beyond those that are kept."""
-        answered = [number for number, call in self._open.items() if call.reply.done()]
-        for number in answered[: max(0, len(answered) - KEPT_REPLIES)]:
-            if not self._open[number].num_waiting:
-                del self._open[number]
 
     def _tell_ignored(self, request: AgentRequest) -> None:
         names = [name[:MAX_TOLD] for name in request.ignored[:MAX_TOLD]]

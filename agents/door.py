@@ -45,7 +45,8 @@ from .answers import (
     model,
     models,
 )
-from .conversation import BUSY_S, AgentConversation, Conversations, OpenCall, as_error, over_error
+from .call_log import OpenCall
+from .conversation import BUSY_S, AgentConversation, Conversations, as_error, over_error
 from .requests import MAX_MODEL, AgentRequest, RequestError, read_chat, read_generate, read_reward
 
 KEEP_ALIVE_S = 3.0
@@ -315,7 +316,7 @@ def _said(call: OpenCall, conversation: AgentConversation) -> AgentAnswer:
         raise over_error(conversation)
     reply = call.reply.result()
     if isinstance(reply, AgentError):
-        conversation.forget(call, is_retried=reply.status >= 500)
+        conversation.open_calls.forget(call, is_retried=reply.status >= 500)
         raise as_error(reply)
     return reply
 

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from agents import door
-from agents.conversation import OpenCall
+from agents.call_log import OpenCall
 from agents.requests import read_chat
 from broker.protocol.agent_calls import AgentAnswer, AgentError, CalledTool
 from configs.errors import DeadlineError, RecordError, RefusedError
@@ -385,7 +385,9 @@ def test_a_client_that_leaves_does_not_lose_its_call():
             asking = asyncio.create_task(client.chat.completions.create(model="m", messages=ASK))
             await until(lambda: len(here.mailbox.boxes[1].lines) == 1)
             asking.cancel()
-            await until(lambda: conversation.num_open == 1 and not waits(conversation))
+            await until(
+                lambda: conversation.open_calls.num_waiting == 1 and not waits(conversation)
+            )
             released.set()
             again = await client.chat.completions.create(model="m", messages=ASK)
             next_one = await client.chat.completions.create(model="m", messages=ASK)

@@ -416,7 +416,7 @@ def test_open_calls_are_bounded_and_the_rest_told_when_to_come_again():
             url = f"{here.url(conversation)}/v1/chat/completions"
             async with httpx.AsyncClient(timeout=30, headers=keyed(conversation)) as client:
                 asking = [asyncio.create_task(client.post(url, json=ASK)) for _ in range(32)]
-                await until(lambda: conversation.num_open == 32)
+                await until(lambda: conversation.open_calls.num_waiting == 32)
                 refused = await client.post(url, json=ASK)
                 released.set()
                 answers = [(await one).status_code for one in asking]
@@ -449,7 +449,7 @@ def test_calls_are_cut_at_the_most_and_their_memory_is_bounded(monkeypatch):
             assert statuses == [200] * 100 + [400] * 10
             stored = sum(len(tail) for _, _, tail in here.mailbox.boxes[1].lines)
             assert stored < 2 * len(long)
-            assert len(conversation.open_calls) <= 33
+            assert len([*conversation.open_calls]) <= 33
             assert grown_kib < 50_000  # the twin keeps 20 MB of whole bodies
 
     asyncio.run(story())
