@@ -324,20 +324,28 @@ class ActorLoop:
         while True:
             await self._outbox.until_below(UNACKED_PER_SLOT * room.most)
             most, full_from = room.most, room.full_from
-            if leases.num_active >= full_from or leases.num_away >= AWAY_PER_SLOT * most:
-                has_room = leases.until_active_below(full_from, away=AWAY_PER_SLOT * most)
+            away = AWAY_PER_SLOT * most
+            if leases.num_active >= full_from or leases.num_away >= away:
+                has_room = leases.until_active_below(full_from, away=away)
                 await until_event(has_room, room.other_than(most))
                 continue
             if self._weights.is_dirty:
                 await asyncio.sleep(DIRTY_PAUSE_S)
                 continue
             free, version = most - leases.num_active, self._engine.version
-            free = min(free, AWAY_PER_SLOT * most - leases.num_away)
-            request = LeaseRequest(free, version, takes_over=not is_grouped)
+            # Tasks for which no agent has called may wait for places at hosts, which are full of
+            # agents whose actors have died: those tasks are taken beyond the limit.
+            if begun_only := leases.num_with_agents >= away:
+                free = min(free, away - leases.num_away)
+            else:
+                free = min(free, away - leases.num_with_agents)
+            takes_over = not is_grouped and not begun_only
+            request = LeaseRequest(free, version, takes_over=takes_over, begun_only=begun_only)
             # The broker decides by the version of the request: newer weights may be let in at once.
-            reply = await until_event(
-                self._ask(request), self._until_outdated(request.version, most)
-            )
+            is_outdated = self._until_outdated(version, most)
+            if begun_only:
+                is_outdated = until_event(is_outdated, leases.until_with_agents_below(away))
+            reply = await until_event(self._ask(request), is_outdated)
             if reply is None:
                 continue
             self._follow_publication(reply.publication)

@@ -33,7 +33,7 @@ from .interfaces import MailboxClient
 
 LISTEN_S = 20.0  # the broker answers sooner if it is set so
 AGAIN_S = 0.2  # until a host has repeated a call that the store has lost, or for what is left over
-LISTENED = (LeaseStage.ACTIVE, LeaseStage.AWAY)
+LISTENED = (LeaseStage.ACTIVE, LeaseStage.WANTED, LeaseStage.AWAY)
 
 
 class Undelivered(NamedTuple):

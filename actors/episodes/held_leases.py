@@ -3,7 +3,7 @@
     GRANTED --begin--> ACTIVE --close--> CLOSED --end--> ENDED
        |                ^  |                               ^
        |          resume|  |wait, leave                    |
-       |            WAITING, AWAY                          |
+       |        WAITING, WANTED, AWAY                      |
        +-------------------+----- released, or lost -------+
 
 Heartbeats keep a lease alive in each stage but the last, and bring the store the tokens that
@@ -87,8 +87,10 @@ class LeaseStage(StrEnum):
     """The environment, the engine or a reward function has its episode."""
     WAITING = "waiting"
     """Its episode is finished and waits for others of its group; it holds no place."""
+    WANTED = "wanted"
+    """No live agent has called yet, and maybe no host has taken it; it holds no place."""
     AWAY = "away"
-    """Its live agent has not called; it holds no place."""
+    """Its live agent works between two calls; it holds no place."""
     CLOSED = "closed"
     """Its record or failure is in the outbox, or it waits for its release."""
     ENDED = "ended"
@@ -194,7 +196,7 @@ class HeldLeases:
         self._clock = clock
         self._by_task: dict[int, HeldLease] = {}
         self._changed = asyncio.Event()
-        self.num_active = self.num_away = 0
+        self.num_active = self.num_away = self.num_wanted = 0
 
     def __len__(self) -> int:
         return len(self._by_task)
@@ -226,6 +228,10 @@ class HeldLeases:
         """Give the place of a finished episode to another while its group is made."""
         self._enter(held, LeaseStage.WAITING)
 
+    def want(self, held: HeldLease) -> None:
+        """Have an episode wait for the first call of its live agent, without a place."""
+        self._enter(held, LeaseStage.WANTED)
+
     def leave(self, held: HeldLease) -> None:
         """Give the place of an episode to another while its live agent works."""
         self._enter(held, LeaseStage.AWAY)
@@ -252,9 +258,20 @@ class HeldLeases:
             del self._by_task[task_id]
             self._enter(held, LeaseStage.ENDED)
 
+    @property
+    def num_with_agents(self) -> int:
+        """Leases that wait for their live agents."""
+        return self.num_wanted + self.num_away
+
     async def until_active_below(self, limit: int, *, away: float = math.inf) -> None:
         """Wait until fewer leases than this are active, and fewer than `away` are away."""
         while self.num_active >= limit or self.num_away >= away:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def until_with_agents_below(self, limit: int) -> None:
+        """Wait until fewer leases than this wait for their live agents."""
+        while self.num_with_agents >= limit:
             self._changed.clear()
             await self._changed.wait()
 
@@ -311,6 +328,7 @@ class HeldLeases:
     def _enter(self, held: HeldLease, stage: LeaseStage) -> None:
         self.num_active += (stage is LeaseStage.ACTIVE) - (held.stage is LeaseStage.ACTIVE)
         self.num_away += (stage is LeaseStage.AWAY) - (held.stage is LeaseStage.AWAY)
+        self.num_wanted += (stage is LeaseStage.WANTED) - (held.stage is LeaseStage.WANTED)
         held.stage = stage
         if stage is not LeaseStage.ACTIVE:
             self._gate.end_evaluation(held.lease.task_id)

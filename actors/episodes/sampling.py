@@ -27,7 +27,7 @@ from configs.metrics import BusyTime
 from configs.traces import EpisodePhase
 from configs.user_code import explain
 
-from .agent_mail import AgentMail
+from .agent_mail import LISTENED, AgentMail
 from .agent_rollout import AgentRollout
 from .environment_workers import EnvironmentWorkers
 from .held_leases import HeldLease, HeldLeases, LeaseStage
@@ -147,7 +147,7 @@ class Sampling:
     def lose(self, held: HeldLease) -> None:
         """Stop work at once on an episode whose lease another actor holds by now."""
         self._stop_requests(held)
-        self._num_lost += held.stage in (LeaseStage.ACTIVE, LeaseStage.AWAY)
+        self._num_lost += held.stage in LISTENED
         self._leases.end_lease(held.lease.task_id, held.lease.fence, "lost")
 
     def give_up(self, beat: Beat, reason: str) -> None:
@@ -155,7 +155,7 @@ class Sampling:
         held = self._leases.get(beat.task_id)
         if held is None or held.lease.fence != beat.fence:
             return
-        if held.stage not in (LeaseStage.ACTIVE, LeaseStage.WAITING, LeaseStage.AWAY):
+        if held.stage not in (*LISTENED, LeaseStage.WAITING):
             return
         self._stop_requests(held)
         self._scoring.fail(held, "data", reason)
@@ -223,7 +223,7 @@ class Sampling:
             return
         held.start(result)
         if isinstance(result, AgentRollout):
-            self._leases.leave(held)
+            self._leases.want(held)
             self._mail.begin(held)
         elif result.state is State.SAMPLING:
             self._submit([held])
@@ -301,8 +301,10 @@ class Sampling:
         if calls.why and rollout.num_read >= calls.num_calls:
             self._end_agent(held, rollout, calls)
             return
-        if held.stage is LeaseStage.AWAY and not rollout.is_waiting:
+        if held.stage in (LeaseStage.WANTED, LeaseStage.AWAY) and not rollout.is_waiting:
             self._leases.resume(held)
+        elif held.stage is LeaseStage.WANTED and rollout.num_calls:
+            self._leases.leave(held)  # all that was called is answered
         self._submit_requests([(held, request) for request in requests])
         self._mail.put_replies(held)
 

@@ -129,6 +129,8 @@ class LeaseRequest(WireMessage, frozen=True, tag="lease"):
     takes_over: bool = True
     """Whether it may get leases of other actors that do not work on them. False where a reward
     judges whole groups: a finished member that waits for its group would be taken from it."""
+    begun_only: bool = False
+    """Whether it is for tasks alone that an actor has given back or lost."""
 
 
 class LeaseReply(WireMessage, frozen=True, tag="leases"):

@@ -241,6 +241,7 @@ class Leasing:
                     key=peer.tag,
                     seq=seq,
                     abandoned=request.abandoned,
+                    begun_only=request.begun_only,
                 )
             )
             if answer.status != "OK":

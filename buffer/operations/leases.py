@@ -48,6 +48,7 @@ def lease(
     key: str = "",
     seq: int = 0,
     abandoned: Sequence[int] = (),
+    begun_only: bool = False,
 ) -> Operation[LeaseAnswer]:
     """Grant at most `n` tasks to an actor whose engine is at `version`.
 
@@ -66,10 +67,11 @@ def lease(
             number than the last gets nothing; 0 = the request is not repeated.
         abandoned: Earlier requests whose answers are not waited for. If the last granted request is
             among them, its leases that were not renewed are given back first.
+        begun_only: Grant only tasks that another holder has given back or lost.
     """
     given_up = "".join(f" {number} " for number in abandoned)
-    arguments = (incarnation, ttl_ms, min(n, MAX_LEASES), *version, key, seq, given_up)
-    return single("lease", arguments, parse_lease)
+    place = (incarnation, ttl_ms, min(n, MAX_LEASES), *version, key, seq)
+    return single("lease", (*place, given_up, int(begun_only)), parse_lease)
 
 
 def beat(

@@ -14,8 +14,8 @@ import pytest
 from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.agent import Agent
 from actors.environments.calls import EnvironmentSource
-from actors.episodes.held_leases import LeaseStage
 from actors.episodes.rollout import Transcript
+from actors.loop import AWAY_PER_SLOT
 from broker.client import BrokerClient
 from broker.protocol.agent_calls import (
     AgentAnswer,
@@ -34,7 +34,7 @@ from buffer.record.episode import Episode
 from tests.actors.support.fake_actor import Actor, KilledLoop
 from tests.actors.support.fake_engine import FakeEngine, hang_after, logprob_of
 from tests.actors.support.saved_tokenizer import CHATML, save_tokenizer
-from tests.broker.support.ring import GROUP, Ring, begin, until_stats
+from tests.broker.support.ring import FIRST, GROUP, Ring, begin, until_stats
 from tests.broker.support.talks import HostSide, agent_ring, host_of, host_program
 from tests.waiting import until
 
@@ -239,7 +239,7 @@ def test_conversations_that_wait_hold_no_place_and_are_released_by_a_drain(
         leases = actor.loop._leases
 
         def away() -> int:
-            return sum(held.stage is LeaseStage.AWAY for held in leases)
+            return leases.num_with_agents
 
         await until(lambda: away() == 6)
         agent = await play(ring, 0, turns=2)
@@ -257,6 +257,37 @@ def test_conversations_that_wait_hold_no_place_and_are_released_by_a_drain(
         assert agent.heard
 
     in_ring(redis_url, keys, story, groups=3)
+
+
+def test_a_full_actor_takes_over_agents_whose_actor_died_and_nothing_new(
+    redis_url: str, keys: Path, tokenizer: ModelTokenizer, rows: EnvironmentSource
+) -> None:
+    """Its own leases would wait for places at hosts that those agents have, and they for it."""
+
+    async def story(ring: Ring) -> None:
+        lease = operations.lease("thief", ttl_ms=60_000, n=GROUP, version=FIRST)
+        theirs = [(task.task_id, task.fence) for task in (await ring.store.run(lease)).tasks]
+        await ring.store.run(operations.want_agents([(*place, b"{}") for place in theirs]))
+        hosts = [await HostSide.begin(host_of(ring, f"host-{n}")) for n in range(GROUP)]
+        actor = live_actor(ring, "second", tokenizer, rows, max_concurrent_episodes=GROUP)
+        leases, most = actor.loop._leases, AWAY_PER_SLOT * GROUP
+        await until(lambda: leases.num_wanted >= most and not leases.num_active)
+        await asyncio.sleep(0.3)  # a request under way when it was not full may bring more
+        before, new = len(leases), (await ring.store.run(operations.stats())).new_units
+        assert new > 0
+        await ring.store.run(operations.release(theirs))
+        agents = [LiveAgent(host) for host in hosts]
+        await asyncio.gather(*(agent.ask() for agent in agents))
+
+        assert len(leases) == before + GROUP
+        assert (await ring.store.run(operations.stats())).new_units == new
+        for agent in agents:
+            await agent.host.end()
+        await until_stats(ring, lambda stats: stats.buffered == GROUP)
+        actor.loop.stop()
+        await actor.end()
+
+    in_ring(redis_url, keys, story, groups=AWAY_PER_SLOT + 4)
 
 
 @pytest.mark.parametrize("why", ["died", "timeout", "host"])

@@ -241,6 +241,22 @@ def test_each_kind_of_failure_has_its_own_budget(run: RunInStore) -> None:
     assert run.stats().dead == 1
 
 
+def test_a_request_for_begun_tasks_gets_those_alone_that_came_back(run: RunInStore) -> None:
+    run.create(2)
+    version = (run.lineage, 0)
+    trained = run.lease(n=1)
+    run.create_eval(2)
+    begun = [(task.task_id, task.fence) for task in (*trained, *run.lease(n=1))]
+    call = operations.lease("b", ttl_ms=TTL_MS, n=9, version=version, begun_only=True)
+    assert run.store.run(call).status == "WAIT", "an evaluation, a unit and a half are to be begun"
+
+    run.store.run(operations.release(begun))
+
+    assert {task.task_id for task in run.store.run(call).tasks} == {task for task, _ in begun}
+    assert run.store.run(call).tasks == []
+    assert len(run.lease()) == 2 * GROUP_SIZE - 1 + 1
+
+
 def test_released_tasks_go_first_and_cost_no_attempt(run: RunInStore) -> None:
     run.create(2)
     tasks = run.lease(4)

@@ -1,6 +1,6 @@
 --- @include keys, units, tasks
 -- ARGV: incarnation, ttl ms, n, lineage and step of the actor's weights, tag of its key, number of the
--- request, ' number ' of each that was given up unanswered
+-- request, ' number ' of each that was given up unanswered, 1 = only tasks that an actor gave back or lost
 -- -> {'OK', fence, {id, spec, length, {chunk, ...}}, ...} | {'WAIT'} | {'EMPTY'} | {'DONE'}
 -- Evaluations first, then tasks of started units (resumed ones score -1), then new units in order. Nothing of
 -- training to weights that are too old already. The field `oldest` is a number of the oldest version that the
@@ -33,8 +33,9 @@ local function pick(ids)
   room = room - #ids
 end
 
+local begun_only = ARGV[9] == '1'
 local function pick_ready(key)
-  local ids = call('ZRANGE', key, 0, room - 1)
+  local ids = call('ZRANGEBYSCORE', key, '-inf', begun_only and '(0' or '+inf', 'LIMIT', 0, room)
   if #ids > 0 then call('ZREM', key, unpack(ids)) end
   pick(ids)
 end
@@ -105,7 +106,7 @@ for _, round in ipairs(call('ZRANGE', ROUNDS, 0, -1)) do
 end
 local batches_left = tonumber(meta[6]) + 1 - policy_lag()
 if room > 0 and batches_left > 0 then pick_ready(READY) end
-if room > 0 then
+if room > 0 and not begun_only then
   local cap = batches_left * tonumber(meta[5]) * tonumber(meta[7])
   local in_flight = units_in_flight()
   for _, gid in ipairs(call('ZRANGE', NEW, 0, math.ceil(room / size) - 1)) do

@@ -185,7 +185,10 @@ class HostSide:
     async def end(self, reward: float | None = 1.0, **changes: Any) -> Verdict:
         """End it with a reward."""
         end = End(
-            self.ticket.task_id, self.ticket.ticket, reward=reward, **{"why": "ended", **changes}
+            self.ticket.task_id,
+            self.ticket.ticket,
+            reward=reward,
+            **{"heard": self.heard, "why": "ended", **changes},
         )
         (line,) = (await self.client.end(EndRequest((end,)), deadline_s=60)).verdicts
         return line.verdict

@@ -32,6 +32,7 @@ def lease(h: Modelled) -> None:
     known = model.requests.get((key, name), (0, 0, 0))[0]
     seq = known + 1 if rng.random() < 0.6 else rng.choice([known, known, 0, max(0, known - 1)])
     asked: dict[str, Any] = {"ttl_ms": ttl_ms, "n": n, "version": version, "key": key, "seq": seq}
+    asked["begun_only"] = rng.random() < 0.2
     asked["abandoned"] = rng.choice([(), (), (known,), (max(0, known - 1), known), (known + 1,)])
     answer = h.same(operations.lease(name, **asked), lambda: leases.lease(model, name, **asked))
     if answer is not None:

@@ -23,8 +23,11 @@ def lease(
     key: str,
     seq: int,
     abandoned: Sequence[int],
+    begun_only: bool,
 ) -> LeaseAnswer:
     """Evaluations first, then tasks of started units, then new units as far as there is room.
+
+    With `begun_only` those alone that were given back.
 
     A request that is repeated under its number is granted the same once more; what was granted to
     one that was given up goes back. One with a lower number than the last is overtaken.
@@ -39,8 +42,9 @@ def lease(
     fence, resumed = _granted_before(model, (key, incarnation), seq, abandoned)
     begun = list[int]()
     if not resumed:
-        resumed = _pick_ready(model, n, version)
-        begun = _start_units(model, n - len(resumed), version, is_first=not resumed)
+        resumed = _pick_ready(model, n, version, begun_only=begun_only)
+        room = 0 if begun_only else n - len(resumed)
+        begun = _start_units(model, room, version, is_first=not resumed)
         if not resumed + begun:
             return LeaseAnswer("WAIT" if model.new else "EMPTY", [])
         model.fence = fence = max(model.fence + 1, model.now_us)
@@ -76,14 +80,13 @@ def _granted_before(
     return 0, []
 
 
-def _pick_ready(model: Model, n: int, version: tuple[int, int]) -> list[int]:
-    picked: list[int] = []
-    for round_key in model.open_rounds():
-        if version >= round_key:
-            picked += model.among_ready(round_key)[: n - len(picked)]
+def _pick_ready(model: Model, n: int, version: tuple[int, int], *, begun_only: bool) -> list[int]:
+    places: list[tuple[int, int] | None]
+    places = [round_key for round_key in model.open_rounds() if version >= round_key]
     if policy_lag(model, version) <= model.limits.max_policy_lag:
-        picked += model.among_ready(None)[: n - len(picked)]
-    return picked
+        places.append(None)
+    ready = [i for place in places for i in model.among_ready(place)]
+    return [i for i in ready if not begun_only or model.tasks[i].place < 0][:n]
 
 
 def _end_pause(model: Model, asker: str) -> bool:

@@ -25,7 +25,7 @@ FIRST = (
     Bug("beats", "offset + tokens > length and 'GAP'", "offset + tokens >= length and 'GAP'"),
     Bug("beats", "now - math.max(since, grace", "now - math.min(since, grace"),
     Bug("fail", "charge(id, tonumber(ARGV[2]), reason)", "charge(id, tonumber(ARGV[3]), reason)"),
-    Bug("lease", "call('ZRANGE', key, 0, room - 1)", "call('ZRANGE', key, 0, room)"),
+    Bug("lease", "'LIMIT', 0, room)", "'LIMIT', 0, room + 1)"),
     Bug("lease", "(room < size and #picked > 0)", "(room <= size and #picked > 0)"),
     Bug("lease", "call('ZADD', READY, id, id)", "call('ZADD', READY, -1, id)"),
     Bug("reap", "gap > math.max(ttl / 2", "gap > math.min(ttl / 2"),
@@ -183,6 +183,8 @@ CONVERSATIONS = (
         "call('HDEL', task_key(id), 'fence')\n  call('HSET', task_key(id), 'losses'",
         "call('HSET', task_key(id), 'losses'",
     ),
+    Bug("lease", "begun_only and '(0' or '+inf'", "'+inf'"),
+    Bug("lease", "room > 0 and not begun_only", "room > 0"),
     Bug("read_news", "if known > newest then known = 0 end", ""),
 )
 """Of mailboxes: what a reply, a ticket or a wait could be judged by wrongly."""
