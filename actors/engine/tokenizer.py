@@ -20,6 +20,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from actors.chat import ChatMessage, Prompt, as_given, as_messages
 from actors.tool_calls import END_OF_THINKING, FAMILIES, ToolCall, read_calls
 from configs.architecture import present_model
@@ -452,9 +454,10 @@ class ModelTokenizer:
         return marked | {"tool_calls": calls}
 
     def _marked_json(self, value: Any) -> Any:
-        written = json.dumps(value, ensure_ascii=False)
-        marked = self._marked(written)
-        return value if marked == written else json.loads(marked)
+        written = msgspec.json.encode(value).decode()  # json takes ten times as long
+        if not any(literal in written for literal in self._literals):
+            return value
+        return json.loads(self._marked(json.dumps(value, ensure_ascii=False)))
 
     def _written_call(self, call_id: str, *, has_text: bool) -> str:
         """Render a call as the template writes it; nothing if it leaves tools or results out."""
