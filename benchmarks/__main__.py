@@ -18,6 +18,7 @@ from benchmarks.support.workload import environment
 LIMIT_S = 300.0  # on busy cores; on quiet ones most take a minute
 ERROR_LINES = 30
 SHORT_FORMS = {
+    "agents": "agents",
     "batch_size": "batch_size --blocks 64",
     "card": "card --only machine --only learner --device cpu --tiny",
     "delivery": "delivery --only nyala --only raw_zeromq --only streams_ack",
