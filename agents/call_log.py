@@ -162,7 +162,7 @@ class OpenCalls:
         return call
 
     def add(self, number: int, digest: bytes, key: str) -> OpenCall:
-        """Add a call."""
+        """Add a call under its number, with a reply that is to come."""
         reply: asyncio.Future[AgentReply] = asyncio.get_running_loop().create_future()
         call = self._calls[number] = OpenCall(number, digest, key, reply)
         return call

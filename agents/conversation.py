@@ -343,15 +343,15 @@ class EndedConversation(NamedTuple):
     end: AgentEnd | None
 
 
-class Conversations:
-    """Conversations of a host by name; of the newest that have ended, their keys and reasons."""
+class HostedConversations:
+    """HostedConversations of a host by name; of the newest that have ended, their keys and reasons."""
 
     def __init__(self) -> None:
         self.under_way: dict[str, AgentConversation] = {}
         self._ended: dict[str, EndedConversation] = {}
 
     def begin(self, conversation: AgentConversation) -> None:
-        """Add a conversation."""
+        """Let requests find a conversation under its name."""
         self.under_way[conversation.name] = conversation
 
     def end(self, conversation: AgentConversation) -> None:

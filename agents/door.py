@@ -46,7 +46,7 @@ from .answers import (
     models,
 )
 from .call_log import OpenCall
-from .conversation import BUSY_S, AgentConversation, Conversations, as_error, over_error
+from .conversation import BUSY_S, AgentConversation, HostedConversations, as_error, over_error
 from .requests import MAX_MODEL, AgentRequest, RequestError, read_chat, read_generate, read_reward
 
 KEEP_ALIVE_S = 3.0
@@ -71,11 +71,11 @@ class Door:
     """Serves conversations, which its owner begins and ends.
 
     Args:
-        conversations: Conversations of the host.
+        conversations: HostedConversations of the host.
         body_s: Longest time of a request's body.
     """
 
-    def __init__(self, conversations: Conversations, *, body_s: float = BODY_S) -> None:
+    def __init__(self, conversations: HostedConversations, *, body_s: float = BODY_S) -> None:
         self._conversations = conversations
         self._body_s = body_s
         routes = (

@@ -30,7 +30,7 @@ from broker.transport.sockets import reachable
 from configs.errors import DeadlineError, SettingsError, first_error
 from configs.settings import AgentSettings
 
-from .conversation import AgentConversation, AgentEnd, Conversations, Mailbox
+from .conversation import AgentConversation, AgentEnd, HostedConversations, Mailbox
 from .door import Door
 from .process import (
     AgentProcess,
@@ -102,7 +102,7 @@ class StartPause:
 
 
 class AgentHost:
-    """Conversations of one host.
+    """HostedConversations of one host.
 
     Args:
         mailbox: Mailbox of the run.
@@ -126,7 +126,7 @@ class AgentHost:
         self._mailbox, self._agents = mailbox, agents
         self._command, self._python, self._show = command, python, show
         self._drain_s = drain_s
-        self._conversations = Conversations()
+        self._conversations = HostedConversations()
         self._has_new, self._has_room = asyncio.Event(), asyncio.Event()
         self._meter = MemoryMeter()
         self._shared = SharedProcess(self._shared_agent) if agents.serves_many else None

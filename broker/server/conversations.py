@@ -87,7 +87,7 @@ class Place(NamedTuple):
 
     kind: PollKind
     tag: str
-    """Of its key."""
+    """Tag of the peer's key."""
     incarnation: str
 
 

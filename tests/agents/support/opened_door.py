@@ -11,7 +11,7 @@ from typing import Any
 
 import openai
 
-from agents.conversation import AgentConversation, Conversations
+from agents.conversation import AgentConversation, HostedConversations
 from agents.door import Door
 from broker.protocol.conversation_messages import RepliesRequest
 from tests.agents.support.mailbox import Model, TwinMailbox, say_hello
@@ -21,7 +21,7 @@ from tests.agents.support.mailbox import Model, TwinMailbox, say_hello
 class OpenedDoor:
     mailbox: TwinMailbox
     port: int
-    conversations: Conversations
+    conversations: HostedConversations
     clients: list[openai.AsyncOpenAI] = field(default_factory=list)
 
     def conversation(self, task: int = 1) -> AgentConversation:
@@ -55,7 +55,7 @@ class OpenedDoor:
 @asynccontextmanager
 async def opened(model: Model = say_hello, *, body_s: float = 30.0) -> AsyncIterator[OpenedDoor]:
     mailbox = TwinMailbox(model, payload=b'{"question": "2+3?"}')
-    conversations = Conversations()
+    conversations = HostedConversations()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         here = OpenedDoor(mailbox, listener.getsockname()[1], conversations)
         async with Door(conversations, body_s=body_s).serving(listener, most=4):
