@@ -344,7 +344,7 @@ class EndedConversation(NamedTuple):
 
 
 class HostedConversations:
-    """HostedConversations of a host by name; of the newest that have ended, their keys and reasons."""
+    """Conversations of a host by name; of the newest that have ended, their keys and reasons."""
 
     def __init__(self) -> None:
         self.under_way: dict[str, AgentConversation] = {}

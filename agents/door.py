@@ -71,7 +71,7 @@ class Door:
     """Serves conversations, which its owner begins and ends.
 
     Args:
-        conversations: HostedConversations of the host.
+        conversations: Conversations of the host.
         body_s: Longest time of a request's body.
     """
 

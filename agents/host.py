@@ -102,7 +102,7 @@ class StartPause:
 
 
 class AgentHost:
-    """HostedConversations of one host.
+    """Conversations of one host.
 
     Args:
         mailbox: Mailbox of the run.
