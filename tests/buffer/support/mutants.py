@@ -152,9 +152,6 @@ MUTANTS = {
     "an agent goes on behind a reply that the store lost": Mutant(
         "read_replies", "if has_lost(id, heard) then", "if false then", "C1|C2"
     ),
-    "an agent ends behind a reply that the store lost": Mutant(
-        "end_conversations", "and has_lost(id, heard) then", "and false then", "C1"
-    ),
     "a reply of a turn that the log does not reach": Mutant(
         "say_replies", "tonumber(turn_end) > length", "false", "C1"
     ),
