@@ -294,9 +294,11 @@ class AgentConversation:
             self.is_settled = True
         except RequestError as error:
             self.is_settled = self.is_settled or self._is_last_try or error.code != UNREACHABLE
-            what = "was not stored" if self.is_settled else "waits for the run"
-            log.warning("end of a conversation %s", what, task=self.name, reason=error.text)
-            if not self.is_settled:
+            told = {"task": self.name, "reason": error.text}
+            if self.is_settled:
+                log.warning("the end of a conversation was not stored", **told)
+            else:
+                log.warning("the end of a conversation waits for the run", **told)
                 await asyncio.sleep(BUSY_S)
 
     async def _say(self, *ends: End, deadline_s: float = DEFAULT_DEADLINE_S) -> None:

@@ -234,10 +234,10 @@ def test_a_reward_without_an_answer_comes_again_with_the_end(monkeypatch):
     async def story():
         async with opened() as here:
             store = here.mailbox.end
-            monkeypatch.setattr("agents.conversation.MAX_LINES", 2)
+            monkeypatch.setattr("agents.conversation.ENDS_AT_A_TIME", 2)
             asked = []
 
-            async def end(request):
+            async def end(request, *, deadline_s=0.0):
                 asked.append([(e.number, e.reward, e.why) for e in request.ends])
                 if len(asked) in {1, 2, 3}:
                     raise DeadlineError("no answer within 60 s")

@@ -39,7 +39,7 @@ def all_loaded_by(*modules: str) -> set[str]:
 def modules_of(package: str) -> list[str]:
     files = (ROOT / package).rglob("*.py")
     names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
-    unrunnable = ("__main__", "deploy")  # starting points and scripts are not imported
+    unrunnable = ("__main__", "deploy", "agent")  # starting points and scripts are not imported
     return sorted(
         name.removesuffix(".__init__")
         for name in names
