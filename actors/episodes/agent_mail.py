@@ -10,9 +10,10 @@ works holds no place in the engine, and no request here but its line in the long
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from actors.engine.engine import Engine
 from broker.protocol.conversation_messages import (
@@ -33,6 +34,7 @@ from .interfaces import MailboxClient
 
 LISTEN_S = 20.0  # the broker answers sooner if it is set so
 AGAIN_S = 0.2  # until a host has repeated a call that the store has lost, or for what is left over
+T = TypeVar("T")
 LISTENED = (LeaseStage.ACTIVE, LeaseStage.WANTED, LeaseStage.AWAY)
 
 
@@ -138,14 +140,14 @@ class AgentMail:
         Raises:
             DeadlineError: The broker does not answer.
         """
-        await self._spoken.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(AGAIN_S if self._speaking else None):
+                await self._spoken.wait()
         self._spoken.clear()
         undelivered: list[Undelivered] = []
-        for letters in _portions([letter for letter in self._letters() if letter.says]):
-            undelivered += await self._send(letters)
-        if self._speaking and not self._spoken.is_set():
-            await asyncio.sleep(AGAIN_S)
-            self._spoken.set()
+        letters = [letter for letter in self._letters() if letter.says]
+        for portion in _portions(letters, lambda letter: letter.num_bytes):
+            undelivered += await self._send(portion)
         return undelivered
 
     async def _want(self) -> list[tuple[HeldLease, Calls]]:
@@ -156,17 +158,18 @@ class AgentMail:
             return []
         places = [(held.lease.task_id, held.lease.fence) for held in wanted]
         payloads = [rollout.conversation.payload for held in wanted if (rollout := held.agent())]
-        wants = tuple(
-            Want(*place, payload) for place, payload in zip(places, payloads, strict=True)
-        )
+        wants = [Want(*place, payload) for place, payload in zip(places, payloads, strict=True)]
+        verdicts: list[TaskVerdict] = []
         try:
-            reply = await self._broker.want(WantRequest(wants), deadline_s=self._deadline_s)
+            for portion in _portions(wants, lambda want: len(want.payload)):
+                request = WantRequest(tuple(portion))
+                verdicts += (await self._broker.want(request, deadline_s=self._deadline_s)).verdicts
         except BaseException:
             self._unwanted += wanted
             raise
         return [
             (held, Calls(line.task_id, line.verdict))
-            for held, line in zip(wanted, reply.verdicts, strict=True)
+            for held, line in zip(wanted, verdicts, strict=True)
             if line.verdict is not Verdict.OK
         ]
 
@@ -258,14 +261,14 @@ class AgentMail:
             self._leases.leave(held)
 
 
-def _portions(letters: Sequence[_Letter]) -> Iterator[list[_Letter]]:
-    """Divide letters among messages of bounded size."""
-    portion: list[_Letter] = []
-    for letter in letters:
-        size = sum(other.num_bytes for other in portion)
-        if portion and size + letter.num_bytes > MAX_CHUNK_BYTES:
+def _portions(items: Iterable[T], num_bytes: Callable[[T], int]) -> Iterator[list[T]]:
+    """Divide what is to be sent among messages of bounded size."""
+    portion, total = list[T](), 0
+    for item in items:
+        if portion and total + num_bytes(item) > MAX_CHUNK_BYTES:
             yield portion
-            portion = []
-        portion.append(letter)
+            portion, total = [], 0
+        portion.append(item)
+        total += num_bytes(item)
     if portion:
         yield portion
