@@ -24,7 +24,7 @@ from configs.json_lines import Row, number, read_rows
 from console.run.process_guard import ProcessGuard
 
 from .fault_case import Fault, FaultCase, FaultResult, results_as_json, results_as_markdown
-from .faults import clock_jumps, network, processes, stores
+from .faults import clock_jumps, conversations, network, processes, stores
 from .faults.stores import small_disk
 from .live_run import NEEDED, SMALL, LiveRun
 
@@ -107,6 +107,7 @@ FAULTS: tuple[Fault, ...] = (
     *stores.FAULTS,
     *network.FAULTS,
     *clock_jumps.FAULTS,
+    *conversations.FAULTS,
 )
 NUM_ACTORS = 3
 GUARD_S = 10.0

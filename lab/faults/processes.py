@@ -16,7 +16,9 @@ CORE = "EngineCore"  # in the title that vLLM gives the process
 COMMIT_TRIES = 30  # checkpoints to stop behind: the window before the commit is a few milliseconds
 
 
-def _kill(pids: Iterable[int]) -> Callable[[], None]:
+def kill(pids: Iterable[int]) -> Callable[[], None]:
+    """Return a function that kills these processes."""
+
     def act() -> None:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -24,7 +26,8 @@ def _kill(pids: Iterable[int]) -> Callable[[], None]:
     return act
 
 
-def _send(pid: int, number: signal.Signals) -> Callable[[], None]:
+def send(pid: int, number: signal.Signals) -> Callable[[], None]:
+    """Return a function that sends a signal."""
     return lambda: os.kill(pid, number)
 
 
@@ -32,7 +35,7 @@ def _kill_actors(case: FaultCase, victims: list[Actor]) -> None:
     for victim in victims:
         case.freeze(victim.pid)
     case.follow(victims)
-    case.inject(_kill([victim.pid for victim in victims]))
+    case.inject(kill([victim.pid for victim in victims]))
     case.run.fleet.refill()
     case.recover()
 
@@ -56,7 +59,7 @@ def stop_actor(case: FaultCase) -> None:
     case.follow([victim])
     case.inject(lambda: None)
     case.until(lambda: not case.trace.open_ids, "another actor for its work")
-    case.lift(_send(victim.pid, signal.SIGCONT))
+    case.lift(send(victim.pid, signal.SIGCONT))
     case.pause(1.0)  # its old leases are refused
     case.recover()
 
@@ -65,7 +68,7 @@ def drain_actor(case: FaultCase) -> None:
     """Drain an actor, as before a spot machine is taken away."""
     victim = case.choose()
     case.follow([victim], is_orderly=True)
-    case.inject(_send(victim.pid, signal.SIGTERM))
+    case.inject(send(victim.pid, signal.SIGTERM))
     case.recover()
     case.until(lambda: victim.process.poll() is not None, "the end of the drained actor")
     case.run.fleet.refill()
@@ -88,8 +91,8 @@ def kill_engine_core(case: FaultCase) -> None:
         cores = [pid for pid, words in descendants(victim.pid).items() if CORE in words[0]]
         case.freeze(victim.pid)
         case.follow([victim], is_orderly=True)
-        case.inject(_kill(cores))
-        _send(victim.pid, signal.SIGCONT)()
+        case.inject(kill(cores))
+        send(victim.pid, signal.SIGCONT)()
         case.recover()
         case.until(lambda: victim.process.poll() is not None, "the end of the actor")
     finally:
@@ -109,7 +112,7 @@ def kill_broker(case: FaultCase) -> None:
     """Kill the broker, which has no state of its own."""
     case.choose()
     case.follow()
-    case.inject(_kill(case.run.pids("broker")), case.restarted("broker"))
+    case.inject(kill(case.run.pids("broker")), case.restarted("broker"))
     case.recover()
 
 
@@ -118,9 +121,9 @@ def stop_broker(case: FaultCase) -> None:
     case.choose()
     (pid,) = case.run.pids("broker")
     case.follow()
-    case.inject(_send(pid, signal.SIGSTOP))
+    case.inject(send(pid, signal.SIGSTOP))
     case.pause(2 * case.run.settings.broker.lease_timeout_s)
-    case.lift(_send(pid, signal.SIGCONT))
+    case.lift(send(pid, signal.SIGCONT))
     case.recover()
 
 
@@ -129,7 +132,7 @@ def kill_learner(case: FaultCase) -> None:
     case.run.until(lambda: case.run.step > case.run.stats().committed_step, "uncommitted steps")
     case.choose()
     case.follow()
-    case.inject(_kill(case.run.pids("learner")[:1]), case.restarted("learner"))
+    case.inject(kill(case.run.pids("learner")[:1]), case.restarted("learner"))
     case.recover()
 
 
@@ -145,7 +148,7 @@ def kill_learner_before_commit(case: FaultCase) -> None:
         case.freeze(pid)
         saved = int((case.run.folder.newest_checkpoint() or "-0").rpartition("-")[2])
         if case.run.stats().committed_step < saved:
-            case.inject(_kill(case.run.pids("learner")), case.restarted("learner"))
+            case.inject(kill(case.run.pids("learner")), case.restarted("learner"))
             case.recover()
             return
         os.kill(pid, signal.SIGCONT)
@@ -164,7 +167,7 @@ def kill_learner_while_saving(case: FaultCase) -> None:
         case.run.wait_for_save()
         case.freeze(pid)
         if case.run.is_saving:
-            case.inject(_kill(case.run.pids("learner")), case.restarted("learner"))
+            case.inject(kill(case.run.pids("learner")), case.restarted("learner"))
             case.recover()
             return
         os.kill(pid, signal.SIGCONT)
@@ -177,7 +180,7 @@ def kill_learner_while_saving(case: FaultCase) -> None:
 def kill_publisher(case: FaultCase) -> None:
     """Kill the publisher, during a broadcast or between two."""
     case.follow()
-    case.inject(_kill(case.run.pids("publisher")), case.restarted("publisher"))
+    case.inject(kill(case.run.pids("publisher")), case.restarted("publisher"))
     case.recover()
 
 
