@@ -48,6 +48,7 @@ from actors.episodes.sampling import Sampling
 from actors.episodes.scoring import Scoring
 from actors.rewards.pool import RewardPool
 from broker.protocol.messages import (
+    MAX_LINES,
     Hello,
     LeaseReply,
     LeaseRequest,
@@ -329,10 +330,11 @@ class ActorLoop:
                 has_room = leases.until_active_below(full_from, away=away)
                 await until_event(has_room, room.other_than(most))
                 continue
-            if self._weights.is_dirty:
+            room_left = MAX_LINES - len(leases)  # of a message that names all
+            if self._weights.is_dirty or room_left <= 0:
                 await asyncio.sleep(DIRTY_PAUSE_S)
                 continue
-            free, version = most - leases.num_active, self._engine.version
+            free, version = min(most - leases.num_active, room_left), self._engine.version
             # Tasks for which no agent has called may wait for places at hosts, which are full of
             # agents whose actors have died: those tasks are taken beyond the limit.
             if begun_only := leases.num_with_agents >= away:

@@ -12,8 +12,8 @@
     <|tool_call|>{"name": "add", "arguments": {"a": 1}}<|/tool_call|>                   Phi-4-mini
     <|tool_call>call:add{a:1}<tool_call|>                                               Gemma 4
 
-The form is found out from the text. Whether a chat template writes calls in one of them is found
-out by reading its own text back (`engine/tokenizer.py`).
+Which of them a model has, its chat template tells, whose own text is read back
+(`engine/tokenizer.py`): what looks like a call of another family is text that the model quotes.
 """
 
 from __future__ import annotations
@@ -112,7 +112,13 @@ _FORMS = (
 )
 
 
-def read_calls(text: str, functions: Sequence[Any] = ()) -> list[ToolCall]:
+BEGINS = (*dict.fromkeys(form.begin for form in _FORMS), "")
+"""What stands before each call, by form; nothing where all of a turn is one (Llama 3)."""
+
+
+def read_calls(
+    text: str, functions: Sequence[Any] = (), begin: str | None = None
+) -> list[ToolCall]:
     """Return the calls of a turn after its thinking; no call if one of them is malformed.
 
     A last call that is not closed is left out.
@@ -121,30 +127,46 @@ def read_calls(text: str, functions: Sequence[Any] = ()) -> list[ToolCall]:
         text: What the policy wrote.
         functions: Functions that it may call, as chat templates take them: parameters that are no
             JSON are read by their types.
+        begin: What its own form has before each call, of `BEGINS`; None = what the text has first.
 
     Example:
         >>> read_calls('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
         [ToolCall(name='add', arguments={'a': 1}, call_id='')]
     """
-    return split_calls(text.rpartition(END_OF_THINKING)[2], functions)[1]
+    return split_calls(text.rpartition(END_OF_THINKING)[2], functions, begin)[1]
 
 
-def split_calls(text: str, functions: Sequence[Any] = ()) -> tuple[str, list[ToolCall]]:
+def split_calls(
+    text: str, functions: Sequence[Any] = (), begin: str | None = None
+) -> tuple[str, list[ToolCall]]:
     """Return what a turn says before its calls, and the calls; all of it if there are none.
 
     Args:
         text: What the policy wrote after its thinking.
         functions: As for `read_calls`.
+        begin: As for `read_calls`.
     """
+    begins = _begins_in(text) if begin is None else (begin,)
     for form in _FORMS:
+        if form.begin not in begins:
+            continue
         blocks = _blocks(form, text)
         calls = [_read_block(form, block.strip(), functions) for block in blocks]
         if calls and all(calls):
             said = text.partition(form.begin)[0].strip().removesuffix(form.opening).strip()
             return said, [call for several in calls for call in several]
     said = text.strip()
-    calls = [_read_json(said, "parameters")] if said.startswith("{") else []
-    return ("", calls[0]) if calls and calls[0] else (text, [])
+    if "" in begins and said.startswith("{") and (of_text := _read_json(said, "parameters")):
+        return "", of_text
+    return text, []
+
+
+def _begins_in(text: str) -> tuple[str, ...]:
+    """Return what may begin calls in a text of an unknown form."""
+    if text.lstrip().startswith("{"):
+        return ("",)
+    places = [(text.index(begin), begin) for begin in BEGINS if begin and begin in text]
+    return (min(places)[1],) if places else ()
 
 
 def _blocks(form: _Form, text: str) -> list[str]:
@@ -264,8 +286,8 @@ def _is_sound(call: ToolCall) -> bool:
     if _is_deeper(call.arguments, MAX_DEPTH):
         return False
     try:
-        json.dumps(call, ensure_ascii=False).encode()
-    except ValueError:  # half of a surrogate pair, such as "\\ud83d", which cannot be encoded
+        json.dumps(call, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:  # half of a surrogate pair, such as "\\ud83d", and no JSON, such as 1e400
         return False
     return True
 

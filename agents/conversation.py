@@ -166,13 +166,15 @@ class AgentConversation:
                 reward=request.reward,
                 parts=dict(request.parts),
             )
+            before = self._rewards.get(request.number)
+            self._rewards[request.number] = reward  # an end that comes meanwhile has it, too
             try:
                 await self._say(reward)
             except RequestError as error:
-                if error.code == UNREACHABLE:
-                    self._note_reward(reward)  # which the agent may not send again
+                if error.code != UNREACHABLE and self._rewards.get(request.number) is reward:
+                    del self._rewards[request.number]
+                    self._rewards |= {} if before is None else {request.number: before}
                 raise
-            self._note_reward(reward)
         if request.error:
             log.warning("agent gave up", task=self.name, reason=request.error)
             await self.finish(AgentEnd("died", request.error))
@@ -281,10 +283,6 @@ class AgentConversation:
             self._calls.take_back()
             self.open_calls.refuse(number)
 
-    def _note_reward(self, reward: End) -> None:
-        newest = self._rewards.get(reward.number, reward)
-        self._rewards[reward.number] = max(newest, reward, key=lambda end: end.order)
-
     async def _try_end(self, end: AgentEnd) -> None:
         last = End(*self._place, self._heard, why=end.why, text=end.text[-MAX_REASON:])
         lines = [*self._rewards.values(), last]
@@ -293,8 +291,12 @@ class AgentConversation:
                 await self._say(*lines[start : start + ENDS_AT_A_TIME], deadline_s=END_TRY_S)
             self.is_settled = True
         except RequestError as error:
-            self.is_settled = self.is_settled or self._is_last_try or error.code != UNREACHABLE
             told = {"task": self.name, "reason": error.text}
+            if self._rewards and error.code != UNREACHABLE and not self.is_settled:
+                log.warning("a reward of a conversation was refused", **told)
+                self._rewards.clear()  # the store has those that it has taken, and the end is next
+                return
+            self.is_settled = self.is_settled or self._is_last_try or error.code != UNREACHABLE
             if self.is_settled:
                 log.warning("the end of a conversation was not stored", **told)
             else:
@@ -320,7 +322,7 @@ class AgentConversation:
             raise RequestError(400, text, field="reward", code="conversation_full")
         if line.verdict is Verdict.GAP:
             text = "the run has lost calls, which are sent again; try again"
-            raise RequestError(503, text, code=UNREACHABLE, retry_after_s=BUSY_S)
+            raise RequestError(503, text, code="calls_lost", retry_after_s=BUSY_S)
         if line.verdict not in {Verdict.OK, Verdict.DUP}:
             self._close(None)
             raise _over(None)

@@ -386,11 +386,19 @@ class _Guarded(H11Protocol):
     def pause_writing(self) -> None:
         """Stop writing to an agent that does not read, and cut it off in the end."""
         super().pause_writing()
-        self.cutting = self.loop.call_later(SEND_S, self.transport.abort)
+        self._cut_if_stuck(None)
 
     def resume_writing(self) -> None:
         self.cutting.cancel()
         super().resume_writing()
+
+    def _cut_if_stuck(self, last: int | None) -> None:
+        """End the connection if nothing of what waits has been read since the last look."""
+        left = self.transport.get_write_buffer_size()
+        if left == last:
+            self.transport.abort()
+        else:
+            self.cutting = self.loop.call_later(SEND_S, self._cut_if_stuck, left)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP; a request whose body it is in gets no other answer."""

@@ -81,7 +81,7 @@ class StartPause:
 
     def begin(self) -> None:
         """Begin a pause, after a failure or with the next try."""
-        longest_s = min(FIRST_PAUSE_S * 2.0 ** (self._num_failed - 1), LONGEST_PAUSE_S)
+        longest_s = min(FIRST_PAUSE_S * 2.0 ** min(self._num_failed - 1, 9), LONGEST_PAUSE_S)
         self._until = self._clock() + longest_s * (1 - self._jitter() / 2)
 
     def note_failure(self, began: float, reason: str) -> None:

@@ -28,6 +28,14 @@ from pathlib import Path
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 POLL_S = 0.02
 KILLED_S = 5.0  # a process that the kernel cannot end does not keep the keeper
+CHANGED_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGCHLD,
+    signal.SIGPIPE,  # which Python ignores, as the next one
+    signal.SIGXFSZ,
+)
 NOT_STARTED = signal.SIGUSR1
 """A signal, because a command may exit with any code."""
 
@@ -137,9 +145,11 @@ def start(folder: str, stdin: int, command: list[str]) -> int:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
             os.setsid()
             os.chdir(folder)
-            os.dup2(os.open(os.devnull, os.O_RDONLY) if stdin < 0 else stdin, 0)
+            stdin = os.open(os.devnull, os.O_RDONLY) if stdin < 0 else stdin
+            os.dup2(stdin, 0)
+            os.close(stdin)
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            for number in CHANGED_SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             os.execvp(command[0], command)  # noqa: S606 - the user's command, without a shell
         except OSError as error:
@@ -196,6 +206,8 @@ def keep(folder: str, grace_s: float, stdin: int, command: list[str], lifeline: 
         pid = start(folder, stdin, command)
     except OSError as error:
         return not_started(command, error)
+    if stdin >= 0:
+        os.close(stdin)  # so that the host sees when the command has ended
     code = wait(pid, woken, lifeline)
     end_all(0.0 if code is not None else grace_s)
     if code is None:
@@ -220,12 +232,15 @@ def not_started(command: list[str], error: OSError) -> int:
 
 
 def remove(folder: str) -> None:
-    """Remove a folder with all that is in it."""
+    """Remove a folder with all that is in it, or what has taken its place."""
+    if Path(folder).is_symlink():
+        Path(folder).unlink()
+        return
     with contextlib.suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
     if os.path.lexists(folder):  # folders that may not be written, or a thousand in one another
         os.spawnlp(os.P_WAIT, "chmod", "chmod", "-R", "u+rwX", folder)  # noqa: S606 - no shell
-        os.spawnlp(os.P_WAIT, "rm", "rm", "-rf", folder)  # noqa: S606 - no shell
+        os.spawnlp(os.P_WAIT, "rm", "rm", "-rf", "--one-file-system", folder)  # noqa: S606 - no shell
 
 
 def main(folder: str, grace_s: float, stdin: int, command: list[str]) -> int:
@@ -241,6 +256,8 @@ def main(folder: str, grace_s: float, stdin: int, command: list[str]) -> int:
     else:
         if keeper:
             os.close(lifeline)
+            if stdin >= 0:
+                os.close(stdin)
             code = guard(keeper, grace_s, woken, held)
         else:
             os.close(held)

@@ -293,6 +293,8 @@ class SharedProcess:
 
     async def _tell(self, line: str) -> asyncio.Task[AgentEnd]:
         async with self._starting:
+            if self._running is not None and self._lines is not None and self._lines.is_closing():
+                await asyncio.wait({self._running})  # what it has begun is being ended
             if self._running is None or self._running.done():
                 if self._lines is not None:
                     self._lines.close()

@@ -177,11 +177,19 @@ class KnownChanges:
         is_old = time.monotonic() - self._read_at >= read_all_s
         return "" if is_old or wait_s <= 0 or not lines <= self._lines else self._since
 
-    def note_answer(self, lines: Set[tuple[int, int]], since: str, *, is_whole: bool) -> None:
-        """Note the answer to a request; `is_whole`: all conversations were read for it."""
+    def note_answer(
+        self, lines: Set[tuple[int, int]], since: str, *, asked_at: float | None
+    ) -> None:
+        """Note the answer to a request.
+
+        Args:
+            lines: Tasks, with their fences or tickets.
+            since: Newest change that the answer has.
+            asked_at: When all conversations were asked for; None = only those that have changed.
+        """
         self._lines, self._since = lines, since
-        if is_whole:
-            self._read_at = time.monotonic()
+        if asked_at is not None:
+            self._read_at = asked_at
 
 
 # --------------------------------------------------------------------------------------------------
@@ -314,8 +322,9 @@ class BrokerClient:
         request = replace(
             request, since=changes.since(lines, request.wait_s, self._lease_timeout_s)
         )
+        asked_at = None if request.since else time.monotonic()
         reply = await self._call(request, CallsReply, deadline_s, request.wait_s)
-        changes.note_answer(lines, reply.since, is_whole=not request.since)
+        changes.note_answer(lines, reply.since, asked_at=asked_at)
         return reply
 
     async def say(self, request: SayRequest, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Verdicts:
@@ -345,8 +354,9 @@ class BrokerClient:
         request = replace(
             request, since=changes.since(lines, request.wait_s, self._lease_timeout_s)
         )
+        asked_at = None if request.since else time.monotonic()
         reply = await self._call(request, RepliesReply, deadline_s, request.wait_s)
-        changes.note_answer(lines, reply.since, is_whole=not request.since)
+        changes.note_answer(lines, reply.since, asked_at=asked_at)
         return reply
 
     async def end(self, request: EndRequest, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Verdicts:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from actors.chat import ChatMessage, Prompt, as_given, as_messages
-from actors.tool_calls import END_OF_THINKING, FAMILIES, ToolCall, read_calls
+from actors.tool_calls import BEGINS, END_OF_THINKING, FAMILIES, ToolCall, read_calls
 from configs.architecture import present_model
 from configs.errors import SettingsError, quoted
 from configs.settings import RunSettings
@@ -62,7 +62,8 @@ DATE = "date_string"
 class CallStyle(NamedTuple):
     """How a chat template writes calls of tools."""
 
-    is_readable: bool
+    begin: str | None
+    """What stands before each call; None = it is of no form that is read."""
     written: str
     """The trial call, or the template's error; empty if it leaves calls, tools or results out."""
     has_text: bool = False
@@ -321,13 +322,18 @@ class ModelTokenizer:
         Raises:
             SettingsError: It is such a template.
         """
-        is_readable, written, _ = self._call_style
-        if not is_readable:
+        begin, written, _ = self._call_style
+        if begin is None:
             shown = quoted(written.strip(), 120) if written.strip() else "one that leaves them out"
             raise SettingsError(
                 f"run.model must have a chat template that writes tool calls as {FAMILIES} do, got "
                 f"{shown}; choose another model, or go without tools"
             )
+
+    @property
+    def begin_of_call(self) -> str | None:
+        """What the template writes before each call of a tool; None = such calls are not read."""
+        return self._call_style.begin
 
     def turn_frame(self) -> TurnFrame | None:
         """Return the texts that the template puts around the policy's turn; None without one."""
@@ -392,9 +398,14 @@ class ModelTokenizer:
     def _marked_messages(self, said: Prompt) -> list[ChatMessage]:
         return [ChatMessage(*map(self._marked, message)) for message in as_messages(said)]
 
-    def _marked(self, text: str) -> str:
-        """Put marks in place of control tokens and of texts that `_around_answer` searches for."""
-        for number, literal in enumerate(self._literals):
+    def _marked(self, text: str, literals: Sequence[str] = ()) -> str:
+        """Put marks in place of control tokens and of texts that `_around_answer` searches for.
+
+        Args:
+            text: Text to mark.
+            literals: All of these as they are written in it; without them, as they are.
+        """
+        for number, literal in enumerate(literals or self._literals):
             if literal in text:
                 text = text.replace(literal, f"{MARK}{number}{MARK}")
         return text
@@ -423,7 +434,7 @@ class ModelTokenizer:
     def _checked_tools(self, tools: str) -> list[Any]:
         """Return the functions; refuse a template that cannot write them, a call and its result."""
         self.check_tools()
-        functions: list[Any] = json.loads(self._marked(tools))
+        functions: list[Any] = self._marked_json(json.loads(tools))
         result = self.encode_observation((ChatMessage("tool", OBSERVATION),))
         if OBSERVATION not in self.decode(result):
             raise SettingsError(
@@ -440,11 +451,12 @@ class ModelTokenizer:
             try:
                 written = self._written_call(call_id, has_text=has_text)
             except SettingsError as error:
-                errors.append(CallStyle(is_readable=False, written=str(error.__cause__)))
+                errors.append(CallStyle(None, str(error.__cause__)))
                 continue
-            called = [call[:2] for call in read_calls(written, [TRIAL_FUNCTION])]
-            styles.append(CallStyle(called == [TRIAL[:2]], written, has_text))
-        return next((style for style in styles if style.is_readable), [*styles, *errors][0])
+            found = ((begin, read_calls(written, [TRIAL_FUNCTION], begin)) for begin in BEGINS)
+            whole = (begin for begin, calls in found if [c[:2] for c in calls] == [TRIAL[:2]])
+            styles.append(CallStyle(next(whole, None), written, has_text))
+        return next((style for style in styles if style.begin is not None), [*styles, *errors][0])
 
     def _marked_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         marked: dict[str, Any] = self._marked_json(message)
@@ -455,9 +467,10 @@ class ModelTokenizer:
 
     def _marked_json(self, value: Any) -> Any:
         written = msgspec.json.encode(value).decode()  # json takes ten times as long
-        if not any(literal in written for literal in self._literals):
+        literals = [json.dumps(literal, ensure_ascii=False)[1:-1] for literal in self._literals]
+        if not any(literal in written for literal in literals):
             return value
-        return json.loads(self._marked(json.dumps(value, ensure_ascii=False)))
+        return json.loads(self._marked(json.dumps(value, ensure_ascii=False), literals))
 
     def _written_call(self, call_id: str, *, has_text: bool) -> str:
         """Render a call as the template writes it; nothing if it leaves tools or results out."""

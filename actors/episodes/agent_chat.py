@@ -140,6 +140,7 @@ def answer_of(
     is_cut: bool,
     shows_reasoning: bool,
     is_thinking: bool = False,
+    begin_of_call: str | None = None,
 ) -> tuple[AgentAnswer, dict[str, Any]]:
     """Return the answer to a call, without its tokens, and the turn as a message.
 
@@ -150,6 +151,7 @@ def answer_of(
         is_cut: The turn was cut by a limit.
         shows_reasoning: Reasoning is a field of its own in the model's chat template.
         is_thinking: The prompt has begun the turn's thinking.
+        begin_of_call: What the model writes before each call of a tool; None = it may be any form.
     """
     reasoning, content = "", text
     has_thought = is_thinking or text.startswith(BEGIN_OF_THINKING) or END_OF_THINKING in text
@@ -159,7 +161,7 @@ def answer_of(
         content = content.lstrip("\n")
     said, calls = content, list[ToolCall]()
     if request.chat is not None and request.has_tools and not is_cut:
-        said, calls = split_calls(content, request.chat.tools)
+        said, calls = split_calls(content, request.chat.tools, begin_of_call)
     if len(calls) > MAX_TOOL_CALLS or any(len(c.name + c.call_id) > MAX_TEXT for c in calls):
         said, calls = content, []  # no reply could have them
     ids = [call.call_id for call in calls]

@@ -489,6 +489,7 @@ class AgentRollout:
             is_cut=turn.is_cut,
             shows_reasoning=self._tokenizer.shows_reasoning,
             is_thinking=after.endswith(BEGIN_OF_THINKING),
+            begin_of_call=self._tokenizer.begin_of_call if request.has_tools else None,
         )
         if not is_said:
             completion, decode = turn.tokens.completion(), self._tokenizer.decode

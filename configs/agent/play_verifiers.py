@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf  # type: ignore[import-not-found]
-from openai import APIStatusError, AsyncOpenAI, BadRequestError
+from openai import AsyncOpenAI, BadRequestError, OpenAIError
 
 OUT_OF_ROOM = "context_length_exceeded"  # Nyala's answer where run.max_completion_tokens is used up
 DOOR = AsyncOpenAI(api_key="of each conversation", max_retries=10)
@@ -41,8 +41,8 @@ def outcome(env: Any, episode: Any) -> dict[str, Any]:
     return {"reward": sum(parts.values()), "parts": parts, "done": True}
 
 
-async def converse(env: Any, settings: dict[str, Any], told: dict[str, Any]) -> None:
-    """Play one episode, and end its conversation."""
+async def episode_of(env: Any, settings: dict[str, Any], told: dict[str, Any]) -> Any:
+    """Play the episode of a task at the door of its conversation."""
     kind = type(env.taskset).task_type()
     task = kind(kind.data_type()(**told["task"]["task"]), env.config.taskset.task)
     endpoint = {"base_url": told["url"], "headers": {"Authorization": f"Bearer {told['key']}"}}
@@ -52,12 +52,19 @@ async def converse(env: Any, settings: dict[str, Any], told: dict[str, Any]) -> 
         sampling=vf.SamplingConfig(**settings.get("sampling", {})),
     )
     (slot,) = env.slots(task)
-    episode = await env.run_slot(slot, context)
+    return await env.run_slot(slot, context)
 
+
+async def converse(env: Any, settings: dict[str, Any], told: dict[str, Any]) -> None:
+    """Play one episode, and end its conversation; no other is touched by what it raises."""
+    try:
+        body = outcome(env, await episode_of(env, settings, told))
+    except Exception as error:  # noqa: BLE001 - of a taskset, a harness or a reward
+        body = {"error": repr(error)}
     reward, door = told["url"].replace("/v1", "/reward"), DOOR.with_options(api_key=told["key"])
-    with suppress(APIStatusError):  # the conversation is over
+    with suppress(OpenAIError):  # the conversation is over, or its host is
         try:
-            await door.post(reward, cast_to=object, body=outcome(env, episode))
+            await door.post(reward, cast_to=object, body=body)
         except (BadRequestError, ValueError) as error:  # the reward is no number
             await door.post(reward, cast_to=object, body={"error": str(error)})
 

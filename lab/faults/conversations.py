@@ -35,6 +35,7 @@ def with_agents(_: Path) -> Iterator[Mapping[str, str]]:
 def kill_agents(case: FaultCase) -> None:
     """Kill the process of all agents; their conversations fail, and the host starts another."""
     case.choose()
+    case.until(lambda: _agents(case), "a process of the agents")
     pids = _agents(case)
     case.follow()
     case.inject(kill(pids))
@@ -74,9 +75,9 @@ def _num_hosted(case: FaultCase) -> int:
 
 def _agents(case: FaultCase) -> list[int]:
     """Return the process that holds the conversations; those that keep it name it as well."""
-    (host,) = case.run.pids(HOST)
-    found = descendants(host).items()
-    return [pid for pid, words in found if words[1:] == [PROGRAM]]
+    hosts = case.run.pids(HOST)
+    found = [descendants(host).items() for host in hosts]
+    return [pid for each in found for pid, words in each if words[1:] == [PROGRAM]]
 
 
 FAULTS = tuple(

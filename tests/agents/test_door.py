@@ -14,8 +14,10 @@ import pytest
 
 from agents import door
 from agents.call_log import OpenCall
-from agents.requests import read_chat
+from agents.conversation import AgentEnd
+from agents.requests import RequestError, read_chat, read_reward
 from broker.protocol.agent_calls import AgentAnswer, AgentError, CalledTool
+from broker.protocol.messages import TaskVerdict, Verdict, Verdicts
 from configs.errors import DeadlineError, RecordError, RefusedError
 from tests.agents.support.mailbox import logprobs, tokens
 from tests.agents.support.opened_door import opened
@@ -254,6 +256,63 @@ def test_a_reward_without_an_answer_comes_again_with_the_end(monkeypatch):
                 assert (await plain.post(url, json={"done": True})).status_code == 200
 
             assert asked[3:] == [[(0, 2.0, ""), (1, 0.25, "")], [(0, None, "ended")]]
+
+    asyncio.run(story())
+
+
+def test_an_end_that_overtakes_a_reward_has_it(monkeypatch):
+    async def story():
+        async with opened() as here:
+            store, answered = here.mailbox.end, asyncio.Event()
+
+            async def end(request, *, deadline_s=0.0):
+                if not any(line.why for line in request.ends):
+                    await answered.wait()
+                return await store(request)
+
+            monkeypatch.setattr(here.mailbox, "end", end)
+            conversation = here.conversation()
+            wanted = read_reward(b'{"reward": 1}')
+            rewarding = asyncio.create_task(conversation.reward(wanted))
+            await asyncio.sleep(0)
+            await conversation.finish(AgentEnd("died", "it left"))
+            answered.set()
+            await rewarding
+
+            ends = here.mailbox.boxes[conversation.ticket.task_id].ends
+            assert [(line.reward, line.why) for line in ends] == [(1.0, ""), (None, "died")]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("fault", ["malformed", "lost call"])
+def test_a_reward_that_is_refused_at_last_does_not_take_the_end_with_it(monkeypatch, fault):
+    """While no broker answers nobody judges a reward, and the agent was told to try again."""
+
+    async def story():
+        async with opened() as here:
+            store, asked = here.mailbox.end, []
+
+            async def end(request, *, deadline_s=0.0):
+                asked.append([line.reward for line in request.ends])
+                if len(asked) == 1:
+                    raise DeadlineError("no answer within 60 s")
+                if None not in asked[-1] or len(request.ends) > 1:
+                    if fault == "malformed":
+                        raise RefusedError("a reward is too long", code="malformed")
+                    lines = [TaskVerdict(line.task_id, Verdict.GAP) for line in request.ends]
+                    return Verdicts(tuple(lines))
+                return await store(request)
+
+            monkeypatch.setattr(here.mailbox, "end", end)
+            conversation = here.conversation()
+            with pytest.raises(RequestError, match="try again"):
+                await conversation.reward(read_reward(b'{"reward": 1}'))
+            await asyncio.wait_for(conversation.finish(AgentEnd("ended")), 20)
+
+            assert asked == [[1.0], [1.0, None], [None]]
+            (last,) = here.mailbox.boxes[conversation.ticket.task_id].ends
+            assert last.why == "ended" and conversation.is_settled
 
     asyncio.run(story())
 

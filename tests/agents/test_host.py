@@ -339,6 +339,10 @@ def test_pauses_of_a_host_that_cannot_start_agents_double_up_to_a_minute():
     assert pause.has_failed
     pause.note_start(now[0])
     assert (pause.has_failed, pause.left_s) == (False, 0.0)
+    for _ in range(1100):  # half a day
+        began, now[0] = now[0], now[0] + 60
+        pause.note_failure(began, "no program")
+    assert pause.left_s == 60
     shorter = StartPause(lambda: 0.0, lambda: 1.0)
     shorter.note_failure(0.0, "no memory")
     assert shorter.left_s == 0.5

@@ -5,6 +5,7 @@ verifiers does not fit beside Nyala's packages, so episodes are objects with the
 
 from __future__ import annotations
 
+import asyncio
 import runpy
 import sys
 from pathlib import Path
@@ -67,3 +68,23 @@ def test_an_episode_that_ran_out_of_room_has_the_rewards_that_it_has_got(outcome
     result = outcome(episode(trace(error=text, exact=1.0, late=None), ok=False))
 
     assert result == {"reward": 0.5, "parts": {"exact": 0.5}, "done": True}
+
+
+def test_what_one_episode_raises_ends_its_own_conversation_alone(monkeypatch):
+    told = {"url": "http://door/conversations/1/v1", "key": "k", "task": {"task": {}}}
+    posted = []
+
+    class Door:
+        async def post(self, url: str, *, cast_to: Any, body: dict[str, Any]) -> None:
+            posted.append((url, body))
+
+    monkeypatch.setitem(sys.modules, "verifiers", Object(v1=Object()))
+    monkeypatch.setitem(sys.modules, "verifiers.v1", Object())
+    converse = runpy.run_path(str(PROGRAM))["converse"]
+    converse.__globals__["DOOR"] = Object(with_options=lambda **_: Door())
+
+    asyncio.run(converse(Object(taskset=7), {}, told))
+
+    ((url, body),) = posted
+    assert url == "http://door/conversations/1/reward"
+    assert "task_type" in body["error"]

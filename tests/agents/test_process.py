@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -141,6 +142,25 @@ def test_a_folder_is_removed_whatever_is_in_it(tmp_path, monkeypatch, makes):
 
     assert run_agent(PYTHON, "-c", f"import os; {makes}") == ("ended", "")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_link_in_place_of_its_folder_is_removed_and_not_followed(tmp_path, monkeypatch):
+    kept, folders = tmp_path / "kept", tmp_path / "folders"
+    kept.mkdir(mode=0o500)
+    folders.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folders))
+    code = f"import os; here = os.getcwd(); os.rmdir(here); os.symlink({str(kept)!r}, here)"
+
+    assert run_agent(PYTHON, "-c", code) == ("ended", "")
+    assert not list(folders.iterdir())
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o500
+
+
+def test_a_pipe_that_nobody_reads_ends_a_program_of_an_agent():
+    assert run_agent("bash", "-c", "yes | head -1 > /dev/null; exit ${PIPESTATUS[0]}") == (
+        "died",
+        "exit code 141",
+    )
 
 
 def test_a_folder_is_removed_although_no_process_can_be_made(tmp_path, monkeypatch):
