@@ -453,8 +453,8 @@ class ModelTokenizer:
             except SettingsError as error:
                 errors.append(CallStyle(None, str(error.__cause__)))
                 continue
-            found = ((begin, read_calls(written, [TRIAL_FUNCTION], begin)) for begin in BEGINS)
-            whole = (begin for begin, calls in found if [c[:2] for c in calls] == [TRIAL[:2]])
+            readings = ((begin, read_calls(written, [TRIAL_FUNCTION], begin)) for begin in BEGINS)
+            whole = (begin for begin, calls in readings if [c[:2] for c in calls] == [TRIAL[:2]])
             styles.append(CallStyle(next(whole, None), written, has_text))
         return next((style for style in styles if style.begin is not None), [*styles, *errors][0])
 

@@ -75,9 +75,8 @@ def _num_hosted(case: FaultCase) -> int:
 
 def _agents(case: FaultCase) -> list[int]:
     """Return the process that holds the conversations; those that keep it name it as well."""
-    hosts = case.run.pids(HOST)
-    found = [descendants(host).items() for host in hosts]
-    return [pid for each in found for pid, words in each if words[1:] == [PROGRAM]]
+    below = [item for host in case.run.pids(HOST) for item in descendants(host).items()]
+    return [pid for pid, words in below if words[1:] == [PROGRAM]]
 
 
 FAULTS = tuple(
