@@ -16,6 +16,7 @@ connections, one without a request makes room.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from asyncio import to_thread
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -113,6 +114,7 @@ class Door:
             access_log=False,
             ws="none",
             timeout_graceful_shutdown=1,
+            timeout_keep_alive=math.ceil(2 * HEADERS_S),  # what clients keep for 5 s, they end
         )
         server = _DoorServer(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -202,6 +202,23 @@ def test_a_connection_that_has_had_an_answer_has_no_longer_for_its_next_request(
     asyncio.run(story())
 
 
+def test_a_connection_outlives_the_five_seconds_for_which_clients_keep_theirs():
+    """Ended by both at once, it failed a request of one in thirty agents that call together."""
+
+    async def story():
+        async with opened() as here:
+            conversation = here.conversation()
+            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            for pause_s in (5.5, 0.1):
+                writer.write(head(conversation, conversation.key, method="GET", path="/task"))
+                assert await status_of(reader) == 200
+                await asyncio.sleep(pause_s)
+                await reader.read(2**16)  # the rest of the answer
+            writer.close()
+
+    asyncio.run(story())
+
+
 def test_a_body_without_end_after_an_answer_is_cut(monkeypatch):
     monkeypatch.setattr(door, "HEADERS_S", 0.3)
 
