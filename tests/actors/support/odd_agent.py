@@ -95,14 +95,16 @@ class Script:
         )
         written = f'{{"name": "{name}", "arguments": {arguments}}}'
         written = written[:-2] if rng.random() < 0.1 else written
-        return rng.choice(
-            [
-                f"<tool_call>\n{written}\n</tool_call>",
-                f"<tool_call>{written}</tool_call>\n",
-                f"<tool_call><function={name}><parameter=a>{text}</parameter></function></tool_call>",
-                f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>",
-            ]
-        )
+        forms = [
+            f"<tool_call>\n{written}\n</tool_call>",
+            f"<tool_call>{written}</tool_call>\n",
+            f"<tool_call><function={name}><parameter=a>{text}</parameter></function></tool_call>",
+            f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>",
+            f"[TOOL_CALLS][{written}]",
+        ]
+        begin = self.tokenizer.begin_of_call
+        own = [form for form in forms if begin and form.startswith(begin)]
+        return rng.choice(own if own and rng.random() < 0.8 else forms)
 
 
 # --------------------------------------------------------------------------------------------------
