@@ -172,8 +172,10 @@ class AgentConversation:
                 await self._say(reward)
             except RequestError as error:
                 if error.code != UNREACHABLE and self._rewards.get(request.number) is reward:
-                    del self._rewards[request.number]
-                    self._rewards |= {} if before is None else {request.number: before}
+                    if before is None:
+                        del self._rewards[request.number]
+                    else:
+                        self._rewards[request.number] = before
                 raise
         if request.error:
             log.warning("agent gave up", task=self.name, reason=request.error)

@@ -204,6 +204,7 @@ PROMPT = (Hello, BeatRequest, Bye, ListenRequest, TakeRequest, RepliesRequest)
 """Calls that wait for no other call, because there is one of each at a time."""
 
 Reply = TypeVar("Reply")
+News = TypeVar("News", CallsReply, RepliesReply)
 
 
 class BrokerClient:
@@ -318,14 +319,8 @@ class BrokerClient:
         self, request: ListenRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
     ) -> CallsReply:
         """Wait for calls of agents, at most `wait_s`."""
-        lines, changes = {(line.task_id, line.fence) for line in request.tasks}, self._known_calls
-        request = replace(
-            request, since=changes.since(lines, request.wait_s, self._lease_timeout_s)
-        )
-        asked_at = None if request.since else time.monotonic()
-        reply = await self._call(request, CallsReply, deadline_s, request.wait_s)
-        changes.note_answer(lines, reply.since, asked_at=asked_at)
-        return reply
+        lines = {(line.task_id, line.fence) for line in request.tasks}
+        return await self._poll(request, CallsReply, lines, self._known_calls, deadline_s)
 
     async def say(self, request: SayRequest, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Verdicts:
         """Answer agents; returns once the store has replies and tokens, or neither."""
@@ -350,14 +345,7 @@ class BrokerClient:
     ) -> RepliesReply:
         """Keep tickets, and wait for replies, at most `wait_s`."""
         lines = {(line.task_id, line.ticket) for line in request.conversations}
-        changes = self._known_replies
-        request = replace(
-            request, since=changes.since(lines, request.wait_s, self._lease_timeout_s)
-        )
-        asked_at = None if request.since else time.monotonic()
-        reply = await self._call(request, RepliesReply, deadline_s, request.wait_s)
-        changes.note_answer(lines, reply.since, asked_at=asked_at)
-        return reply
+        return await self._poll(request, RepliesReply, lines, self._known_replies, deadline_s)
 
     async def end(self, request: EndRequest, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Verdicts:
         """Report rewards and ends of conversations."""
@@ -403,6 +391,22 @@ class BrokerClient:
         for waiting in self._pending.values():
             waiting.cancel()
         self._connection.close()
+
+    async def _poll(
+        self,
+        request: ListenRequest | RepliesRequest,
+        kind: type[News],
+        lines: Set[tuple[int, int]],
+        changes: KnownChanges,
+        deadline_s: float,
+    ) -> News:
+        """Ask for what is new in conversations since the last answer of this kind."""
+        since = changes.since(lines, request.wait_s, self._lease_timeout_s)
+        asked_at = None if since else time.monotonic()
+        request = replace(request, since=since)
+        reply = await self._call(request, kind, deadline_s, request.wait_s)
+        changes.note_answer(lines, reply.since, asked_at=asked_at)
+        return reply
 
     async def _call(
         self, message: object, kind: type[Reply], deadline_s: float, broker_wait_s: float = 0.0

@@ -144,6 +144,8 @@ class ModelTokenizer:
         added = [token for token in tokenizer.added_tokens_decoder.values() if token.special]
         control = sorted((token.content for token in added if len(token.content) > 1), key=len)
         self._literals = (MARK, ANSWER, *reversed(control))  # the longest is looked for first
+        as_json = (json.dumps(literal, ensure_ascii=False) for literal in self._literals)
+        self._json_literals = tuple(text[1:-1] for text in as_json)
         first = [] if system_prompt is None else [("system", system_prompt)]
         self._first = [ChatMessage(role, self._marked(text)) for role, text in first]
         self._chat = tokenizer.chat_template is not None
@@ -467,10 +469,10 @@ class ModelTokenizer:
 
     def _marked_json(self, value: Any) -> Any:
         written = msgspec.json.encode(value).decode()  # json takes ten times as long
-        literals = [json.dumps(literal, ensure_ascii=False)[1:-1] for literal in self._literals]
-        if not any(literal in written for literal in literals):
+        if not any(literal in written for literal in self._json_literals):
             return value
-        return json.loads(self._marked(json.dumps(value, ensure_ascii=False), literals))
+        marked = self._marked(json.dumps(value, ensure_ascii=False), self._json_literals)
+        return json.loads(marked)
 
     def _written_call(self, call_id: str, *, has_text: bool) -> str:
         """Render a call as the template writes it; nothing if it leaves tools or results out."""
