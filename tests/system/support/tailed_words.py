@@ -1,26 +1,31 @@
 """Words to spell backwards, with a small engine that lets a few answers stand still for seconds.
 
-An actor that imports this module has other methods in its engine, whether that is made or not.
+An actor makes its engine first, whose methods are others once this module is imported. Processes
+without an engine import none.
 """
 
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from actors.engine.engine import GenerationRequest, Sampled
-from actors.engine.torch_engine import TorchStepper
 from actors.environments.reasoning_gym import ReasoningGym
+
+if TYPE_CHECKING:
+    from actors.engine.torch_engine import TorchStepper
 
 FIRST = 2  # tokens before an answer stands still
 SHORTEST_S, TAIL, LONGEST_S = 0.2, 1.1, 10.0
 """Seconds that it does: Pareto distributed, cut off."""
 
-plain: Any = dict(vars(TorchStepper))
+engine: Any = sys.modules.get("actors.engine.torch_engine")
+plain: dict[str, Any] = {} if engine is None else dict(vars(engine.TorchStepper))
 """The methods as they were."""
 
 
@@ -86,6 +91,7 @@ class TailedWords(ReasoningGym):
     """Settings: those of the dataset."""
 
 
-mock.patch.multiple(
-    TorchStepper, admit=admit, cancel=cancel, step=step, has_work=property(has_work)
-).start()
+if engine is not None:
+    mock.patch.multiple(
+        engine.TorchStepper, admit=admit, cancel=cancel, step=step, has_work=property(has_work)
+    ).start()
