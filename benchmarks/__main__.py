@@ -35,7 +35,7 @@ SHORT_FORMS = {
     "ring_tracing": "ring --only tracing",
     "same_again": "same_again --batches 3",
     "scale": "scale --short",
-    "sites": "sites --steps 2 --turns 1 --full-steps 2",
+    "sites": "sites --steps 2 --turns 1 --full-steps 1",
     "staleness": "staleness --method naive --lag 0 --seeds 1",
     "weights_broadcast": "weights --only broadcast --only held",
     "weights_pause": "weights --only pause",

@@ -31,7 +31,6 @@ from benchmarks.support.progress import say_since
 from benchmarks.support.workload import THROUGHPUT, Workload, make_model
 from configs.settings import ActorSettings
 
-NUMBERS = (8, 16, 32, 48, 64, 96, 128)
 PROMPT_TOKENS = 16
 LENGTHS = (32, 320)
 """Least and most tokens of a completion; as many of each."""
@@ -41,12 +40,15 @@ SETTLE_S = 3.0
 class Extent(NamedTuple):
     """How much is measured."""
 
+    numbers: tuple[int, ...]
+    """Of the sweep."""
     window_s: float
     tune_s: float
     pairs: int
 
 
-BRIEF, FULL = Extent(2.0, 20.0, 3), Extent(8.0, 150.0, 9)
+BRIEF = Extent((8, 32, 128), 2.0, 20.0, 2)
+FULL = Extent((8, 16, 32, 48, 64, 96, 128), 8.0, 150.0, 9)
 
 
 class Generator:
@@ -86,20 +88,20 @@ async def measure(
     model: Path, blocks: int, extent: Extent, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Sweep, then let the number be found."""
-    meter = CacheMeter()
+    meter, numbers = CacheMeter(), extent.numbers
     options = VllmOptions(
         str(model),
         max_model_len=PROMPT_TOKENS + LENGTHS[1] + 1,
-        max_concurrent=max(NUMBERS),
+        max_concurrent=max(numbers),
         engine_args={"num_gpu_blocks_override": blocks},
     )
     engine = vllm_engine(options, meter=meter)
     await engine.start()
-    generator = Generator(engine, ConcurrencyLimit(NUMBERS[0], group_size=1))
+    generator = Generator(engine, ConcurrencyLimit(numbers[0], group_size=1))
     work = asyncio.create_task(generator.run())
-    sweep: dict[int, list[float]] = {number: [] for number in NUMBERS}
-    evicted = dict.fromkeys(NUMBERS, 0)
-    for number in NUMBERS + NUMBERS[::-1]:
+    sweep: dict[int, list[float]] = {number: [] for number in numbers}
+    evicted = dict.fromkeys(numbers, 0)
+    for number in numbers + numbers[::-1]:
         generator.room.resize(leases_for(number))
         await asyncio.sleep(SETTLE_S)
         before = meter.memory.evicted if meter.memory else 0
@@ -108,8 +110,8 @@ async def measure(
         say(f"{number}: {sweep[number][-1]:.0f} tokens/s, {evicted[number]} evicted")
     bounds = ActorSettings(
         max_concurrent_episodes="auto",
-        least_concurrent_episodes=NUMBERS[0],
-        most_concurrent_episodes=NUMBERS[-1],
+        least_concurrent_episodes=numbers[0],
+        most_concurrent_episodes=numbers[-1],
     )
     tuner = Tuner(generator.room, bounds, meter)
     path = [generator.room.most]

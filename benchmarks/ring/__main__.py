@@ -110,7 +110,7 @@ SHORT = Size(
     seeds=1,
     slow_rounds=1,
     models=("8m", "30m"),
-    watched=(2, 25),
+    watched=(1, 15),
 )
 FULL = Size(
     10,

@@ -34,8 +34,10 @@ ON = tuple(
 )
 THREADS = ("advice", "pages", "samples")
 """Events at the end of a process, each with the CPU time of its threads."""
-STUDENT_95 = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Two-sided, by degrees of freedom."""
+STUDENT_95 = dict(
+    enumerate((12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262), start=2)
+)
+"""Two-sided, by the number of rounds."""
 
 
 def watching(folder: Path, *, rounds: int, batches: int, say: Say) -> dict[str, Any]:
@@ -62,14 +64,14 @@ def watching(folder: Path, *, rounds: int, batches: int, say: Say) -> dict[str, 
     handed_over = handed_over_us(replace(base, name="watched-0").settings(), folder / "handed-over")
     pairs = zip(found["watched"], found["unwatched"], strict=True)
     costs = [100 * (watched / unwatched - 1) for watched, unwatched in pairs]
-    spread = statistics.stdev(costs) / math.sqrt(rounds) if rounds > 1 else math.inf
+    spread = statistics.stdev(costs) / math.sqrt(rounds) if rounds > 1 else None
     return {
         "watching": {
             "cpu_s_per_million_tokens": {
                 name: [round(value, 1) for value in values] for name, values in found.items()
             },
             "extra_cpu_percent": round(statistics.mean(costs), 2),
-            "interval_percent": round(STUDENT_95[rounds - 1] * spread, 2),
+            "interval_percent": None if spread is None else round(STUDENT_95[rounds] * spread, 2),
             "own_cpu_percent": {
                 name: round(statistics.mean(each[name] for each in own), 3)
                 for name in (*THREADS, "all")

@@ -83,7 +83,7 @@ class Size:
 SHORT = Size(
     passes=2,
     versions=4,
-    sizes_mib=(4, 100),
+    sizes_mib=(4, 32),
     receivers=(1, 4),
     fan_out_mib=4,
     card=ScarceCard(receivers=(4,), versions=2, mib=8, mib_per_s=16),
