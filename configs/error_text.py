@@ -165,6 +165,10 @@ ALIASES: dict[str, str] = {
     "algorithm.kl_in": "use_kl_loss use_kl_in_reward",
     "algorithm.kl_target": "target_kl kl_ctrl.target_kl",
     "algorithm.reference_model": "ref_model ref_model_path reference_model_path",
+    "algorithm.teacher": (
+        "teacher_model teacher_model_path teacher_model_name_or_path teacher_load opd_teacher_load"
+    ),
+    "algorithm.teacher_weight": "opd_kl_coef distillation_loss_coef distill_coef",
     "critic.kind": "use_critic value_model critic_model",
     "critic.lr": "critic_lr critic_learning_rate critic.optim.lr value_lr",
     "critic.warmup_batches": "critic_warmup freezing_actor_steps critic_warmup_steps",

@@ -35,9 +35,12 @@ MAX_FILE_BYTES = 2**20  # the longest preset has 3 kB: anything like this size i
 
 FILES = ("model", "environment", "environment_python", "reward")
 """Keys of `run`, and of each of `run.environments`, that name files of the user."""
-FILES_ELSEWHERE = {"algorithm": ("reference_model",), "broker": ("keys",)}
+FILES_ELSEWHERE = {
+    "algorithm": ("reference_model", "teacher", "teacher_prompt"),
+    "broker": ("keys",),
+}
 """Keys of other tables that name files of the user."""
-IN_FILES = ("environment", "reward", "factory", "demonstration")
+IN_FILES = ("environment", "reward", "factory", "demonstration", "teacher_prompt")
 """Keys among them that name something in a Python file, in a module, or of Nyala's own."""
 DATA_FILES = ("path", "held_out", "factory", "demonstration")
 """Keys in `environment_settings` of the environments of rows that name files of the user."""
@@ -116,6 +119,11 @@ def _make_absolute(table: Any, keys: Sequence[str], folder: Path) -> None:
                     else name
                     for name in names
                 ]
+            case dict() as by_name:
+                table[key] = {
+                    name: beside(value, folder) if isinstance(value, str) else value
+                    for name, value in by_name.items()
+                }
             case _:  # none, or what is refused later
                 pass
 

@@ -33,6 +33,7 @@ from learner.data.evaluation import is_due
 from learner.data.ledger import Ledger
 from learner.data.records import Records
 from learner.data.retrying_store import RetryingStore
+from learner.data.teachers import check_tokenizer, teacher_prompt_of
 from learner.model.activations import choose
 from learner.model.compilers import has_kernels
 from learner.model.lora import adapt, begin_adapters
@@ -56,7 +57,7 @@ from learner.weights.log import VersionDelivery
 from learner.weights.probe import NUM_TOKENS, PolicyProbe
 from learner.weights.publish import FollowerPublisher, WeightPublisher
 
-from .coordinator import Coordinator, FollowerRank, RankComponents
+from .coordinator import Coordinator, FollowerRank, RankComponents, Teachers
 from .loop import Loop
 from .rank_zero import RankZero
 from .stopping import SHARE_TO_END, Leave
@@ -79,8 +80,7 @@ def run_learner(settings: Settings, stopping: threading.Event, leave: Leave | No
     """
     log.info("starting", stage="joining the process group")
     ranks = _join(settings.learner, settings.parallel)
-    # A restarted Redis runs no operation of rank 0 before it is recovered.
-    admits = (lambda *_: False) if ranks.is_first else None
+    admits = (lambda *_: False) if ranks.is_first else None  # a restarted Redis, until recovered
     url = redis_url(settings.run, settings.buffer)
     page = LearnerPage(limit_s=settings.learner.collective_timeout_s)
     served = page.serving(settings, is_first=ranks.is_first)
@@ -88,7 +88,7 @@ def run_learner(settings: Settings, stopping: threading.Event, leave: Leave | No
         store = RetryingStore(raw_store, stopping=stopping)
         log.info("starting", stage="loading the model")
         policy = load_policy(settings, ranks, is_trained=True)
-        reference = load_reference(settings, ranks, policy)
+        reference, teachers = _load_frozen(settings, ranks, policy)
         optimizer = ScheduledOptimizer(policy, Schedule.from_settings(settings), settings.learner)
         critic = load_critic(policy, settings, ranks)
         checkpoints = make_checkpoints(settings, ranks, critic)
@@ -117,6 +117,7 @@ def run_learner(settings: Settings, stopping: threading.Event, leave: Leave | No
                 checkpoints=checkpoints,
                 publisher=publisher,
                 reference=reference,
+                teachers=teachers,
                 critic=critic,
                 stopping=stopping,
                 leave=_leaving(publisher, coordinator, leave, settings.console.stop_timeout_s),
@@ -335,6 +336,13 @@ def compute_dtype(settings: Settings, ranks: Ranks) -> torch.dtype:
     return torch.bfloat16 if is_bfloat16 else torch.float32
 
 
+def _load_frozen(
+    settings: Settings, ranks: Ranks, policy: Policy
+) -> tuple[Policy | None, Teachers]:
+    """Load the models that are not trained."""
+    return load_reference(settings, ranks, policy), load_teachers(settings, ranks, policy)
+
+
 def load_reference(settings: Settings, ranks: Ranks, policy: Policy) -> Policy | None:
     """Load the frozen policy that the KL penalty is taken to; None if there is no penalty.
 
@@ -356,6 +364,35 @@ def load_reference(settings: Settings, ranks: Ranks, policy: Policy) -> Policy |
             f"tokens, got {reference.vocabulary}; choose a model with the tokenizer of run.model"
         )
     return reference
+
+
+def load_teachers(settings: Settings, ranks: Ranks, policy: Policy) -> Teachers:
+    """Load the frozen teachers that are in the learner. Collective.
+
+    Where the policy has adapters, a teacher that is the model that the run began with is `policy`
+    itself, without its adapters.
+
+    Raises:
+        SettingsError: A teacher has another tokenizer or cannot be loaded, or
+            `algorithm.teacher_prompt` cannot be used.
+    """
+    algorithm = settings.algorithm
+    teachers: list[Policy] = []
+    for model in algorithm.teachers if algorithm.teacher_in == "learner" else ():
+        if model is None and policy.adapter is not None:
+            teachers.append(policy)
+            continue
+        if model is not None:
+            check_tokenizer(settings.run, model)
+        teacher = freeze(load_policy(settings, ranks, model=model))
+        if teacher.vocabulary < policy.vocabulary:
+            raise SettingsError(
+                f"algorithm.teacher must have an embedding for each of run.model's "
+                f"{policy.vocabulary} token ids, got {teacher.vocabulary}; choose a teacher with "
+                "as many"
+            )
+        teachers.append(teacher)
+    return Teachers(tuple(teachers), teacher_prompt_of(settings))
 
 
 def recover_from(store: RetryingStore, settings: Settings, ledger: Ledger) -> None:

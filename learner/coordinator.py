@@ -19,7 +19,7 @@ from configs.settings import AlgorithmSettings, LearnerSettings, RunSettings
 from learner.checkpointing.checkpoint import BackgroundSave, Checkpoints
 from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.resume import StartState
-from learner.data.batch import BatchPlan
+from learner.data.batch import BatchPlan, TeacherPrompt, prompt_of_episode
 from learner.data.policy_lag import mask_stale
 from learner.data.records import Records
 from learner.model.policy import Policy
@@ -213,6 +213,16 @@ class Publisher(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Teachers:
+    """The teachers that are in the learner."""
+
+    policies: tuple[Policy, ...] = ()
+    """Frozen, in the order of `algorithm.teachers`."""
+    prompt: TeacherPrompt = prompt_of_episode
+    """Returns what they read before a completion."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankComponents:
     """The components of one rank."""
 
@@ -229,6 +239,7 @@ class RankComponents:
     publisher: Publisher
     reference: Policy | None = None
     """The frozen policy that the KL penalty is taken to; None = no penalty."""
+    teachers: Teachers = Teachers()
     critic: Critic | None = None
     """Predicts the reward to come, where `algorithm.advantage` needs it; else None."""
     stopping: threading.Event = field(default_factory=threading.Event)

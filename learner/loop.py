@@ -244,6 +244,7 @@ class Loop:
             settings=components.algorithm,
             lineages=components.start.lineages,
             lineage=components.start.lineage,
+            teacher_prompt=components.teachers.prompt,
         )
 
     def _train(self, step: int, microbatches: list[Microbatch]) -> TrainedBatch:
@@ -258,6 +259,7 @@ class Loop:
                 settings=self._guard.algorithm,
                 ranks=components.ranks,
                 reference=components.reference,
+                teachers=components.teachers.policies,
                 critic=components.critic,
                 before_step=self._hold.before_step,
             )

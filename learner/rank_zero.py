@@ -98,11 +98,12 @@ class RankZero:
         )
         self._alarm = SamplingAlarm(store, settings)
         self._records = Records(store, run, settings.buffer, settings.rewards)
+        self._environment_of = environment_by_group(run, ledger)
         self._samples = SampleWriter(
             run,
             step=start.state.step,
             lineage=start.lineage,
-            environment_of=environment_by_group(run, ledger),
+            environment_of=self._environment_of,
         )
         self._batch_log = self._log(settings)
         self._feeder = Feeder(store, run, settings.buffer, ledger=ledger, cursor=start.state.cursor)
@@ -157,6 +158,7 @@ class RankZero:
             microbatch_tokens=microbatch_tokens,
             num_minibatches=self._algorithm.num_minibatches,
             cost=self._cost,
+            environment_of=self._environment_of,
         )
         plan = replace(plan, mask=batch.mask, reused=tuple(batch.uses))
         self._ranks.broadcast(plan.encode())
@@ -297,7 +299,7 @@ class RankZero:
             lineage=self._start.lineage,
             lineages=self._start.lineages,
             totals=self._start.state.totals,
-            environment_of=environment_by_group(self._run, self._ledger),
+            environment_of=self._environment_of,
             advisor=AdvisorThread(settings, self._store, run_vocabulary(self._run)),
             tracking=Tracking(settings),
             fleet=self._fleet,

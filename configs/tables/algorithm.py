@@ -33,10 +33,11 @@ class AlgorithmSettings(SettingsTable):
         "pass_at_k",
         "gae",
         "vtrace",
+        "none",
     ] = "grpo"
     """How rewards become advantages.
 
-    Change it to compare estimators; `gae` and `vtrace` need a critic."""
+    Change it to compare estimators; `gae` and `vtrace` need a critic, `none` a teacher."""
     whiten: Literal["none", "group", "batch"] | None = None
     """Bring advantages to mean 0 and standard deviation 1: over the episodes of a group, or over
     the trained tokens of the batch; null = as the paper of `advantage` does.
@@ -180,6 +181,45 @@ class AlgorithmSettings(SettingsTable):
     """Model directory or hub name of the reference; null = the model that the run began with.
 
     Change it when the policy should stay near another model than its initial one."""
+    teacher: str | dict[str, str] | None = None
+    """Model directory or hub name of a teacher with the tokenizer of `run.model`, or one for each
+    environment by the environment's name: tokens that it finds likelier than the policy does are
+    reinforced (on-policy distillation); null = no teacher.
+
+    Set it to a better model, from which the policy then learns token by token."""
+    teacher_weight: NonNegative = 1.0
+    """Weight of the teacher's advantage, log(teacher/pi), beside that of the reward.
+
+    Lower it when the reward should count for more than the teacher."""
+    teacher_in: Literal["learner", "actor"] = "learner"
+    """Process that computes the teacher's log-probs.
+
+    Set it to `actor` when the learner has no room for the teacher."""
+    teacher_prompt: str | None = None
+    """Privileged context, a system message before the prompt that only the teacher reads: a text,
+    or `path/to/file.py:function` that returns one. Where `teacher` is null, the teacher is the
+    model that the run began with (self-distillation).
+
+    Set it to knowledge that the policy should have without being told."""
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether a teacher scores tokens."""
+        return self.teacher is not None or self.teacher_prompt is not None
+
+    @property
+    def teachers(self) -> tuple[str | None, ...]:
+        """Each teacher once; None = the model that the run began with."""
+        if isinstance(self.teacher, dict):
+            return tuple(dict.fromkeys(self.teacher.values()))
+        return (self.teacher,) if self.has_teacher else ()
+
+    def teacher_of(self, environment: str) -> int | None:
+        """Return the number of an environment's teacher among `teachers`; None = it has none."""
+        if isinstance(self.teacher, dict):
+            model = self.teacher.get(environment)
+            return None if model is None else self.teachers.index(model)
+        return 0 if self.has_teacher else None
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""Rules of algorithm, critic and reference KL.
+"""Rules of algorithm, critic, reference KL and teacher.
 
 pi/mu enters a loss once, and a ratio is taken against the policy that it is meant for.
 """
@@ -323,4 +323,84 @@ def _check_whitening_with_kl_reward(settings: AllTables) -> str | None:
     return (
         "algorithm.whiten must be none or batch with algorithm.kl_in = reward, got group; tokens "
         "that differ within an episode are whitened over the batch: set it to batch"
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Rules of a teacher; each check returns an error text, or None.
+
+
+def teacher_disagreements(settings: AllTables) -> list[str]:
+    """List what is wrong about the teacher, each with what to change."""
+    checks = (
+        _check_teacher_in,
+        _check_advantage_without_teacher,
+        _check_teachers_of_environments,
+        _check_surrogate_of_teacher,
+        _check_filter_with_teacher,
+    )
+    return [text for check in checks if (text := check(settings)) is not None]
+
+
+def _check_teacher_in(settings: AllTables) -> str | None:
+    if settings.algorithm.teacher_in == "learner":
+        return None
+    return (
+        "algorithm.teacher_in must be learner, got actor; no actor can compute the log-probs of a "
+        "teacher: set it to learner"
+    )
+
+
+def _check_advantage_without_teacher(settings: AllTables) -> str | None:
+    algorithm = settings.algorithm
+    if algorithm.advantage != "none" or algorithm.has_teacher:
+        return None
+    return (
+        "algorithm.teacher must be a model where algorithm.advantage is none, got null; nothing "
+        "would be trained: set it to the folder or hub name of a teacher"
+    )
+
+
+def _check_teachers_of_environments(settings: AllTables) -> str | None:
+    algorithm, run = settings.algorithm, settings.run
+    if not isinstance(algorithm.teacher, dict):
+        return None
+    names = list(run.by_environment)
+    unknown = [name for name in algorithm.teacher if name not in names]
+    if unknown or not algorithm.teacher:
+        return (
+            f"algorithm.teacher must name environments of the run, {', '.join(names)}, got "
+            f"{', '.join(unknown) or 'none'}; correct the name"
+        )
+    untaught = [
+        name
+        for name, alone in run.by_environment.items()
+        if name not in algorithm.teacher and alone.is_trained
+    ]
+    if algorithm.advantage != "none" or not untaught:
+        return None
+    return (
+        f"algorithm.teacher must name a model for each environment where algorithm.advantage is "
+        f"none, got none for {', '.join(untaught)}, which would train nothing; add it, or choose "
+        f"an advantage such as grpo"
+    )
+
+
+def _check_surrogate_of_teacher(settings: AllTables) -> str | None:
+    algorithm = settings.algorithm
+    if not algorithm.has_teacher or algorithm.surrogate != "topr":
+        return None
+    return (
+        "algorithm.surrogate must not be topr with algorithm.teacher, got topr; where an advantage "
+        "is positive it leaves pi/mu out, which suits whole episodes only: take reinforce or clip"
+    )
+
+
+def _check_filter_with_teacher(settings: AllTables) -> str | None:
+    algorithm = settings.algorithm
+    if not algorithm.has_teacher or not algorithm.filter_zero_variance:
+        return None
+    return (
+        "algorithm.filter_zero_variance must be false with algorithm.teacher, got true; groups of "
+        "equal rewards learn from the teacher: set it to false"
     )

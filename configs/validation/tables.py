@@ -12,7 +12,12 @@ from configs.tables.all_tables import AllTables
 from configs.tables.environments import BLOCK
 from configs.weight_path import is_closed
 
-from .algorithm import algorithm_disagreements, critic_disagreements, reference_disagreements
+from .algorithm import (
+    algorithm_disagreements,
+    critic_disagreements,
+    reference_disagreements,
+    teacher_disagreements,
+)
 from .learner import deterministic_disagreements, learner_disagreements
 from .store import store_disagreements
 
@@ -42,7 +47,7 @@ def disagreements(settings: AllTables) -> list[str]:
     )
     between_tables = [text for check in checks if (text := check(settings)) is not None]
     mathematics = algorithm_disagreements(settings) + critic_disagreements(settings)
-    mathematics += reference_disagreements(settings)
+    mathematics += reference_disagreements(settings) + teacher_disagreements(settings)
     rest = learner_disagreements(settings) + fleet_disagreements(settings)
     rest += store_disagreements(settings) + server_disagreements(settings)
     return between_tables + mathematics + rest + deterministic_disagreements(settings)

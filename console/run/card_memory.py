@@ -22,7 +22,7 @@ part of its memory (`learner/model/memory_rules.py`). The total is what is there
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
 from typing import Any, Self
@@ -247,11 +247,14 @@ class CardMemory:
     """What is in host memory, for each card."""
     has_wide_base: bool = False
     """Whether there is a frozen model that is not in 4 bits."""
+    scoring: int = 0
+    """Bytes while a teacher scores a microbatch."""
 
     @property
     def total(self) -> int:
         """The most bytes at a time."""
-        return sum(self.states.values()) + max(self._at_once, self.reduction, self.publication)
+        most = max(self._at_once, self.reduction, self.publication, self.scoring)
+        return sum(self.states.values()) + most
 
     @property
     def _at_once(self) -> int:
@@ -267,6 +270,7 @@ class CardMemory:
             "or, of one layer, what is computed again and gradients": self.layer,
             "or, as the backward pass ends": self.reduction,
             "or, the largest tensor published": self.publication,
+            "or, while a teacher scores": self.scoring,
             "at most at a time": self.total,
         }
         place = "on each of {} card(s)" if self.on_gpu else "on the CPU, for each of {} rank(s)"
@@ -292,6 +296,32 @@ class CardMemory:
             f"{self.total / GIB:.1f} GiB (computed, of which {sum(self.states.values()) / GIB:.1f} "
             f"GiB weights, gradients and moments); {self._way_out()}"
         )
+
+    def with_teachers(self, settings: Settings, configs: Sequence[Mapping[str, Any]]) -> CardMemory:
+        """Add the frozen teachers that the learner loads.
+
+        Args:
+            settings: Settings of the run.
+            configs: Configuration of each teacher. A size that one lacks raises `KeyError`.
+        """
+        if not configs:
+            return self
+        layout = layout_of(settings.parallel, self.ranks)
+        shapes = [ModelShape.from_config(config).divided(layout.tensor) for config in configs]
+        weights = sum(4 * -(-shape.parameters // layout.shard) for shape in shapes)
+        itemsize = 2 if self.on_gpu and settings.run.dtype == "bfloat16" else 4
+        tokens = -(-self.tokens // layout.sequence)
+        is_offloaded = self.on_gpu and "parameters" in settings.learner.offload
+        taken = {"weights of the teachers": weights}
+        scoring = max(
+            itemsize * (2 * shape.layer_parameters + shape.root_parameters)
+            + tokens * (shape.kept("none", itemsize) + itemsize * shape.width)
+            + _loss(settings.run, shape, itemsize, on_gpu=self.on_gpu)
+            for shape in shapes
+        )
+        if is_offloaded:
+            return replace(self, scoring=scoring, host={**self.host, **taken})
+        return replace(self, scoring=scoring, states={**self.states, **taken})
 
     def _way_out(self) -> str:
         largest_state = sum(self.states.values()) > self._at_once

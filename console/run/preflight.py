@@ -40,6 +40,7 @@ from .checks.model import (
     check_rate,
     check_shared_memory,
     check_size,
+    check_teacher,
     check_template,
     small_engine_warning,
 )
@@ -72,6 +73,7 @@ def checks_of_start(
     run = settings.run
     environments_s = 2 * limit_of_environments(run)
     agents = Check("data", "agents", lambda: check_agents(settings.agents), limit_s=INSTALL_S)
+    teacher = Check("learner", "teacher", lambda: check_teacher(settings), limit_s=120)
     return [
         Check("network", "addresses", lambda: check_addresses(settings)),
         Check(GROUP, REACHED, lambda: check_redis(run, redis_url)),
@@ -91,6 +93,7 @@ def checks_of_start(
             limit_s=environments_s,
         ),
         *([agents] if run.has_agents else []),
+        *([teacher] if settings.algorithm.has_teacher else []),
     ]
 
 

@@ -30,9 +30,8 @@ def resolve(settings: Settings) -> Settings:
     """Return settings in which all paths of the user are absolute."""
     run = settings.run
     changes: dict[str, object] = {"directory": run.directory.expanduser().resolve()}
-    model = Path(run.model).expanduser()
-    if run.model != "init" and model.exists():
-        changes["model"] = str(model.resolve())
+    if run.model != "init":
+        changes["model"] = _model(run.model)
     changes |= _user_files(run)
     changes["environments"] = tuple(
         environment.model_copy(
@@ -40,7 +39,7 @@ def resolve(settings: Settings) -> Settings:
         )
         for environment, alone in zip(run.environments, run.by_environment.values(), strict=False)
     )
-    resolved = settings.model_copy(update={"run": run.model_copy(update=changes)})
+    resolved = _with_teacher(settings.model_copy(update={"run": run.model_copy(update=changes)}))
     if settings.broker.keys is not None:
         keys = settings.broker.keys.expanduser().resolve()
         resolved = with_value(resolved, "broker", "keys", keys)
@@ -58,6 +57,26 @@ def resolve_as_begun(settings: Settings, begun: Settings) -> Settings:
         key: _kept(getattr(settings.run, key), getattr(begun.run, key)) for key in USER_FILE_KEYS
     }
     return resolve(settings.model_copy(update={"run": settings.run.model_copy(update=kept)}))
+
+
+def _with_teacher(settings: Settings) -> Settings:
+    """Return settings whose teachers have absolute folders; a name on a hub stays as it is."""
+    teacher, prompt = settings.algorithm.teacher, settings.algorithm.teacher_prompt
+    if isinstance(teacher, dict):
+        settings = with_value(
+            settings, "algorithm", "teacher", {name: _model(path) for name, path in teacher.items()}
+        )
+    elif teacher is not None:
+        settings = with_value(settings, "algorithm", "teacher", _model(teacher))
+    if prompt is not None:
+        settings = with_value(settings, "algorithm", "teacher_prompt", _absolute(prompt))
+    return settings
+
+
+def _model(name: str) -> str:
+    """Make the folder of a model absolute; any other name stays as it is."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() else name
 
 
 def _with_command(settings: Settings) -> Settings:

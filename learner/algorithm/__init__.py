@@ -14,5 +14,6 @@ microbatch        Microbatches: the tensors of one forward pass, and sums over t
 reference_kl      The KL penalty that keeps pi near a frozen reference policy
 surrogates        Surrogates: the objective of a token, and the trust region that stops it
 token_advantages  Advantages that differ from token to token, from a critic's values of the states
+                  or a teacher
 vtrace            V-trace: value targets and advantages for trajectories sampled by another policy
 """

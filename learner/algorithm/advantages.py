@@ -296,6 +296,21 @@ def vtrace(outcomes: BatchRewards, _settings: AlgorithmSettings) -> Float64:
     return outcomes.rewards_E
 
 
+def none(outcomes: BatchRewards, _settings: AlgorithmSettings) -> Float64:
+    """Leave the reward out, so that only the teacher's advantage is left (`algorithm.teacher`).
+
+    Formula:
+        0
+
+    Use:
+        Distillation alone. The reward is still computed, shown and evaluated.
+
+    Source:
+        Lu and Thinking Machines Lab 2025, "On-Policy Distillation".
+    """
+    return np.zeros_like(outcomes.rewards_E)
+
+
 ADVANTAGES: Mapping[str, Advantage] = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,
@@ -307,6 +322,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
     "pass_at_k": pass_at_k,
     "gae": gae,
     "vtrace": vtrace,
+    "none": none,
 }
 WHITENED_BY: Mapping[str, str] = {
     "grpo": "group",

@@ -214,6 +214,16 @@ METHODS = (
         surrogate="clip",
         proximal="recomputed",
     ),
+    _method(
+        "OPD",
+        "On-policy distillation: each token is rewarded by log(teacher/pi), and nothing else is; "
+        "the teacher is `algorithm.teacher`.",
+        "Lu and Thinking Machines Lab 2025, On-Policy Distillation",
+        advantage="none",
+        correction="none",
+        surrogate="reinforce",
+        aggregation="token",
+    ),
 )
 
 

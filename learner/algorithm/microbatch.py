@@ -140,6 +140,23 @@ def _attended_tokens(seen: Sequence[np.ndarray]) -> AttendedTokens:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TeacherInput:
+    """The episodes of a microbatch that one teacher scores, behind the prompts that it reads."""
+
+    sequences: Sequences
+    indices_M: Tensor
+    """Place of each trained token among those of `sequences`. Shape [M], int64."""
+    places_M: Tensor
+    """Number of each of these tokens among the N of the microbatch. Shape [M], int64."""
+
+    @classmethod
+    def empty(cls) -> TeacherInput:
+        """Make the input of a rank that has no episode for a teacher: it runs all the same."""
+        nothing = torch.zeros(0, dtype=torch.int64)
+        return cls(Sequences.from_token_ids([[0]]), nothing, nothing)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Microbatch:
     """Tensors of one forward pass. Flat arrays hold trained tokens only."""
 
@@ -167,6 +184,11 @@ class Microbatch:
     trajectories_N: Tensor | None = None
     """Number of each token's trajectory, where an episode with branches has several; None = each
     episode is one. Shape [N], int64."""
+    teacher_inputs: tuple[TeacherInput, ...] = ()
+    """What each teacher in the learner scores; stays on the host until it does."""
+    log_teacher_N: Tensor | None = None
+    """Log-probs under a teacher that actors have scored with, nats; NaN where a token has none.
+    Shape [N], float32."""
 
     def to(self, device: torch.device) -> Microbatch:
         """Copy the tensors to a device."""
@@ -212,6 +234,8 @@ class PreparedMicrobatch:
     """Log-probs under the policy at the beginning of the batch, nats. Shape [N]."""
     log_ref_N: Tensor | None = None
     """Log-probs under the frozen reference policy, nats. Shape [N]."""
+    log_teacher_N: Tensor | None = None
+    """Log-probs under each token's teacher, nats; NaN where it has none. Shape [N]."""
     values_N: Tensor | None = None
     """The critic's values. Shape [N]."""
     targets_N: Tensor | None = None
@@ -232,11 +256,15 @@ def _select_fields(
     return {name: None if value is None else value[places] for name, value in values.items()}
 
 
-def empty_microbatch(minibatch: int = 0) -> Microbatch:
+def empty_microbatch(minibatch: int = 0, *, teachers: int = 0) -> Microbatch:
     """Make a microbatch that has no trained token.
 
     A rank with fewer microbatches than another adds these, to take part in every collective of
     FSDP2.
+
+    Args:
+        minibatch: Index of its optimizer step within an epoch, from 0.
+        teachers: Number of teachers in the learner.
     """
     nothing = torch.zeros(0)
     return Microbatch(
@@ -250,6 +278,7 @@ def empty_microbatch(minibatch: int = 0) -> Microbatch:
         rewards_B=torch.zeros(1),
         oldest_lags_B=torch.zeros(1, dtype=torch.int64),
         minibatch=minibatch,
+        teacher_inputs=(TeacherInput.empty(),) * teachers,
     )
 
 

@@ -1,4 +1,4 @@
-"""Advantages that differ from token to token, from a critic's values of the states.
+"""Advantages that differ from token to token, from a critic's values of the states or a teacher.
 
     rewards and values of an episode's trained tokens -> advantages, and targets for the critic
 
@@ -173,3 +173,42 @@ def token_advantages(
     return TokenAdvantages(
         order.restore(advantages_N1.squeeze(1)), order.restore(targets_N1.squeeze(1))
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# The advantage that a teacher gives to each token: on-policy distillation.
+#
+# With delta_t = log teacher(y_t | state_t) - log pi(y_t | state_t) and episodes y sampled from pi,
+#
+#     -grad KL(pi || teacher) of episodes = E[sum over t of dlog(pi_t) (delta_t + ... + delta_T)]
+#
+# because the gradient of -log pi itself vanishes in expectation. Only delta_t is kept here, which
+# is a discount of 0. That is exactly the gradient of
+#
+#     -sum over t of E[KL(pi(. | state_t) || teacher(. | state_t))]    with the states held fixed
+#
+# Both are largest where pi is the teacher in every state. What is left out is the effect of a token
+# on the states after it. Later tokens lower the divergences there themselves, and the sum has a
+# variance that grows with the length of the episode.
+#
+# Source:
+#     Agarwal et al. 2024 (GKD), arXiv:2306.13649, section 3 (no gradient through sampling); Lu and
+#     Thinking Machines Lab 2025, "On-Policy Distillation" (an advantage with discount 0); Gu et al.
+#     2024 (MiniLLM), arXiv:2306.08543, section 2.2 (the sum).
+
+
+def teacher_advantages(log_pi_N: Tensor, log_teacher_N: Tensor, weight: float) -> Tensor:
+    """Reward each token that the teacher finds likelier than the policy does.
+
+    pi/mu is not in it: the surrogate's ratio and the correction weigh it as any other advantage.
+
+    Args:
+        log_pi_N: Under the policy at the beginning of the batch, nats. Shape [N].
+        log_teacher_N: Under the teacher, nats; NaN where a token has none. Shape [N].
+        weight: `algorithm.teacher_weight`.
+
+    Returns:
+        weight (log teacher - log pi), 0 without a teacher. Shape [N].
+    """
+    assert log_pi_N.shape == log_teacher_N.shape
+    return weight * torch.where(log_teacher_N.isnan(), 0.0, log_teacher_N - log_pi_N)

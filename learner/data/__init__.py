@@ -20,4 +20,6 @@ records         Episodes from the records of tasks: fetch, decode, shape the rew
 retrying_store  A store client that retries while Redis is away, and has it recovered when it lost
                 writes
 reuse           Groups that are trained again: rate, draw, judge, forget. Rank 0 only
+teachers        Teachers of on-policy distillation: the tokenizer that they must have, and what only
+                they read
 """

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
@@ -20,18 +20,31 @@ import numpy as np
 import torch
 
 from buffer.operations.values import StaleMask
-from buffer.record.episode import Episode, stretches, trajectories
+from buffer.record.episode import Episode, Int32, stretches, trajectories
 from configs.errors import RecordError
 from configs.settings import AlgorithmSettings
 from learner.algorithm.advantages import BatchRewards, estimate
 from learner.algorithm.aggregations import AGGREGATIONS, MinibatchSize
-from learner.algorithm.microbatch import Microbatch, Sequences, empty_microbatch
+from learner.algorithm.microbatch import (
+    Microbatch,
+    Sequences,
+    TeacherInput,
+    empty_microbatch,
+)
 from learner.model.sequence_cost import SequenceCost
 
 from .dealing import Size, deal_episodes
 from .policy_lag import token_lags
 
 BY_LENGTH = SequenceCost()
+
+TeacherPrompt = Callable[[Episode], Int32]
+"""Returns the tokens that a teacher reads before an episode's completion; at least one."""
+
+
+def prompt_of_episode(episode: Episode) -> Int32:
+    """Return the prompt that the policy had."""
+    return episode.prompt_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,8 @@ class PlanRow:
     """Index of its optimizer step within an epoch, from 0."""
     microbatch: int
     """Index of its forward pass within the minibatch, from 0, the same on all ranks."""
+    teacher: int | None = None
+    """Number of its teacher among `algorithm.teachers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +106,7 @@ def plan_batch(
     microbatch_tokens: int,
     num_minibatches: int = 1,
     cost: SequenceCost = BY_LENGTH,
+    environment_of: Callable[[int], str] = lambda _: "",
 ) -> BatchPlan:
     """Assign each episode with a trained token an advantage, a minibatch, a rank and a microbatch.
 
@@ -106,6 +122,7 @@ def plan_batch(
         microbatch_tokens: Most tokens of one forward pass; a longer episode has a pass of its own.
         num_minibatches: Optimizer steps per epoch.
         cost: Cost of an episode, by which ranks and microbatches are balanced.
+        environment_of: Names the environment of a group, which may decide on its teacher.
     """
     groups: dict[int, list[int]] = defaultdict(list)
     for row, episode in enumerate(episodes):
@@ -113,7 +130,6 @@ def plan_batch(
     minibatches: list[list[int]] = [[] for _ in range(num_minibatches)]
     for number, rows in enumerate(groups.values()):
         minibatches[number * num_minibatches // len(groups)] += rows
-
     advantages = estimate(_outcomes(episodes), settings)
     planned: dict[int, PlanRow] = {}
     for minibatch, members in enumerate(minibatches):
@@ -131,6 +147,7 @@ def plan_batch(
                 advantage=float(advantages[row]),
                 minibatch=minibatch,
                 microbatch=place.microbatch,
+                teacher=settings.teacher_of(environment_of(episodes[row].group_id)),
             )
     return BatchPlan(
         step=step,
@@ -179,18 +196,21 @@ def pack(
     settings: AlgorithmSettings,
     lineages: dict[int, int],
     lineage: int,
+    teacher_prompt: TeacherPrompt = prompt_of_episode,
 ) -> list[Microbatch]:
     """Pack one rank's episodes of a planned batch into microbatches, as many as any other rank.
 
     Args:
         plan: The whole batch.
         episodes: This rank's share, any order.
-        settings: Settings of the aggregation.
+        settings: Settings of the aggregation and of teachers.
         lineages: lineage -> step it forked at.
         lineage: Lineage of the learner.
+        teacher_prompt: What teachers in the learner read before a completion.
 
     Raises:
-        RecordError: An episode is not in the plan, or has no prompt to predict its first token.
+        RecordError: An episode is not in the plan, has no prompt to predict its first token, or has
+            not been scored by a teacher that actors have.
     """
     planned = {row.task_id: row for row in plan.rows}
     for episode in episodes:
@@ -200,6 +220,7 @@ def pack(
                 f"prompt, got one of {len(episode.prompt_ids)} prompt tokens; pack the episodes "
                 "that were planned"
             )
+    teachers = len(settings.teachers) if settings.teacher_in == "learner" else 0
     microbatches = []
     for minibatch, counts in enumerate(plan.counts):
         share = [e for e in episodes if planned[e.task_id].minibatch == minibatch]
@@ -212,7 +233,21 @@ def pack(
         ]
         for number in range(plan.num_microbatches(minibatch)):
             members = [row for row in rows if row.planned.microbatch == number]
-            microbatches.append(_concatenate(members) if members else empty_microbatch(minibatch))
+            if not members:
+                microbatches.append(empty_microbatch(minibatch, teachers=teachers))
+                continue
+            layout = _arrange(members)
+            scored = replace(
+                _concatenate(layout),
+                teacher_inputs=tuple(
+                    _teacher_input(layout.rows, teacher, teacher_prompt)
+                    for teacher in range(teachers)
+                ),
+                log_teacher_N=None
+                if settings.teacher_in == "learner"
+                else _scores_of_actors(layout.rows),
+            )
+            microbatches.append(scored)
     return microbatches
 
 
@@ -265,7 +300,18 @@ def _lay_out(episodes: Sequence[Episode]) -> list[_Piece]:
     return pieces
 
 
-def _concatenate(rows: Sequence[_Row]) -> Microbatch:
+class _Layout(NamedTuple):
+    """The tokens of a microbatch."""
+
+    sequences: Sequences
+    indices_N: torch.Tensor
+    """Place of each trained token. Shape [N], int64."""
+    rows: list[_Row]
+    """The episodes, in the order of their tokens."""
+
+
+def _arrange(rows: Sequence[_Row]) -> _Layout:
+    """Lay the tokens of a microbatch out."""
     pieces = _lay_out([row.episode for row in rows])
     trained, in_order = [], []
     for number, members in itertools.groupby(pieces, key=lambda piece: piece.row):
@@ -275,7 +321,17 @@ def _concatenate(rows: Sequence[_Row]) -> Microbatch:
             is_trained[len(is_trained) - len(mask) :] = mask
             in_order.append(rows[number])
         trained.append(is_trained)
-    rows = in_order
+    return _Layout(
+        sequences=Sequences.from_token_ids(
+            [piece.token_ids for piece in pieces], prefixes=[piece.prefix for piece in pieces]
+        ),
+        indices_N=torch.from_numpy(np.flatnonzero(np.concatenate(trained))),
+        rows=in_order,
+    )
+
+
+def _concatenate(layout: _Layout) -> Microbatch:
+    rows = layout.rows
     masks = [row.episode.completion.loss_mask.astype(bool) for row in rows]
     repeats = [row.episode.completion.num_trained for row in rows]
     behaviour_logprobs_N = np.concatenate(
@@ -288,10 +344,8 @@ def _concatenate(rows: Sequence[_Row]) -> Microbatch:
     weights_B = np.array([row.weight for row in rows], dtype=np.float32)
     lags_N = np.concatenate([row.lags[mask] for row, mask in zip(rows, masks, strict=True)])
     return Microbatch(
-        sequences=Sequences.from_token_ids(
-            [piece.token_ids for piece in pieces], prefixes=[piece.prefix for piece in pieces]
-        ),
-        indices_N=torch.from_numpy(np.flatnonzero(np.concatenate(trained))),
+        sequences=layout.sequences,
+        indices_N=layout.indices_N,
         behaviour_logprobs_N=torch.from_numpy(behaviour_logprobs_N.astype(np.float32)),
         advantages_N=torch.from_numpy(np.repeat(advantages_B, repeats)),
         weights_N=torch.from_numpy(np.repeat(weights_B, repeats)),
@@ -315,3 +369,48 @@ def _trajectories(rows: Sequence[_Row], masks: Sequence[np.ndarray]) -> torch.Te
         numbers.append(numbers_T[mask])
         first = int(numbers_T.max()) + 1
     return torch.from_numpy(np.concatenate(numbers))
+
+
+def _teacher_input(rows: Sequence[_Row], teacher: int, prompt_of: TeacherPrompt) -> TeacherInput:
+    """Lay out the episodes of one teacher, behind the prompts that it reads.
+
+    Args:
+        rows: Episodes of the microbatch, in the order of their tokens.
+        teacher: Number of the teacher.
+        prompt_of: Returns the prompt that it reads.
+    """
+    ends = np.cumsum([row.episode.completion.num_trained for row in rows])
+    end_of = {row.episode.task_id: int(end) for row, end in zip(rows, ends, strict=True)}
+    members = [
+        row._replace(episode=replace(row.episode, prompt_ids=prompt_of(row.episode)))
+        for row in rows
+        if row.planned.teacher == teacher
+    ]
+    if not members:
+        return TeacherInput.empty()
+    layout = _arrange(members)
+    places = [
+        np.arange(end_of[episode.task_id] - episode.completion.num_trained, end_of[episode.task_id])
+        for episode in (row.episode for row in layout.rows)
+    ]
+    return TeacherInput(
+        layout.sequences, layout.indices_N, torch.from_numpy(np.concatenate(places))
+    )
+
+
+def _scores_of_actors(rows: Sequence[_Row]) -> torch.Tensor:
+    """Join the log-probs under teachers that actors have; NaN without a teacher. Shape [N]."""
+    scores = []
+    for row in rows:
+        completion = row.episode.completion
+        if row.planned.teacher is None:
+            scores.append(np.full(completion.num_trained, np.nan, dtype=np.float32))
+            continue
+        if completion.teacher_logprobs is None:
+            raise RecordError(
+                f"episode {row.episode.task_id} must have teacher_logprobs where "
+                "algorithm.teacher_in is actor, got none; start an actor that scores for its "
+                "teacher"
+            )
+        scores.append(completion.teacher_logprobs[completion.loss_mask.astype(bool)])
+    return torch.from_numpy(np.concatenate(scores))

@@ -7,7 +7,8 @@ guards       Guards against divergence: alerts, a lower learning rate, a rollbac
              run
 optimizer    AdamW or Muon with warm-up, decay and gradient clipping; steps that are not finite are
              skipped
-preparation  Preparation of a batch: proximal and reference log-probs, values, token advantages
+preparation  Preparation of a batch: proximal, reference and teacher log-probs, values, token
+             advantages
 ratio_bins   The few bins in which `metrics.jsonl` counts log-ratios: names and edges; loads without
              torch
 step         The optimizer steps of one batch: preparation, then forward, loss and backward, then

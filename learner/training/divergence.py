@@ -6,7 +6,7 @@ Owns names and meanings of the figures, and adds up the tokens.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -139,6 +139,7 @@ class Divergence:
     advantage_std: float
     advantage_min: float
     advantage_max: float
+    teacher_kl: float | None = None
 
 
 class Sums(NamedTuple, Generic[T]):
@@ -171,6 +172,10 @@ class Sums(NamedTuple, Generic[T]):
     """rho log(pi/ref)."""
     ref_k2: T
     ref_k3: T
+    taught: T
+    """Tokens with a teacher."""
+    teacher: T
+    """rho log(pi/teacher) of these."""
     entropy: T
     advantage: T
     advantage_squared: T
@@ -315,6 +320,8 @@ class DivergenceMeter:
         microbatch: Microbatch,
         loss: PolicyLoss,
         deltas_N: Tensor | None = None,
+        *,
+        from_teacher_N: Tensor | None = None,
     ) -> None:
         """Add the terms of one microbatch.
 
@@ -324,12 +331,16 @@ class DivergenceMeter:
             microbatch: The microbatch of these tokens.
             loss: The loss, with the tokens that bounds and masks acted on.
             deltas_N: log(pi/ref), nats; None without a reference. Shape [N].
+            from_teacher_N: log(pi/teacher), nats, NaN where a token has no teacher; None without
+                teachers. Shape [N].
         """
         if not len(log_rhos_N):
             return
         # Beyond this bound a ratio is practically infinite, and its square would overflow.
         log_rhos_N = log_rhos_N.double().clamp(-WIDEST, WIDEST)
-        terms = self._terms(log_rhos_N, entropies_N, microbatch, loss, deltas_N)
+        terms = self._terms(
+            log_rhos_N, entropies_N, microbatch, loss, deltas_N, from_teacher_N=from_teacher_N
+        )
         self._sums += torch.stack([term_N.double().sum() for term_N in terms])
         values = _values(log_rhos_N, microbatch, self._is_lag0(microbatch))
         largest = torch.stack([values_N.double().max() for values_N in values])
@@ -348,13 +359,16 @@ class DivergenceMeter:
         episodes = EpisodeSums[float](*ranks.sum(self._episodes).tolist())
         if not sums.tokens:
             sums, extremes, episodes = ONE_ON_POLICY_TOKEN
-        return sum_up(
+        figures = sum_up(
             sums,
             extremes,
             episodes,
             ranks.sum(self._counts_K),
             has_reference=self._settings.kl_coefficient > 0,
         )
+        if not sums.taught:
+            return figures
+        return replace(figures, teacher_kl=sums.teacher / sums.taught)
 
     def _is_lag0(self, microbatch: Microbatch) -> Tensor:
         """Mark the tokens of episodes that pi sampled from first to last.
@@ -372,10 +386,14 @@ class DivergenceMeter:
         microbatch: Microbatch,
         loss: PolicyLoss,
         deltas_N: Tensor | None,
+        *,
+        from_teacher_N: Tensor | None,
     ) -> Sums[Tensor]:
         advantages_N = microbatch.advantages_N.double()
         rhos_N, diffs_N = log_rhos_N.exp(), log_rhos_N.abs()
         refs_N = torch.zeros_like(rhos_N) if deltas_N is None else deltas_N.double()
+        if from_teacher_N is None:
+            from_teacher_N = torch.full_like(rhos_N, math.nan)
         lag0_N = self._is_lag0(microbatch)
         # To sample at another temperature is to multiply logits, and log pi moves by this for each
         # share of them.
@@ -403,6 +421,8 @@ class DivergenceMeter:
             ref_k1=rhos_N * ESTIMATORS["k1"](refs_N),
             ref_k2=rhos_N * ESTIMATORS["k2"](refs_N),
             ref_k3=rhos_N * ESTIMATORS["k3"](refs_N),
+            taught=~from_teacher_N.isnan(),
+            teacher=torch.where(from_teacher_N.isnan(), 0.0, rhos_N * from_teacher_N.double()),
             entropy=entropies_N,
             advantage=advantages_N,
             advantage_squared=advantages_N.square(),

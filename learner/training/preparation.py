@@ -1,4 +1,4 @@
-"""Preparation of a batch: proximal and reference log-probs, values, token advantages.
+"""Preparation of a batch: proximal, reference and teacher log-probs, values, token advantages.
 
 Owns the passes without a gradient before the first optimizer step. A batch is one policy version,
 whatever the number of its optimizer steps: all of them are measured from the proximal policy and
@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from configs.settings import AlgorithmSettings
+from configs.validation.algorithm import WITH_BEHAVIOUR
 from learner.algorithm.advantages import STD_FLOOR
-from learner.algorithm.microbatch import Microbatch, PreparedMicrobatch
+from learner.algorithm.microbatch import Microbatch, PreparedMicrobatch, TeacherInput
 from learner.algorithm.reference_kl import kl_rewards, rewards_to_go
-from learner.algorithm.token_advantages import token_advantages
+from learner.algorithm.token_advantages import teacher_advantages, token_advantages
 from learner.model.lora import without_adapters
 from learner.model.policy import Policy, TokenScores, release
 from learner.model.ranks import Ranks
@@ -35,6 +36,7 @@ def prepare(
     settings: AlgorithmSettings,
     ranks: Ranks,
     reference: Policy | None = None,
+    teachers: Sequence[Policy] = (),
     critic: Critic | None = None,
 ) -> list[PreparedMicrobatch]:
     """Compute the constants of a batch's optimizer steps; every rank must call it.
@@ -45,10 +47,16 @@ def prepare(
         settings: Settings that decide what is computed.
         ranks: All ranks; they give the device.
         reference: Reference policy of the KL penalty, if there is one; its adapters do not count.
+        teachers: Those of `algorithm.teachers` that are in the learner; nor do theirs.
         critic: Values the states for token advantages, if there is one.
     """
     has_kl_reward = reference is not None and settings.kl_in == "reward"
-    is_scored = has_kl_reward or critic is not None or settings.proximal == "recomputed"
+    is_scored = (
+        has_kl_reward
+        or critic is not None
+        or settings.proximal == "recomputed"
+        or settings.has_teacher
+    )
     prepared = []
     for microbatch in microbatches:
         on_device = microbatch.to(ranks.device)
@@ -69,10 +77,14 @@ def prepare(
     ):
         whitened = whiten([constants.microbatch.advantages_N for constants in prepared], ranks)
         prepared = [
-            replace(constants, microbatch=replace(constants.microbatch, advantages_N=advantages_N))
+            _with_advantages(constants, advantages_N)
             for constants, advantages_N in zip(prepared, whitened, strict=True)
         ]
-    return prepared
+    return _with_teachers(prepared, teachers, settings, critic)
+
+
+def _with_advantages(prepared: PreparedMicrobatch, advantages_N: Tensor) -> PreparedMicrobatch:
+    return replace(prepared, microbatch=replace(prepared.microbatch, advantages_N=advantages_N))
 
 
 @torch.no_grad()
@@ -114,6 +126,65 @@ def _with_token_advantages(
         microbatch=replace(microbatch, advantages_N=assigned.advantages_N),
         values_N=values_N,
         targets_N=assigned.targets_N,
+    )
+
+
+def _with_teachers(
+    prepared: Sequence[PreparedMicrobatch],
+    teachers: Sequence[Policy],
+    settings: AlgorithmSettings,
+    critic: Critic | None,
+) -> list[PreparedMicrobatch]:
+    """Add the teachers' advantages to those of the reward, which are whitened already.
+
+    Each teacher scores all its episodes before the next one does.
+    """
+    if not settings.has_teacher:
+        return list(prepared)
+    scored = [
+        constants.microbatch.behaviour_logprobs_N.new_full(
+            constants.microbatch.advantages_N.shape, math.nan
+        )
+        if constants.microbatch.log_teacher_N is None
+        else constants.microbatch.log_teacher_N
+        for constants in prepared
+    ]
+    for number, teacher in enumerate(teachers):
+        with without_adapters(teacher):
+            for constants, log_teacher_N in zip(prepared, scored, strict=True):
+                _score_as_teacher(
+                    teacher, constants.microbatch.teacher_inputs[number], log_teacher_N
+                )
+    return [
+        _with_teacher(constants, log_teacher_N, settings, critic)
+        for constants, log_teacher_N in zip(prepared, scored, strict=True)
+    ]
+
+
+@torch.no_grad()
+def _score_as_teacher(teacher: Policy, seen: TeacherInput, log_teacher_N: Tensor) -> None:
+    """Write a teacher's log-probs to their places; every rank must call it."""
+    device = log_teacher_N.device
+    scores: TokenScores = teacher(seen.sequences.to(device), seen.indices_M.to(device))
+    log_teacher_N[seen.places_M.to(device)] = scores.logprobs_N
+    release(teacher)
+
+
+def _with_teacher(
+    prepared: PreparedMicrobatch,
+    log_teacher_N: Tensor,
+    settings: AlgorithmSettings,
+    critic: Critic | None,
+) -> PreparedMicrobatch:
+    microbatch, log_pi_N = prepared.microbatch, prepared.log_prox_N
+    assert log_pi_N is not None
+    taught_N = teacher_advantages(log_pi_N, log_teacher_N, settings.teacher_weight)
+    if settings.advantage in WITH_BEHAVIOUR:  # no correction weighs prox/mu there
+        assert critic is not None
+        log_rhos_N = log_pi_N - microbatch.behaviour_logprobs_N
+        taught_N = log_rhos_N.exp().clamp(max=critic.settings.rho_bar) * taught_N
+    return replace(
+        _with_advantages(prepared, microbatch.advantages_N + taught_N), log_teacher_N=log_teacher_N
     )
 
 

@@ -70,6 +70,7 @@ def train_batch(
     settings: AlgorithmSettings,
     ranks: Ranks,
     reference: Policy | None = None,
+    teachers: Sequence[Policy] = (),
     critic: Critic | None = None,
     before_step: Callable[[], None] = lambda: None,
 ) -> TrainedBatch:
@@ -80,7 +81,13 @@ def train_batch(
     """
     with phase("prepare"):
         prepared = prepare(
-            policy, microbatches, settings=settings, ranks=ranks, reference=reference, critic=critic
+            policy,
+            microbatches,
+            settings=settings,
+            ranks=ranks,
+            reference=reference,
+            teachers=teachers,
+            critic=critic,
         )
     meter = DivergenceMeter(settings, ranks.device)
     reduces_once = has_room([policy, *([critic.model] if critic else [])], ranks)
@@ -88,11 +95,7 @@ def train_batch(
     steps: list[StepOutcome] = []
     for _epoch in range(settings.num_epochs):
         for minibatch in range(settings.num_minibatches):
-            share = [
-                microbatch
-                for microbatch in prepared
-                if microbatch.microbatch.minibatch == minibatch
-            ]
+            share = [each for each in prepared if each.microbatch.minibatch == minibatch]
             if settings.surrogate == "m2po":
                 with phase("prepare"):
                     share = bound_ratios(policy, share, settings.second_moment, ranks)
@@ -173,9 +176,10 @@ def accumulate(
         )
         outcome = policy_loss(scores.logprobs_N, scores.entropies_N, prepared, settings)
         log_rhos_N = scores.logprobs_N.detach() - microbatch.behaviour_logprobs_N
-        deltas_N = None
-        if prepared.log_ref_N is not None:
-            deltas_N = scores.logprobs_N.detach() - prepared.log_ref_N
+        deltas_N, from_teacher_N = (
+            None if log_other_N is None else scores.logprobs_N.detach() - log_other_N
+            for log_other_N in (prepared.log_ref_N, prepared.log_teacher_N)
+        )
         total = outcome.loss if scores.loss is None else scores.loss
         if critic is not None:
             assert prepared.values_N is not None and prepared.targets_N is not None
@@ -184,7 +188,14 @@ def accumulate(
             )
     with phase("backward"):
         total.backward()
-    meter.add(log_rhos_N, scores.entropies_N, microbatch, outcome, deltas_N)
+    meter.add(
+        log_rhos_N,
+        scores.entropies_N,
+        microbatch,
+        outcome,
+        deltas_N,
+        from_teacher_N=from_teacher_N,
+    )
     return outcome.loss.detach()
 
 

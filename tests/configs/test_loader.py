@@ -394,6 +394,20 @@ def test_a_reference_and_keys_lie_beside_the_settings(write, tmp_path, elsewhere
     assert (settings.algorithm.reference_model, str(settings.broker.keys)) == beside
 
 
+def test_teachers_lie_beside_the_settings(write, tmp_path, elsewhere):
+    teachers = {"sums": "models/first", "words": "owner/name"}
+    names = {"teacher": teachers, "teacher_prompt": "hints.py:hint"}
+    path = write(json.dumps({"run": {"model": "init"}, "algorithm": names}))
+    for name in ("models/first", "hints.py:hint"):
+        make(elsewhere, name)
+    beside = make(tmp_path, "models/first"), make(tmp_path, "hints.py:hint")
+
+    algorithm = load(path).algorithm
+
+    assert algorithm.teacher == {"sums": beside[0], "words": "owner/name"}
+    assert algorithm.teacher_prompt == beside[1]
+
+
 def test_a_list_of_rewards_and_names_that_are_no_files(write, tmp_path, elsewhere):
     one = make(tmp_path, "rewards.py:one")
     rewards = ["rewards.py:one", "module:two", "other.py:three", "/abs/rewards.py:four"]

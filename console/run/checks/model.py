@@ -101,6 +101,27 @@ def check_model(run: RunSettings) -> str:
     return model
 
 
+def check_teacher(settings: Settings) -> str:
+    """Each teacher can be opened, and has the tokenizer of the run's model.
+
+    Raises:
+        SettingsError: One cannot or has not, or `algorithm.teacher_prompt` cannot be used.
+    """
+    from learner.data.teachers import check_tokenizer, teacher_prompt_of  # noqa: PLC0415 - torch
+
+    run, models = settings.run, [model for model in settings.algorithm.teachers if model]
+    for model in models:
+        try:
+            check_model(with_value(settings, "run", "model", model).run)
+        except SettingsError as error:
+            raise SettingsError(str(error).replace("run.model", "algorithm.teacher")) from error
+    if run.model == "init" and not (run.folder / "init").is_dir():
+        return "compared with the character model once that is made"
+    teacher_prompt_of(settings)
+    same = [f"{model}: {check_tokenizer(run, model)}" for model in models]
+    return "; ".join(same) or "the model that the run begins with"
+
+
 def check_lengths(settings: Settings) -> str:
     """Prompt and completion fit the context of the model.
 
@@ -463,9 +484,19 @@ def learner_memory(settings: Settings, card_bytes: int | None) -> tuple[CardMemo
     device = settings.learner.device
     on_gpu = device == "cuda" or (device == "auto" and card_bytes is not None)
     try:
-        return card_memory(settings, config, on_gpu=on_gpu, card_bytes=card_bytes), on_gpu
+        memory = card_memory(settings, config, on_gpu=on_gpu, card_bytes=card_bytes)
+        return memory.with_teachers(settings, _configs_of_teachers(settings, config)), on_gpu
     except KeyError as error:
         return f"not computed, config.json has no {error}"
+
+
+def _configs_of_teachers(settings: Settings, config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Read the configurations of the teachers that the learner loads beside the run's model."""
+    models = settings.algorithm.teachers if settings.algorithm.teacher_in == "learner" else ()
+    if settings.learner.lora_rank:  # the initial model is there
+        models = tuple(filter(None, models))
+    runs = [model and with_value(settings, "run", "model", model).run for model in models]
+    return [(run and model_config(run)) or config for run in runs]
 
 
 def check_memory(settings: Settings) -> str:

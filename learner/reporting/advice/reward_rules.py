@@ -59,7 +59,9 @@ def answers_not_read(window: Window, settings: Settings, holds_already: bool) ->
 
 
 def reward_constant(window: Window, settings: Settings, holds_already: bool) -> str | None:  # noqa: ARG001 - no milder constancy
-    """Find a reward that is the same whatever the policy does."""
+    """Find a reward that is the same whatever the policy does, where no teacher is learned from."""
+    if settings.algorithm.has_teacher:
+        return None
     recent = window.last(5)
     lowest = min(batch.reward_min for batch in recent)
     highest = max(batch.reward_max for batch in recent)
@@ -95,6 +97,8 @@ def reward_constant(window: Window, settings: Settings, holds_already: bool) -> 
 
 def groups_flat(window: Window, settings: Settings, holds_already: bool) -> str | None:
     """Find groups whose answers all get the same reward, and hence train nothing."""
+    if settings.algorithm.has_teacher:
+        return None
     recent = window.last(10)
     filtered = total(recent, lambda batch: batch.filtered_groups)
     groups = total(recent, lambda batch: batch.groups) + filtered

@@ -221,11 +221,12 @@ def _facts_in_the_order_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Completions lie in the order of their lengths; what was recorded of them does not."""
     right = batch._concatenate
 
-    def concatenate(rows: list[Any]) -> Microbatch:
+    def concatenate(layout: Any) -> Microbatch:
+        rows = sorted(layout.rows, key=lambda row: row.episode.task_id)
         completions = [row.episode.completion for row in rows]
         recorded = [c.behaviour_logprobs[c.loss_mask.astype(bool)] for c in completions]
         recorded_N = torch.from_numpy(np.concatenate(recorded))
-        return replace(right(rows), behaviour_logprobs_N=recorded_N)
+        return replace(right(layout), behaviour_logprobs_N=recorded_N)
 
     monkeypatch.setattr(batch, "_concatenate", concatenate)
 

@@ -177,6 +177,26 @@ def test_the_kl_to_the_reference_is_weighed_with_the_ratio_to_mu(ranks: Ranks) -
     assert alone.kl_pi_ref_k3 is None, "there is no reference"
 
 
+def test_the_kl_to_teachers_is_the_mean_over_the_tokens_that_have_one(ranks: Ranks) -> None:
+    meter = DivergenceMeter(AlgorithmSettings(teacher="t"), ranks.device)
+    log_rhos = torch.tensor(LOG_RHOS, dtype=torch.float64)
+    distances = [0.1 * number if number % 2 else math.nan for number in range(N)]
+
+    meter.add(
+        log_rhos,
+        torch.tensor(ENTROPIES),
+        _microbatch(),
+        _found(),
+        from_teacher_N=torch.tensor(distances, dtype=torch.float64),
+    )
+
+    taught = [(x, d) for x, d in zip(LOG_RHOS, distances, strict=True) if not math.isnan(d)]
+    assert meter.merge(ranks).teacher_kl == pytest.approx(
+        sum(math.exp(x) * d for x, d in taught) / len(taught)
+    )
+    assert DivergenceMeter(AlgorithmSettings(), ranks.device).merge(ranks).teacher_kl is None
+
+
 def test_advantages_are_summed_up_over_tokens(ranks: Ranks) -> None:
     figures = _measure(ranks, slice(None))
 

@@ -33,7 +33,9 @@ from tests.learner.support.random_models import differences_on_meshes
 from tests.learner.support.ranks.layouts import arranged
 from tests.learner.support.tiny_policy import constant_rate, tiny_policy
 
-SETTINGS = AlgorithmSettings(entropy_bonus=0.01, kl_coefficient=0.05)
+SETTINGS = AlgorithmSettings(
+    entropy_bonus=0.01, kl_coefficient=0.05, teacher={"even": "one", "odd": "other"}
+)
 # So few that ranks have different numbers of microbatches.
 MICROBATCH_TOKENS = 24
 STATE = LearnerState(
@@ -61,6 +63,7 @@ def train(policy: Policy, optimizer: ScheduledOptimizer, step: int, ranks: Ranks
         settings=SETTINGS,
         max_completion_tokens=8,
         microbatch_tokens=MICROBATCH_TOKENS,
+        environment_of=lambda group_id: "odd" if group_id % 2 else "even",
     )
     plan = BatchPlan.decode(ranks.broadcast(plan.encode() if ranks.is_first else None))
     own = {*plan.task_ids_of(ranks.data_rank)}
@@ -71,8 +74,9 @@ def train(policy: Policy, optimizer: ScheduledOptimizer, step: int, ranks: Ranks
         lineages={1: 0},
         lineage=1,
     )
-    reference = freeze(tiny_policy(ranks.mesh, seed=5))
-    reference.sequence_group = ranks.sequence
+    reference, *teachers = (freeze(tiny_policy(ranks.mesh, seed=seed)) for seed in (5, 6, 7))
+    for frozen in (reference, *teachers):
+        frozen.sequence_group = ranks.sequence
     return train_batch(
         policy,
         optimizer,
@@ -81,6 +85,7 @@ def train(policy: Policy, optimizer: ScheduledOptimizer, step: int, ranks: Ranks
         settings=SETTINGS,
         ranks=ranks,
         reference=reference,
+        teachers=teachers,
     )
 
 
