@@ -297,7 +297,7 @@ def vtrace(outcomes: BatchRewards, _settings: AlgorithmSettings) -> Float64:
 
 
 def none(outcomes: BatchRewards, _settings: AlgorithmSettings) -> Float64:
-    """Leave the reward out, so that only the teacher's advantage is left (`algorithm.teacher`).
+    """Leave the reward out, so that everything is learned from `algorithm.teacher`.
 
     Formula:
         0

@@ -397,7 +397,9 @@ def test_a_reference_and_keys_lie_beside_the_settings(write, tmp_path, elsewhere
 def test_teachers_lie_beside_the_settings(write, tmp_path, elsewhere):
     teachers = {"sums": "models/first", "words": "owner/name"}
     names = {"teacher": teachers, "teacher_prompt": "hints.py:hint"}
-    path = write(json.dumps({"run": {"model": "init"}, "algorithm": names}))
+    environments = [{"environment": "calculator", "name": name} for name in teachers]
+    run = {"model": "init", "environments": environments}
+    path = write(json.dumps({"run": run, "algorithm": names}))
     for name in ("models/first", "hints.py:hint"):
         make(elsewhere, name)
     beside = make(tmp_path, "models/first"), make(tmp_path, "hints.py:hint")

@@ -298,7 +298,7 @@ def test_looks_are_counted_however_many_batches_fall_between_them():
 
 @pytest.mark.parametrize("rule", ["reward_constant", "groups_flat"])
 def test_a_reward_that_is_constant_is_no_fault_where_a_teacher_is_learned_from(rule):
-    evidence = replace(demo()[0], zero_variance_groups=16, **flat(0.0))
+    evidence = replace(demo()[0], **flat(0.0))
 
     assert concluded(rule, evidence)
     assert not concluded(rule, evidence, algorithm__teacher="t")
