@@ -35,6 +35,7 @@ IS_KEPT = [True, True, False, True, False, False]
 IS_LOW = [False, False, False, True, False, False]
 IS_HIGH = [True, True, False, False, False, False]
 LOG_RATIOS_TO_REF = [0.1, -0.3, 0.7, 0.0, 1.2, -0.4]
+LOG_RATIOS_TO_TEACHER = [0.2, math.nan, -0.1, math.nan, 0.4, 0.9]
 EPISODES = [0, 0, 1, 2, 2, 2]
 OLDEST_LAGS = [0, 1, 2]
 N = len(LOG_RHOS)
@@ -67,7 +68,14 @@ def _measure(ranks: Ranks, *cuts: slice) -> Divergence:
     for rows in cuts:
         log_rhos = torch.tensor(LOG_RHOS[rows], dtype=torch.float64)
         deltas = torch.tensor(LOG_RATIOS_TO_REF[rows], dtype=torch.float64)
-        meter.add(log_rhos, torch.tensor(ENTROPIES[rows]), _microbatch(rows), _found(rows), deltas)
+        meter.add(
+            log_rhos,
+            torch.tensor(ENTROPIES[rows]),
+            _microbatch(rows),
+            _found(rows),
+            deltas,
+            from_teacher_N=torch.tensor(LOG_RATIOS_TO_TEACHER[rows], dtype=torch.float64),
+        )
     return meter.merge(ranks)
 
 
@@ -178,22 +186,12 @@ def test_the_kl_to_the_reference_is_weighed_with_the_ratio_to_mu(ranks: Ranks) -
 
 
 def test_the_kl_to_teachers_is_the_mean_over_the_tokens_that_have_one(ranks: Ranks) -> None:
-    meter = DivergenceMeter(AlgorithmSettings(teacher="t"), ranks.device)
-    log_rhos = torch.tensor(LOG_RHOS, dtype=torch.float64)
-    distances = [0.1 * number if number % 2 else math.nan for number in range(N)]
+    figures = _measure(ranks, slice(None))
 
-    meter.add(
-        log_rhos,
-        torch.tensor(ENTROPIES),
-        _microbatch(),
-        _found(),
-        from_teacher_N=torch.tensor(distances, dtype=torch.float64),
-    )
-
-    taught = [(x, d) for x, d in zip(LOG_RHOS, distances, strict=True) if not math.isnan(d)]
-    assert meter.merge(ranks).teacher_kl == pytest.approx(
-        sum(math.exp(x) * d for x, d in taught) / len(taught)
-    )
+    pairs = zip(LOG_RHOS, LOG_RATIOS_TO_TEACHER, strict=True)
+    taught = [math.exp(x) * d for x, d in pairs if not math.isnan(d)]
+    assert len(taught) < N
+    assert figures.teacher_kl == pytest.approx(sum(taught) / len(taught))
     assert DivergenceMeter(AlgorithmSettings(), ranks.device).merge(ranks).teacher_kl is None
 
 
