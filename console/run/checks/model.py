@@ -495,8 +495,8 @@ def _configs_of_teachers(settings: Settings, config: dict[str, Any]) -> list[dic
     models = settings.algorithm.teachers if settings.algorithm.teacher_in == "learner" else ()
     if settings.learner.lora_rank:  # the initial model is there
         models = tuple(filter(None, models))
-    runs = [model and with_value(settings, "run", "model", model).run for model in models]
-    return [(run and model_config(run)) or config for run in runs]
+    runs = (with_value(settings, "run", "model", model).run if model else None for model in models)
+    return [(model_config(run) if run else None) or config for run in runs]
 
 
 def check_memory(settings: Settings) -> str:
