@@ -22,7 +22,7 @@ from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
 from configs.errors import StoreUnreachable
 from configs.settings import Settings
-from learner.assembly import load_policy, load_reference, recover_from
+from learner.assembly import load_policy, load_reference, load_teachers, recover_from
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.resume import take_over
 from learner.coordinator import RankComponents
@@ -206,6 +206,7 @@ class RingInProcess:
                 checkpoints=checkpoints,
                 publisher=self.shelf,
                 reference=load_reference(settings, ranks, policy),
+                teachers=load_teachers(settings, ranks, policy),
                 stopping=self.stopping,
             )
             self.shelf.version = NOTHING_YET
