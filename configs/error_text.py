@@ -258,6 +258,9 @@ PATTERNS = {
     r"^tcp://.+:\d+$": "an address such as tcp://127.0.0.1:5757",
     r"^(\[[0-9A-Fa-f:]+\]|[^\s/:\[\]]+)(:\d{1,5})?$": "a host or host:port, such as hub:5758",
     r"^http://[^/]+:\d+$": "an address such as http://127.0.0.1:9470",
+    r"^(.+\.py|[\w.]+):\w+$|^[\w.-]+/\w+$": (
+        "path/to/file.py:function, module:function or package/name"
+    ),
 }
 """Regular expressions of the schema in words."""
 

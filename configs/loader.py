@@ -24,6 +24,7 @@ from . import durable
 from .error_text import describe_all
 from .errors import SettingsError, quoted
 from .settings import Settings
+from .tables.algorithm import OF_FUNCTIONS
 from .tables.environments import OF_ROWS
 from .user_code import beside, looked_in
 
@@ -36,11 +37,14 @@ MAX_FILE_BYTES = 2**20  # the longest preset has 3 kB: anything like this size i
 FILES = ("model", "environment", "environment_python", "reward")
 """Keys of `run`, and of each of `run.environments`, that name files of the user."""
 FILES_ELSEWHERE = {
-    "algorithm": ("reference_model", "teacher", "teacher_prompt"),
+    "algorithm": ("reference_model", "teacher", "teacher_prompt", *OF_FUNCTIONS),
     "broker": ("keys",),
 }
 """Keys of other tables that name files of the user."""
-IN_FILES = ("environment", "reward", "factory", "demonstration", "teacher_prompt")
+IN_FILES = (
+    *("environment", "reward", "factory", "demonstration", "teacher_prompt"),
+    *OF_FUNCTIONS,
+)
 """Keys among them that name something in a Python file, in a module, or of Nyala's own."""
 DATA_FILES = ("path", "held_out", "factory", "demonstration")
 """Keys in `environment_settings` of the environments of rows that name files of the user."""
@@ -67,17 +71,31 @@ def load(path: Path | str, overrides: Sequence[str] = (), *, finds_files: bool =
     if finds_files:
         folder = Path(os.path.abspath(path)).parent  # noqa: PTH100 - a link's own
         _find_files(tree, folder, environment=_overridden("run.environment", overrides))
+    return check_tree(tree, overrides, source=str(path))
+
+
+def check_tree(tree: Tree, overrides: Sequence[str], *, source: str) -> Settings:
+    """Make settings of tables of keys, which the overrides change.
+
+    Args:
+        tree: Settings as in a file.
+        overrides: As of `load`.
+        source: File that they are of, or another name for them in errors.
+
+    Raises:
+        SettingsError: Anything is wrong; the text lists all problems.
+    """
     problems = [problem for text in overrides if (problem := _override(tree, text)) is not None]
     settings: Settings | None = None
     try:
         # JSON mode is strict about types (no "3" for 3, no true for 1) yet takes a text as a path.
-        settings = Settings.model_validate_json(_as_json(tree, path), strict=True)
+        settings = Settings.model_validate_json(_as_json(tree, source), strict=True)
     except ValidationError as error:
         problems += describe_all(error)
     if settings is None or problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         lines = "".join(f"\n  {problem}" for problem in problems)
-        raise SettingsError(f"{path} has {count}; nothing was started:{lines}")
+        raise SettingsError(f"{source} has {count}; nothing was started:{lines}")
     return settings
 
 
@@ -204,14 +222,14 @@ def _read(path: Path) -> Tree:
     return {str(table): {} if keys is None else keys for table, keys in tree.items()}
 
 
-def _as_json(tree: Tree, path: Path) -> str:
+def _as_json(tree: Tree, source: str) -> str:
     """Write the tree as JSON, which has no dates as keys and no aliases of enclosing tables."""
     try:
         return json.dumps(tree, default=str)
     except (TypeError, ValueError, RecursionError) as error:
         raise SettingsError(
-            f"{path} must have plain tables and values, got: {error}; write keys as texts, and no "
-            "anchor inside itself"
+            f"{source} must have plain tables and values, got: {error}; write keys as texts, and "
+            "no anchor inside itself"
         ) from None
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 import traceback
 from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -109,6 +111,60 @@ def load_user_code(name: str, *, setting: str, kind: str) -> Any:
         names = ", ".join(defined) or "none"
         raise SettingsError(f"{setting} must be a {kind} of {place}, got {name!r}; it has {names}")
     return loaded
+
+
+def packaged(group: str) -> dict[str, EntryPoint]:
+    """Find what installed packages register under a group of entry points, as `package/name`."""
+    return {
+        f"{point.dist.name}/{point.name}": point
+        for point in entry_points(group=group)
+        if point.dist is not None
+    }
+
+
+def load_packaged(name: str, *, setting: str, group: str) -> Any:
+    """Import what an installed package registers as an entry point.
+
+    Args:
+        name: `package/name` as a person wrote it; case, `-`, `_` and `.` in the package are alike.
+        setting: Setting that has the name.
+        group: Group of entry points.
+
+    Raises:
+        SettingsError: No installed package registers it, or it cannot be imported.
+    """
+    point = find_packaged(name, setting, group)
+    try:
+        return point.load()
+    except (Exception, SystemExit) as error:
+        raise SettingsError(
+            f"{setting} must be importable, got {name!r}, which is {point.value}; "
+            f"{explain(error)}; install another release of {name.partition('/')[0]}"
+        ) from error
+
+
+def find_packaged(name: str, setting: str, group: str) -> EntryPoint:
+    """Find an entry point by `package/name`; arguments as of `load_packaged`.
+
+    Raises:
+        SettingsError: No installed package registers it.
+    """
+    points = packaged(group)
+    by_package = {_canonical(full_name): point for full_name, point in points.items()}
+    point = by_package.get(_canonical(name))
+    if point is None:
+        names = ", ".join(sorted(points)) or "none"
+        raise SettingsError(
+            f"{setting} must be registered by an installed package under {group}, got {name!r}; "
+            f"registered are {names}: install {name.partition('/')[0]} beside the learner, or "
+            f"correct the name"
+        )
+    return point
+
+
+def _canonical(name: str) -> str:
+    package, _, function = name.partition("/")
+    return f"{re.sub(r'[-_.]+', '-', package).lower()}/{function}"
 
 
 def explain(error: BaseException) -> str:

@@ -24,6 +24,7 @@ from configs.secrets import redis_url
 from configs.settings import LearnerSettings, ParallelSettings, RunSettings, Settings
 from configs.validation.learner import check_heads
 from configs.worker import Worker
+from learner.algorithm.user_losses import register_user_losses
 from learner.checkpointing.bucket_copies import BucketCopies
 from learner.checkpointing.checkpoint import BackgroundSave, Checkpoints
 from learner.checkpointing.folders import FOLDER
@@ -78,8 +79,8 @@ def run_learner(settings: Settings, stopping: threading.Event, leave: Leave | No
         CheckpointError: The checkpoints cannot be trusted, or do not belong to this store.
         NyalaError: As `Loop.run` and `make_publisher` raise it.
     """
-    log.info("starting", stage="joining the process group")
     ranks = _join(settings.learner, settings.parallel)
+    _register_user_losses(settings, ranks)
     admits = (lambda *_: False) if ranks.is_first else None  # a restarted Redis, until recovered
     url = redis_url(settings.run, settings.buffer)
     page = LearnerPage(limit_s=settings.learner.collective_timeout_s)
@@ -176,12 +177,19 @@ def _leave(
 
 
 def _join(learner: LearnerSettings, parallel: ParallelSettings) -> Ranks:
+    log.info("starting", stage="joining the process group")
     return join(
         learner.device,
         threads=learner.threads,
         parallel=parallel,
         timeout_s=learner.collective_timeout_s,
     )
+
+
+def _register_user_losses(settings: Settings, ranks: Ranks) -> None:
+    lag = settings.run.max_policy_lag
+    for name in register_user_losses(settings.algorithm, max_policy_lag=lag, device=ranks.device):
+        log.info("training with a function of the user", setting=name)
 
 
 def _agree_on_start(

@@ -19,22 +19,37 @@ CLIP_BOUNDS = {
 """Surrogate -> `clip_low` and `clip_high` that its paper or its users take."""
 
 
+OF_FUNCTIONS = ("advantage", "correction", "surrogate")
+"""Keys of `algorithm` that may name a function of the user."""
+
+UserFunction = Annotated[str, Field(pattern=r"^(.+\.py|[\w.]+):\w+$|^[\w.-]+/\w+$")]
+"""A function of the user, or one that an installed package registers: docs/losses.md."""
+
+
+def is_user_function(name: str) -> bool:
+    """Whether a setting names a function of the user or of a package, and none of ours."""
+    return ":" in name or "/" in name
+
+
 class AlgorithmSettings(SettingsTable):
     """How rewards become gradients: advantage x correction x surrogate x aggregation."""
 
-    advantage: Literal[
-        "grpo",
-        "dr_grpo",
-        "rloo",
-        "reinforce_pp",
-        "reinforce_pp_baseline",
-        "gpg",
-        "opo",
-        "pass_at_k",
-        "gae",
-        "vtrace",
-        "none",
-    ] = "grpo"
+    advantage: (
+        Literal[
+            "grpo",
+            "dr_grpo",
+            "rloo",
+            "reinforce_pp",
+            "reinforce_pp_baseline",
+            "gpg",
+            "opo",
+            "pass_at_k",
+            "gae",
+            "vtrace",
+            "none",
+        ]
+        | UserFunction
+    ) = "grpo"
     """How rewards become advantages.
 
     Change it to compare estimators; `gae` and `vtrace` need a critic, `none` a teacher."""
@@ -65,18 +80,34 @@ class AlgorithmSettings(SettingsTable):
     rewards are trained too, with a warning.
 
     Lower it when filtering makes batches take too long."""
-    correction: Literal[
-        "none", "tis", "seq_tis", "geo_tis", "mis", "icepop", "seq_mis", "geo_mask", "token_veto"
-    ] = "tis"
+    correction: (
+        Literal[
+            "none",
+            "tis",
+            "seq_tis",
+            "geo_tis",
+            "mis",
+            "icepop",
+            "seq_mis",
+            "geo_mask",
+            "token_veto",
+        ]
+        | UserFunction
+    ) = "tis"
     """How pi/mu corrects for the gap between the actor's and the learner's policy.
 
     Change it when actors lag or sample in a lower precision: see docs/algorithms.md."""
-    surrogate: Literal[
-        "clip", "reinforce", "gspo", "gmpo", "cispo", "topr", "m2po", "dppo_tv", "dppo_kl"
-    ] = "clip"
+    surrogate: (
+        Literal["clip", "reinforce", "gspo", "gmpo", "cispo", "topr", "m2po", "dppo_tv", "dppo_kl"]
+        | UserFunction
+    ) = "clip"
     """Surrogate objective, with its trust region.
 
     Change it to compare trust regions: see docs/algorithms.md."""
+    parameters: dict[str, float] = Field(default_factory=dict)
+    """Numbers that functions of yours read, by name: `settings.parameters["tau"]`.
+
+    Set it to choose or sweep the constants of a surrogate, correction or advantage of yours."""
     aggregation: Literal["token", "sequence", "sequence_sum", "dr_grpo"] = "token"
     """How token losses are averaged, always over all episodes of an optimizer step.
 

@@ -5,6 +5,7 @@ pi/mu enters a loss once, and a ratio is taken against the policy that it is mea
 
 from __future__ import annotations
 
+from configs.tables.algorithm import OF_FUNCTIONS, is_user_function
 from configs.tables.all_tables import AllTables
 
 ABOUT_MU = ("topr", "m2po", "dppo_tv", "dppo_kl")
@@ -28,6 +29,7 @@ def algorithm_disagreements(settings: AllTables) -> list[str]:
         _check_dual_clip,
         _check_mask_bounds,
         _check_num_minibatches,
+        _check_parameters,
     )
     return [text for check in checks if (text := check(settings)) is not None]
 
@@ -122,7 +124,7 @@ def _check_dual_clip(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     if algorithm.dual_clip is None:
         return None
-    if algorithm.surrogate != "clip":
+    if algorithm.surrogate != "clip" and not is_user_function(algorithm.surrogate):
         return (
             f"algorithm.dual_clip must be null with algorithm.surrogate {algorithm.surrogate}, got "
             f"{algorithm.dual_clip}; only clip uses it: set it to null"
@@ -154,6 +156,19 @@ def _check_num_minibatches(settings: AllTables) -> str | None:
     return (
         f"algorithm.num_minibatches must be <= run.groups_per_batch = {groups}, got {parts}; "
         f"an optimizer step would have nothing to train on: lower it"
+    )
+
+
+def _check_parameters(settings: AllTables) -> str | None:
+    algorithm = settings.algorithm
+    if not algorithm.parameters:
+        return None
+    if any(is_user_function(getattr(algorithm, key)) for key in OF_FUNCTIONS):
+        return None
+    return (
+        f"algorithm.parameters must be empty without a function of yours, got "
+        f"{', '.join(algorithm.parameters)}; nothing would read them: leave them out, or name a "
+        f"function in algorithm.surrogate, correction or advantage"
     )
 
 

@@ -134,12 +134,13 @@ def model_card(
         base: Front matter about the model that the run began with.
     """
     run = settings.run
+    advantage = settings.algorithm.advantage.rpartition(":")[2]  # no path of a file of the user
     matter = {
         **base,
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         **_hub_datasets(run),
-        "tags": ["nyala", "reinforcement-learning", settings.algorithm.advantage],
+        "tags": ["nyala", "reinforcement-learning", advantage],
     }
     trained = (
         f"Trained from {_base(run)} for {step:,} of {run.steps:,} batches by reinforcement "

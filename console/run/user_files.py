@@ -12,6 +12,7 @@ from typing import Any
 
 from configs.hashes import code_of_rows, data_files
 from configs.settings import RunSettings, Settings
+from configs.tables.algorithm import OF_FUNCTIONS
 from configs.tables.environments import OneEnvironment
 from configs.user_python import command_words
 
@@ -28,7 +29,7 @@ USER_FILE_KEYS = (
 
 def resolve(settings: Settings) -> Settings:
     """Return settings in which all paths of the user are absolute."""
-    run = settings.run
+    run, algorithm = settings.run, settings.algorithm
     changes: dict[str, object] = {"directory": run.directory.expanduser().resolve()}
     if run.model != "init":
         changes["model"] = _model(run.model)
@@ -40,6 +41,9 @@ def resolve(settings: Settings) -> Settings:
         for environment, alone in zip(run.environments, run.by_environment.values(), strict=False)
     )
     resolved = _with_teacher(settings.model_copy(update={"run": run.model_copy(update=changes)}))
+    for key in OF_FUNCTIONS:
+        named = _absolute(getattr(algorithm, key))
+        resolved = with_value(resolved, "algorithm", key, named)
     if settings.broker.keys is not None:
         keys = settings.broker.keys.expanduser().resolve()
         resolved = with_value(resolved, "broker", "keys", keys)
@@ -56,7 +60,15 @@ def resolve_as_begun(settings: Settings, begun: Settings) -> Settings:
     kept = {
         key: _kept(getattr(settings.run, key), getattr(begun.run, key)) for key in USER_FILE_KEYS
     }
-    return resolve(settings.model_copy(update={"run": settings.run.model_copy(update=kept)}))
+    functions = {
+        key: _kept(getattr(settings.algorithm, key), getattr(begun.algorithm, key))
+        for key in OF_FUNCTIONS
+    }
+    changes = {
+        "run": settings.run.model_copy(update=kept),
+        "algorithm": settings.algorithm.model_copy(update=functions),
+    }
+    return resolve(settings.model_copy(update=changes))
 
 
 def _with_teacher(settings: Settings) -> Settings:

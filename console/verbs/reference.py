@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from configs.loader import json_schema
+from configs.tables.algorithm import is_user_function
+from console.command_line import Overrides
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -15,8 +17,18 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 def losses(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="One name, or a method such as DAPO.")
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="One name, a method such as DAPO, or FILE.py:FUNCTION."
+        ),
     ] = None,
+    check: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND", help="Check the function NAME as a surrogate, correction or advantage."
+        ),
+    ] = None,
+    overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the tables of docs/algorithms.md.")
@@ -27,10 +39,17 @@ def losses(
     Advantages, corrections, surrogates and aggregations with formula, paper, defaults and when to
     use them; then which of them together are a method of the field.
 
-    Example: `nyala losses tis`
-    """
-    from .reference_lists import show_losses  # noqa: PLC0415 - torch
+    What installed packages register is listed too. A function of yours is checked as before a run
+    (docs/losses.md), with the other settings of `algorithm` as they are by default or in --set.
 
+    Example: `nyala losses tis`
+    Example: `nyala losses mine.py:soft_clip --check surrogate`
+    """
+    from .reference_lists import check_function, show_losses  # noqa: PLC0415 - torch
+
+    if check is not None or overrides or (name is not None and is_user_function(name)):
+        check_function(name, check, overrides or ())
+        return
     show_losses(name, as_json=as_json, as_markdown=markdown)
 
 

@@ -13,10 +13,13 @@ from actors.metrics_page import METRICS as OF_ACTOR
 from broker.metrics_page import METRICS as OF_BROKER
 from configs import markdown
 from configs.errors import SettingsError
+from configs.loader import check_tree
 from configs.metrics import CARD_METRICS, Metric
 from configs.metrics_server import READY
-from learner.algorithm.catalogue import CHOICES, Entry, entries
+from configs.tables.algorithm import OF_FUNCTIONS, is_user_function
+from learner.algorithm.catalogue import CHOICES, Entry, describe, entries, packaged_entries
 from learner.algorithm.methods import METHODS, Method
+from learner.algorithm.user_losses import load_user_losses
 from learner.reporting.figures import FIGURES, Figure
 from learner.reporting.metrics_page import METRICS as OF_LEARNER
 
@@ -35,6 +38,8 @@ def show_losses(name: str | None, *, as_json: bool, as_markdown: bool) -> None:
         SettingsError: Nothing has this name.
     """
     chosen = losses_named(name) if name else (entries(), list(METHODS))
+    if name is None:
+        chosen = [*chosen[0], *packaged_entries()], chosen[1]
     if as_json:
         shown = {
             "choices": [asdict(e) for e in chosen[0]],
@@ -44,6 +49,32 @@ def show_losses(name: str | None, *, as_json: bool, as_markdown: bool) -> None:
     else:
         text = losses_as_markdown() if as_markdown else "\n".join(_lines(*chosen))
     sys.stdout.write(text.rstrip("\n") + "\n")
+
+
+def check_function(name: str | None, kind: str | None, overrides: Sequence[str]) -> None:
+    """Check a function of the user, and print its sections and what holds.
+
+    Args:
+        name: Its name, as in the settings.
+        kind: Key of `algorithm`, such as `surrogate`.
+        overrides: Other settings that it reads.
+
+    Raises:
+        SettingsError: The function is wrong, or cannot be loaded.
+    """
+    if name is None or not is_user_function(name) or kind not in OF_FUNCTIONS:
+        raise SettingsError(
+            f"NAME and --check must name a function of yours and what it is, got {name} and "
+            f"{kind}; write `nyala losses path/to/file.py:function --check KIND`, KIND being one "
+            f"of {', '.join(OF_FUNCTIONS)}"
+        )
+    tree: dict[str, dict[str, str]] = {"run": {"model": "init"}, "algorithm": {kind: name}}
+    settings = check_tree(tree, overrides, source="the command")
+    functions = load_user_losses(settings.algorithm, max_policy_lag=settings.run.max_policy_lag)
+    entry = describe(f"algorithm.{kind}", name, functions[kind])
+    sys.stdout.write(
+        "\n".join(_lines([entry], [])).rstrip("\n") + "\n\nchecked: nothing is wrong\n"
+    )
 
 
 def losses_named(name: str) -> tuple[list[Entry], list[Method]]:

@@ -311,7 +311,7 @@ def none(outcomes: BatchRewards, _settings: AlgorithmSettings) -> Float64:
     return np.zeros_like(outcomes.rewards_E)
 
 
-ADVANTAGES: Mapping[str, Advantage] = {
+ADVANTAGES: dict[str, Advantage] = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "rloo": rloo,

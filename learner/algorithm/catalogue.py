@@ -4,7 +4,8 @@
 
 Every function in a registry has the sections `Formula`, `Use` and `Source` in its docstring; the
 settings it reads are those that its code, summary or formula name. So a new line in a registry is a
-new line here without further registration. `methods.py` combines choices to published methods.
+new line here without further registration. Functions of the user may have these sections too.
+`methods.py` combines choices to published methods.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from configs.errors import SettingsError
 from configs.settings import AlgorithmSettings, CriticSettings
 
 from .advantages import ADVANTAGES
@@ -22,6 +24,7 @@ from .aggregations import AGGREGATIONS
 from .corrections import CORRECTIONS
 from .losses import PROXIMALS
 from .surrogates import SURROGATES
+from .user_losses import load_loss, packaged_losses
 
 SECTION = re.compile(r"^(Formula|Kind|Use|Source):$", re.MULTILINE)
 WORD = re.compile(r"\w+(?:\.\w+)?")
@@ -79,13 +82,27 @@ def entries() -> list[Entry]:
     ]
 
 
+def packaged_entries() -> list[Entry]:
+    """Describe what installed packages register; one that cannot be imported says why."""
+    described = []
+    for kind, points in packaged_losses().items():
+        setting = f"algorithm.{kind}"
+        for name in points:
+            try:
+                described.append(describe(setting, name, load_loss(kind, name)))
+            except SettingsError as error:
+                described.append(Entry(setting, name, str(error), "", "", "", "", {}))
+    return described
+
+
 def describe(setting: str, name: str, function: Callable[..., Any]) -> Entry:
-    """Read the docstring of a registered function."""
+    """Read the docstring of a function that a setting takes by this name."""
     head, *rest = SECTION.split(inspect.getdoc(function) or "")
     titles, texts = rest[::2], [" ".join(text.split()) for text in rest[1::2]]
     sections = dict(zip(titles, texts, strict=True))
     summary, formula = " ".join(head.split()), sections.get("Formula", "")
-    words = {*function.__code__.co_names, *WORD.findall(formula), *WORD.findall(summary)}
+    code = getattr(function, "__code__", None)  # a function of a package may be any callable
+    words = {*(code.co_names if code else ()), *WORD.findall(formula), *WORD.findall(summary)}
     # Some names have bounds of their own, which stand where none are given.
     chosen = AlgorithmSettings.model_validate({setting.removeprefix("algorithm."): name})
     tables = {"algorithm": chosen, "critic": CriticSettings()}

@@ -20,7 +20,7 @@ Shapes: N scored tokens (flat).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -201,7 +201,7 @@ def token_veto(log_rhos_N: Tensor, segments: Segments, settings: AlgorithmSettin
     return Corrected(_truncate(log_rhos_N, settings), ~vetoed_N)
 
 
-CORRECTIONS: Mapping[str, Correction] = {
+CORRECTIONS: dict[str, Correction] = {
     "none": none,
     "tis": tis,
     "seq_tis": seq_tis,

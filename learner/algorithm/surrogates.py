@@ -21,7 +21,7 @@ Shapes: N scored tokens (flat).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -261,7 +261,7 @@ def dppo_kl(terms: Terms, settings: AlgorithmSettings) -> Objective:
     return _masked(terms, distance_N > settings.clip_low, distance_N > settings.clip_high)
 
 
-SURROGATES: Mapping[str, Surrogate] = {
+SURROGATES: dict[str, Surrogate] = {
     "clip": clip,
     "reinforce": reinforce,
     "gspo": gspo,
@@ -274,6 +274,8 @@ SURROGATES: Mapping[str, Surrogate] = {
 }
 
 
+WITH_RATIO_BOUND = {"m2po"}
+"""Those that read `Terms.log_ratio_bound`, which costs a forward pass."""
 OF_TOKENS = frozenset({"clip", "reinforce", "cispo", "m2po", "dppo_tv", "dppo_kl"})
 """Those whose value at a token depends on that token alone."""
 

@@ -27,6 +27,7 @@ import torch
 from configs.settings import AlgorithmSettings
 from learner.algorithm.losses import is_sum_over_tokens, loss_alone, policy_loss
 from learner.algorithm.microbatch import Microbatch, PreparedMicrobatch
+from learner.algorithm.surrogates import WITH_RATIO_BOUND
 from learner.model.policy import Policy, has_room, hold_gradients
 from learner.model.ranks import Ranks
 from learner.profiling import phase
@@ -96,7 +97,7 @@ def train_batch(
     for _epoch in range(settings.num_epochs):
         for minibatch in range(settings.num_minibatches):
             share = [each for each in prepared if each.microbatch.minibatch == minibatch]
-            if settings.surrogate == "m2po":
+            if settings.surrogate in WITH_RATIO_BOUND:
                 with phase("prepare"):
                     share = bound_ratios(policy, share, settings.second_moment, ranks)
             loss = _accumulate_all(

@@ -79,6 +79,7 @@ def test_all_problems_are_listed_with_path_range_and_value(write):
     assert "$.run.steps must be a whole number >= 1, got true" in text
     assert "$.actors.count must be a whole number >= 0, got -2" in text
     assert "$.algorithm.correction must be one of none, tis, seq_tis, geo_tis, " in text
+    assert 'or path/to/file.py:function, module:function or package/name, got "vtrace"' in text
     assert "$.learner.lr must be a number > 0, got 0; it is: Peak learning rate" in text
     assert "an override must be table.key=value, got 'nonsense'" in text
 
@@ -380,18 +381,21 @@ def test_rows_lie_beside_the_settings_where_their_environment_is_typed(write, tm
     assert load(path).run.environment_settings["path"] == "rows.jsonl", "no dataset's"
 
 
-def test_a_reference_and_keys_lie_beside_the_settings(write, tmp_path, elsewhere):
-    names = {"algorithm": {"reference_model": "models/first"}, "broker": {"keys": "keys"}}
+def test_a_reference_losses_and_keys_lie_beside_the_settings(write, tmp_path, elsewhere):
+    algorithm = {"reference_model": "models/first", "surrogate": "loss.py:f"}
+    names = {"algorithm": algorithm, "broker": {"keys": "keys"}}
     path = write(json.dumps({"run": {"model": "init"}, **names}))
-    for name in ("models/first", "keys"):
+    for name in ("models/first", "loss.py:f", "keys"):
         make(elsewhere, name)
 
     typed = load(path)
-    beside = make(tmp_path, "models/first"), make(tmp_path, "keys")
+    beside = [make(tmp_path, name) for name in ("models/first", "loss.py:f", "keys")]
     settings = load(path)
 
     assert (typed.algorithm.reference_model, typed.broker.keys) == ("models/first", Path("keys"))
-    assert (settings.algorithm.reference_model, str(settings.broker.keys)) == beside
+    assert typed.algorithm.surrogate == "loss.py:f"
+    found = settings.algorithm.reference_model, settings.algorithm.surrogate, settings.broker.keys
+    assert [*map(str, found)] == beside
 
 
 def test_teachers_lie_beside_the_settings(write, tmp_path, elsewhere):

@@ -10,7 +10,7 @@ import pytest
 
 from configs.errors import SettingsError
 from configs.loader import load, save
-from configs.settings import RunSettings, Settings
+from configs.settings import AlgorithmSettings, RunSettings, Settings
 from configs.tables.run import SampleSettings, TracingSettings
 from console.run.plan import given_redis, prepare, role_command
 from console.run.run_folder import RunFolder, RunState, refuse_changes, run_folder_of, settings_of
@@ -135,10 +135,13 @@ def test_a_redis_that_was_given_once_is_used_again(folder, tmp_path, monkeypatch
 def test_paths_are_made_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    settings = Settings(run=RunSettings(model="model", reward="score.py:f"))
+    losses = AlgorithmSettings(surrogate="loss.py:f", correction="module:f", advantage="package/f")
+    settings = Settings(run=RunSettings(model="model", reward="score.py:f"), algorithm=losses)
 
-    run = resolve(settings).run
+    resolved = resolve(settings)
 
+    run, algorithm = resolved.run, resolved.algorithm
+    assert algorithm == losses.model_copy(update={"surrogate": f"{tmp_path}/loss.py:f"})
     assert run.directory == tmp_path / "runs"
     assert run.model == str(tmp_path / "model")
     assert run.reward == f"{tmp_path}/score.py:f"
@@ -153,14 +156,17 @@ def test_an_unfinished_run_keeps_its_files_wherever_it_is_resumed(folder, tmp_pa
     alone = {"environment": "env.py:Env", "environment_settings": {"path": "sums.jsonl"}}
 
     for run in ({"environments": both}, alone | {"reward": "score.py:f"}, both[0]):
-        typed = Settings(run=RunSettings(model="init", directory=tmp_path, **run))
+        typed = Settings(
+            run=RunSettings(model="init", directory=tmp_path, **run),
+            algorithm=AlgorithmSettings(correction="loss.py:f"),
+        )
         monkeypatch.chdir(tmp_path / "here")
         save(resolve(typed), folder.config)
         begun = load(folder.config)
         monkeypatch.chdir("/")
         refuse_changes(folder, resolve_as_begun(typed, begun))
         other = typed.run.model_copy(update={"reward": "other.py:f", "environments": ()})
-        changed = resolve_as_begun(Settings(run=other), begun)
+        changed = resolve_as_begun(typed.model_copy(update={"run": other}), begun)
         with pytest.raises(SettingsError, match="must keep the settings"):
             refuse_changes(folder, changed)
 

@@ -36,6 +36,11 @@ JOURNEYS = (
     Journey("first-run", ("docs/first-run.md",)),
     Journey("data", ("README.md", "docs/data.md"), (*SMALL, "run.reward=null")),
     Journey("reward", ("README.md", "docs/data.md", "docs/rewards.md")),
+    Journey(
+        "loss",
+        ("README.md", "docs/data.md", "docs/losses.md"),
+        (*SMALL, "run.reward=null"),
+    ),
     Journey("environment", ("README.md", "docs/environments.md"), (*SMALL, "run.reward=null")),
 )
 """Each ends with a run that finishes."""

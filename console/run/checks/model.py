@@ -22,6 +22,7 @@ from configs.architecture import check_architecture, check_context
 from configs.errors import SettingsError
 from configs.machine import memory_of_machine, visible_gpus
 from configs.settings import RunSettings, Settings
+from configs.tables.algorithm import OF_FUNCTIONS, is_user_function
 from configs.validation.learner import check_heads, layout_of
 from console.run.card_memory import CardMemory, ModelShape, card_memory, saved_bytes, smallest_card
 from console.run.user_files import with_value
@@ -46,6 +47,21 @@ def check_parallel(settings: Settings) -> str:
     if divides_heads and (config := model_config(settings.run)) is not None:
         check_heads(settings.parallel, config)
     return f"{settings.learner.ranks} rank(s)"
+
+
+def check_losses(settings: Settings) -> str:
+    """Functions of the user in `algorithm` can be loaded, and have the gradient of a loss.
+
+    Raises:
+        SettingsError: One of them does not.
+    """
+    algorithm = settings.algorithm
+    if not any(is_user_function(getattr(algorithm, kind)) for kind in OF_FUNCTIONS):
+        return "of Nyala"
+    from learner.algorithm.user_losses import load_user_losses  # noqa: PLC0415 - torch
+
+    functions = load_user_losses(algorithm, max_policy_lag=settings.run.max_policy_lag)
+    return ", ".join(f"algorithm.{kind} {getattr(algorithm, kind)}" for kind in functions)
 
 
 def check_engine(settings: Settings) -> str:

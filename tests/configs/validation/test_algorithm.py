@@ -66,6 +66,10 @@ def load(algorithm, **run):
         ({"dual_clip": 1.1}, "algorithm.dual_clip must be > 1 + algorithm.clip_high = 1.28"),
         ({"mask_low": 1.5}, "algorithm.mask_low and algorithm.mask_high must have 1 between them"),
         ({"geo_high": 0.9}, "tokens on which both policies agree would be left out"),
+        (
+            {"parameters": {"tau": 1}},
+            "algorithm.parameters must be empty without a function of yours, got tau",
+        ),
         ({"num_minibatches": 9}, "algorithm.num_minibatches must be <= run.groups_per_batch = 8"),
     ],
 )
@@ -87,6 +91,9 @@ def test_what_does_not_go_together_is_refused_with_the_reason(algorithm, reason)
         {"correction": "none", "surrogate": "cispo"},
         {"correction": "none", "dual_clip": 3},
         {"surrogate": "m2po", "correction": "none"},
+        {"surrogate": "mine.py:f", "parameters": {"tau": 1}, "dual_clip": 3},
+        {"correction": "module.below:f", "proximal": "recomputed"},
+        {"advantage": "a-package/f", "filter_zero_variance": True},
     ],
 )
 def test_what_goes_together_loads(algorithm):
