@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 from .settings import Settings
 
 # --------------------------------------------------------------------------------------------------
-# Settings of other projects: the names they give ours, and those that Nyala leaves out on purpose.
+# Settings of other projects: the names they give ours, and those that none of ours replaces.
 #
 # For hints only; none is accepted in place of ours.
 
@@ -47,7 +47,8 @@ ALIASES: dict[str, str] = {
     "run.environment_settings": "env_args env_config environment_args",
     "run.reward": (
         "reward_fn reward_func reward_funcs custom_reward_function "
-        "custom_reward_function.path reward_function rm_type custom_rm_path remote_rm_url"
+        "custom_reward_function.path reward_function rm_type custom_rm_path remote_rm_url "
+        "reward_file"
     ),
     "run.reward_timeout_s": "reward_timeout timeout_per_reward",
     "run.group_size": (
@@ -85,13 +86,19 @@ ALIASES: dict[str, str] = {
     "buffer.margin": "over_sampling_batch_size oversampling_factor oversample",
     "broker.endpoint": "zmq_endpoint broker_url broker_host broker_port",
     "broker.lease_timeout_s": "lease_timeout visibility_timeout lease_ttl",
-    "broker.max_attempts": "max_retries max_rollout_retries rollout_max_attempts",
-    "actors.count": "num_infer_gpus num_actors num_workers num_engines num_inference_engines dp",
+    "broker.max_attempts": (
+        "max_retries max_rollout_retries rollout_max_attempts max_retries_per_episode"
+    ),
+    "actors.count": (
+        "num_infer_gpus num_actors num_workers num_engines num_inference_engines dp actor_count"
+    ),
     "actors.engine": "backend inference_backend generator.backend use_vllm",
     "actors.max_concurrent_episodes": (
         "max_inflight max_inflight_tasks max_concurrent_rollouts "
-        "num_parallel_generation_workers llm_max_rollouts max_num_seqs max_concurrent"
+        "num_parallel_generation_workers llm_max_rollouts max_num_seqs max_concurrent "
+        "batch_size_per_actor"
     ),
+    "actors.environment_timeout_s": "timeout_per_step step_timeout",
     "actors.max_model_len": (
         "vllm_max_model_length max_model_length max_seq_len seq_len context_length"
     ),
@@ -131,6 +138,7 @@ ALIASES: dict[str, str] = {
     ),
     "algorithm.filter_metric": "filter_groups.metric dynamic_sampling_metric",
     "algorithm.max_gen_batches": "max_num_gen_batches dynamic_sampling_max_gen_batches",
+    "replay.capacity": "replay_buffer_size buffer_size",
     "rewards.weights": "reward_weights reward_coefficients",
     "rewards.overlong_buffer_tokens": "overlong_buffer.len overlong_buffer_len",
     "rewards.overlong_penalty": "overlong_buffer.penalty_factor overlong_penalty_factor",
@@ -141,7 +149,8 @@ ALIASES: dict[str, str] = {
     "algorithm.surrogate": "loss.type loss_type policy_loss_type policy_loss loss_mode",
     "algorithm.aggregation": "loss_agg_mode loss_reduction loss_normalization",
     "algorithm.clip_low": (
-        "epsilon eps_clip eps_clip_low clip_ratio clip_ratio_low clip_eps ratio_clip_low"
+        "epsilon eps_clip eps_clip_low clip_ratio clip_ratio_low clip_eps ratio_clip_low "
+        "clip_epsilon"
     ),
     "algorithm.clip_high": (
         "epsilon_high eps_clip_high clip_ratio_high clip_eps_high ratio_clip_high"
@@ -187,14 +196,14 @@ ALIASES: dict[str, str] = {
     ),
     "learner.checkpoint_every": (
         "ckpt.interval ckpt_interval save_steps save_interval save_freq checkpoint.interval "
-        "save_checkpoint_steps"
+        "save_checkpoint_steps checkpoint_interval"
     ),
     "learner.keep_checkpoints": (
         "keep_last save_total_limit max_ckpt_num max_ckpt_to_keep max_actor_ckpt_to_keep"
     ),
     "learner.publish_every": (
         "weight_sync_steps sync_every trigger_parameter_sync_step update_weights_interval "
-        "weight_update_interval policy_update_every"
+        "weight_update_interval policy_update_every communication_interval"
     ),
     "learner.broadcast": "weight_broadcast weight_sync_backend weight_update_mode",
 }
@@ -203,12 +212,27 @@ ALIASES: dict[str, str] = {
 A dot keeps the table where the last word alone is too vague."""
 
 
-LEFT_OUT = dict.fromkeys(
-    ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    "has no counterpart: ratios compare the policies' whole distributions, and a truncated or "
-    "penalised one is that of neither; use run.temperature",
-)
-"""Setting -> the reason, said to whoever asks for it."""
+ANSWERS = {
+    **dict.fromkeys(
+        ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+        "has no counterpart: ratios compare the policies' whole distributions, and a truncated or "
+        "penalised one is that of neither; use run.temperature",
+    ),
+    "load_balancing_strategy": (
+        "has no counterpart: an actor takes its next task when it has room, so the least loaded "
+        "one gets it; bound how many it has by actors.max_concurrent_episodes"
+    ),
+    "prompt_file": "is `path` in run.environment_settings, with run.environment: dataset",
+    "retry_options": (
+        "has no counterpart: a process that ends is always started again, after a growing pause; "
+        "set how often a task is tried by broker.max_attempts"
+    ),
+    "policy_sets": (
+        "has no counterpart: after a lack of memory the learner takes smaller microbatches than "
+        "learner.microbatch_tokens, and connections are tried again; leave it out"
+    ),
+}
+"""Settings of others that none of ours replaces -> what is said to whoever asks for one."""
 
 
 def owner_of(path: str) -> str | None:
@@ -280,8 +304,9 @@ def unknown_key(path: Sequence[str], value: object) -> str:
     """Report that a key is not a setting, and suggest one."""
     settings = _properties()
     where = "$." + ".".join(path)
-    if path[-1] in LEFT_OUT:
-        return f"{where} {LEFT_OUT[path[-1]]}"
+    answer = next((ANSWERS[part] for part in path if part in ANSWERS), None)
+    if answer is not None:
+        return f"{where} {answer}"
     if own_keys := _keys_below(path[:-1]):
         near = difflib.get_close_matches(path[-1], own_keys, n=1, cutoff=0.75)
         then = f"did you mean {near[0]}?" if near else f"its keys are {', '.join(own_keys)}"
