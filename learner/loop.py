@@ -210,10 +210,11 @@ class Loop:
                 log.info("starting", stage="training the first batch")
             with phase("pack"):
                 microbatches = self._pack(*batch)
+                of_critic = self._pack(*batch, of_critic=True) if self._has_critic_budget else []
             with phase("gather"):
                 self._background.wait()
         self._hold_state()
-        trained = self._train(step, microbatches)
+        trained = self._train(step, microbatches, of_critic)
         self._hold.release_state()
         self._step = step
         alerts = self._watch(trained)
@@ -236,7 +237,14 @@ class Loop:
         self._coordinator.after_step(self._step)
         return True
 
-    def _pack(self, plan: BatchPlan, episodes: list[Episode]) -> list[Microbatch]:
+    @property
+    def _has_critic_budget(self) -> bool:
+        critic = self._components.critic
+        return critic is not None and critic.settings.microbatch_tokens is not None
+
+    def _pack(
+        self, plan: BatchPlan, episodes: list[Episode], *, of_critic: bool = False
+    ) -> list[Microbatch]:
         components = self._components
         return pack(
             plan,
@@ -245,9 +253,12 @@ class Loop:
             lineages=components.start.lineages,
             lineage=components.start.lineage,
             teacher_prompt=components.teachers.prompt,
+            of_critic=of_critic,
         )
 
-    def _train(self, step: int, microbatches: list[Microbatch]) -> TrainedBatch:
+    def _train(
+        self, step: int, microbatches: list[Microbatch], of_critic: list[Microbatch]
+    ) -> TrainedBatch:
         components = self._components
         components.optimizer.rate_scale = self._guard.lr_scale
         try:
@@ -261,6 +272,7 @@ class Loop:
                 reference=components.reference,
                 teachers=components.teachers.policies,
                 critic=components.critic,
+                critic_microbatches=of_critic,
                 before_step=self._hold.before_step,
             )
         except RuntimeError as error:

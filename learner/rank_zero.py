@@ -80,6 +80,7 @@ class RankZero:
     ) -> None:
         self._run = run = settings.run
         self._algorithm, self._fleet = settings.algorithm, settings.fleet
+        self._critic, self._microbatch_tokens = settings.critic, settings.learner.microbatch_tokens
         self._store, self._ranks, self._ledger = store, ranks, ledger
         self._cost, self._stopping, self._page = cost, stopping, page
         self._start, self._under_way = start, under_way
@@ -156,6 +157,7 @@ class RankZero:
             settings=self._algorithm,
             max_completion_tokens=self._run.max_completion_tokens,
             microbatch_tokens=microbatch_tokens,
+            critic_tokens=self._critic_tokens(microbatch_tokens),
             num_minibatches=self._algorithm.num_minibatches,
             cost=self._cost,
             environment_of=self._environment_of,
@@ -165,6 +167,13 @@ class RankZero:
         self._batch, self._claimed_at = batch, time.monotonic()
         by_id = {episode.task_id: episode for episode in batch.episodes}
         return plan, [by_id[task_id] for task_id in plan.task_ids_of(self._ranks.data_rank)]
+
+    def _critic_tokens(self, microbatch_tokens: int) -> int | None:
+        """Return the critic's own token budget, halved as often as the policy's is."""
+        tokens = self._critic.microbatch_tokens
+        if tokens is None:
+            return None
+        return max(1, tokens * microbatch_tokens // self._microbatch_tokens)
 
     def advance(self, step: int) -> None:
         """Advance ledger and store: batch `step` is trained."""

@@ -281,6 +281,16 @@ class CriticSettings(SettingsTable):
     """Learning rate, constant. 1e-5 suits a second model, and about 1e-3 a head alone.
 
     Set it to about 1e-3 for a head alone."""
+    microbatch_tokens: Annotated[int, Field(gt=0)] | None = None
+    """`model`: most tokens of one of its passes, as `learner.microbatch_tokens` is for the policy;
+    null = the policy's microbatches.
+
+    Raise it when the critic leaves memory free, as it computes no logits; lower it when its passes
+    need most of the memory."""
+    offload: tuple[Literal["parameters", "activations"], ...] | None = None
+    """`model`: its tensors in host memory, as `learner.offload`; null = as the policy's.
+
+    Set it to `[parameters]` when policy and critic do not fit on the card together."""
     warmup_batches: Annotated[int, Field(ge=0)] = 0
     """First batches of the run that train the critic only; the policy stays as it is.
 

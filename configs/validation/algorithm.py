@@ -188,6 +188,8 @@ def critic_disagreements(settings: AllTables) -> list[str]:
         _check_whitening_of_vtrace,
         _check_trace_bounds,
         _check_trunk_gradient,
+        _check_passes_of_critic,
+        _check_offload_of_critic,
         _check_critic_warmup,
     )
     return [text for check in checks if (text := check(settings)) is not None]
@@ -265,6 +267,34 @@ def _check_trunk_gradient(settings: AllTables) -> str | None:
     return (
         f"critic.trunk_gradient must be false with critic.kind = {critic.kind}, got true; "
         f"only a head shares the policy's layers: set it to false"
+    )
+
+
+def _check_passes_of_critic(settings: AllTables) -> str | None:
+    critic = settings.critic
+    own = {"microbatch_tokens": critic.microbatch_tokens, "offload": critic.offload}
+    name = next((name for name, value in own.items() if value is not None), None)
+    if critic.kind == "model" or name is None:
+        return None
+    return (
+        f"critic.{name} must be null with critic.kind = {critic.kind}, got {own[name]}; only a "
+        f"model has passes of its own: set critic.{name} to null, or critic.kind to model"
+    )
+
+
+def _check_offload_of_critic(settings: AllTables) -> str | None:
+    learner, offload = settings.learner, settings.critic.offload or ()
+    if "parameters" in offload and learner.optimizer == "muon":
+        return (
+            "critic.offload must not have parameters with learner.optimizer = muon, got both; "
+            "muon's matrix products would run on the CPU: leave parameters out, or choose adamw"
+        )
+    kept = learner.activation_checkpointing
+    if "activations" not in offload or kept in (None, "full"):
+        return None
+    return (
+        "learner.activation_checkpointing must be full where critic.offload has activations, got "
+        f"{kept}; tensors within a layer take longer to copy than to compute again: set it to null"
     )
 
 

@@ -8,8 +8,9 @@ activations of its own tokens, its part of a microbatch under `parallel.sequence
 
     all the time             float32 weights, gradients and the optimizer's moments, a rank's share;
                              a frozen model in `learner.base_dtype`
-    the backward pass begins the activations of all layers, gathered weights, workspaces of cuBLAS;
-                             in addition
+    the backward pass begins the activations of all layers, of the policy or of a critic with
+                             passes of its own, whichever takes more; gathered weights, workspaces
+                             of cuBLAS; in addition
         of the loss          a chunk of logits
         of the last layer    recomputed values, and the gradients of its activations
     the backward pass ends   the embeddings' whole gradient, and its float32 copies to be reduced
@@ -25,11 +26,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from configs.errors import SettingsError
 from configs.machine import query_gpus
-from configs.settings import LearnerSettings, RunSettings, Settings
+from configs.settings import CriticSettings, LearnerSettings, RunSettings, Settings
 from configs.validation.learner import layout_of
 from learner.model.memory_rules import (
     BLOCK,
@@ -232,6 +233,8 @@ class CardMemory:
     """`learner.activation_checkpointing`, its default filled in."""
     tokens: int
     """Tokens of a microbatch, which has no more than a batch."""
+    critic_tokens: int | None
+    """Tokens of a critic's microbatch, where its passes take the most; else None."""
     states: Mapping[str, int]
     """What is there all the time."""
     step: Mapping[str, int]
@@ -278,6 +281,8 @@ class CardMemory:
             f"memory of the learner {place.format(self.ranks)}, computed: microbatches of at most "
             f"{self.tokens} tokens, activation_checkpointing {self.kind}"
         )
+        if self.critic_tokens is not None:
+            head += f"; the critic's, of at most {self.critic_tokens} tokens, take the most"
         lines = [head, *table_of_sizes(rows)]
         if self.host:
             lines += ["in host memory, for each card:", *table_of_sizes(self.host)]
@@ -334,8 +339,11 @@ class CardMemory:
                 f"set learner.ranks above {self.ranks}, or learner.offload: [parameters], or "
                 "choose a smaller model"
             )
+        name, tokens = "learner", self.tokens
+        if self.critic_tokens is not None:
+            name, tokens = "critic", self.critic_tokens
         return (
-            f"set learner.microbatch_tokens below {self.tokens}, and with it "
+            f"set {name}.microbatch_tokens below {tokens}, and with it "
             "run.max_completion_tokens where one episode may have as many"
         )
 
@@ -361,44 +369,46 @@ def card_memory(
     whole, layout = ModelShape.from_config(config), layout_of(settings.parallel, learner.ranks)
     shape = replace(whole.divided(layout.tensor), is_fused=whole.is_fused and on_gpu)
     itemsize = 2 if on_gpu and run.dtype == "bfloat16" else 4
-    kind = _checkpointing(learner, whole, on_gpu=on_gpu)
-    longest = run.max_prompt_tokens + run.max_completion_tokens
-    tokens = max(min(learner.microbatch_tokens, _batch_tokens(run)), longest)
-    own_tokens = -(-tokens // layout.sequence)
-    states = _states(settings, shape, itemsize, shard=layout.shard)
-    kept, again = _kept(learner, shape, kind, itemsize, longest)
-    step = _step(settings, shape, own_tokens, kept, itemsize)
-    step |= _copies(settings, shape, kind, itemsize)
-    layer = own_tokens * (again + itemsize * (3 * shape.inner + 2 * shape.width))
+    learners = _learners(settings)
+    states, host = _place_states(settings, shape, itemsize, shard=layout.shard, on_gpu=on_gpu)
+    kinds = [_checkpointing(each, whole, on_gpu=on_gpu) for each in learners]
+    shapes = shape, replace(shape, is_fused=False)  # a critic's norms are no kernels
+    passes = [
+        _passes(run, each, size, kind, itemsize, sequence=layout.sequence, on_gpu=on_gpu)
+        for each, size, kind in zip(learners, shapes, kinds, strict=False)
+    ]
+    largest = max(passes, key=lambda one: one.activations + one.hidden + one.layer)
+    step = {
+        "activations": largest.activations,
+        "hidden states": largest.hidden,
+        "gathered weights, and the output layer's gradient": _gathered(settings, shape, itemsize),
+    }
+    step |= _copies(settings, shape, kinds[0], itemsize)
     reduction = _reduction(settings, shape, layout.shard, itemsize)
     if on_gpu:
         step["what cuBLAS works in"] = WORKSPACES
         reduction += WORKSPACES
-    host: dict[str, int] = {}
-    if on_gpu and "activations" in learner.offload:
-        host["activations"] = step["activations"]
-        step["activations"] = host["activations"] * LAYERS_COPIED // shape.layers
-    is_offloaded = on_gpu and "parameters" in learner.offload
-    if is_offloaded:
-        host, states = host | states, {}
+    if in_host := max(one.in_host for one in passes):
+        host = {"activations": in_host, **host}
+    is_offloaded = on_gpu and any("parameters" in each.offload for each in learners)
     memory = (card_bytes or 0) if on_gpu else host_share(learner.ranks)
-    ranks = learner.ranks // layout.tensor
-    held = _held(settings, shape, itemsize, ranks, memory, is_offloaded=is_offloaded)
+    held = _held(settings, shape, itemsize, layout.tensor, memory, is_offloaded=is_offloaded)
     if held:
         step["all weights and gradients, until these are reduced"] = held
         reduction += held
     elif is_offloaded:
-        moved = -(-2 * shape.layer_bytes(_base(learner, itemsize)) // layout.shard)
-        step["weights on their way from host memory"] = moved
+        layer_bytes = shape.layer_bytes(_base(learners[-1], itemsize))
+        step["weights on their way from host memory"] = -(-2 * layer_bytes // layout.shard)
     return CardMemory(
         ranks=learner.ranks,
         on_gpu=on_gpu,
-        kind=kind,
-        tokens=tokens,
+        kind=kinds[0],
+        tokens=passes[0].tokens,
+        critic_tokens=None if largest is passes[0] else largest.tokens,
         states=states,
         step=step,
         loss=_loss(run, shape, itemsize, on_gpu=on_gpu),
-        layer=layer,
+        layer=largest.layer,
         reduction=reduction,
         publication=whole.vocabulary * whole.width * (2 if run.dtype == "bfloat16" else 4),
         host=host,
@@ -433,16 +443,54 @@ def _kept(
     return kept, {"none": 0, "full": plain}.get(kind, plain - kept)
 
 
-def _step(
-    settings: Settings, shape: ModelShape, tokens: int, kept: int, itemsize: int
-) -> dict[str, int]:
-    """Bytes when the backward pass of a rank's own tokens begins."""
-    models = _num_models(settings)
-    return {
-        "activations": models * tokens * shape.layers * kept,
-        "hidden states": models * tokens * shape.width * (4 + 3 * itemsize),
-        "gathered weights, and the output layer's gradient": _gathered(settings, shape, itemsize),
-    }
+class _Passes(NamedTuple):
+    """Tokens and bytes of the passes of one model, of the policy or of a critic."""
+
+    tokens: int
+    """Tokens of a microbatch."""
+    activations: int
+    hidden: int
+    """Bytes of the hidden states behind the last layer."""
+    layer: int
+    """Bytes while a layer is differentiated."""
+    in_host: int
+    """Bytes of activations in host memory."""
+
+
+def _passes(
+    run: RunSettings,
+    learner: LearnerSettings,
+    shape: ModelShape,
+    kind: str,
+    itemsize: int,
+    *,
+    sequence: int,
+    on_gpu: bool,
+) -> _Passes:
+    """Compute what the passes of a model take on a rank that has `1 / sequence` of the tokens."""
+    longest = run.max_prompt_tokens + run.max_completion_tokens
+    tokens = max(min(learner.microbatch_tokens, _batch_tokens(run)), longest)
+    own_tokens = -(-tokens // sequence)
+    kept, again = _kept(learner, shape, kind, itemsize, longest)
+    activations = own_tokens * shape.layers * kept
+    is_offloaded = on_gpu and "activations" in learner.offload
+    return _Passes(
+        tokens,
+        activations * LAYERS_COPIED // shape.layers if is_offloaded else activations,
+        hidden=own_tokens * shape.width * (4 + 3 * itemsize),
+        layer=own_tokens * (again + itemsize * (3 * shape.inner + 2 * shape.width)),
+        in_host=activations if is_offloaded else 0,
+    )
+
+
+def _learners(settings: Settings) -> list[LearnerSettings]:
+    """List the settings of the policy's passes, and those of a critic's own."""
+    learner, critic = settings.learner, settings.critic
+    if critic.kind != "model":
+        return [learner]
+    own = {"microbatch_tokens": critic.microbatch_tokens, "offload": critic.offload}
+    changed = {name: value for name, value in own.items() if value is not None}
+    return [learner, learner.model_copy(update={**changed, "lora_rank": 0})]
 
 
 def _gathered(settings: Settings, shape: ModelShape, itemsize: int) -> int:
@@ -486,13 +534,14 @@ def _held(
     settings: Settings,
     shape: ModelShape,
     itemsize: int,
-    ranks: int,
+    tensor: int,
     memory: float,
     *,
     is_offloaded: bool,
 ) -> int:
     """Bytes of weights and gradients kept whole until an optimizer step's gradients are reduced."""
     models, trained = _num_models(settings) * shape.parameters, _trained(settings, shape)
+    ranks = settings.learner.ranks // tensor
     if not reduces_once(
         models, trained=trained, ranks=ranks, memory=memory, is_offloaded=is_offloaded
     ):
@@ -573,6 +622,22 @@ def _states(settings: Settings, shape: ModelShape, itemsize: int, *, shard: int)
     elif settings.learner.optimizer == "adamw8bit":  # codes, and a scale for each block of them
         states["moments"] = 2 * share * models // 4 * (BLOCK + 4) // BLOCK
     return states
+
+
+def _place_states(
+    settings: Settings, shape: ModelShape, itemsize: int, *, shard: int, on_gpu: bool
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Divide weights, gradients and moments into those on the card and those in host memory."""
+    card: dict[str, int] = {}
+    host: dict[str, int] = {}
+    alone = settings.model_copy(update={"critic": CriticSettings()})
+    of_policy, of_all = (_states(one, shape, itemsize, shard=shard) for one in (alone, settings))
+    of_critic = {name: size - of_policy[name] for name, size in of_all.items()}
+    for states, learner in zip((of_policy, of_critic), _learners(settings), strict=False):
+        place = host if on_gpu and "parameters" in learner.offload else card
+        for name, size in states.items():
+            place[name] = place.get(name, 0) + size
+    return card, host
 
 
 def saved_bytes(settings: Settings, shape: ModelShape) -> int:

@@ -179,6 +179,9 @@ class Microbatch:
     """Reward of each episode. Shape [B], float32."""
     oldest_lags_B: Tensor
     """Policy lag of each episode's oldest token, trained or not, batches. Shape [B], int64."""
+    places_N: Tensor
+    """Place of each token among all trained tokens of its rank in the batch, by task id. It is the
+    same in any packing. Shape [N], int64."""
     minibatch: int
     """Index of its optimizer step within an epoch, from 0."""
     trajectories_N: Tensor | None = None
@@ -277,9 +280,26 @@ def empty_microbatch(minibatch: int = 0, *, teachers: int = 0) -> Microbatch:
         episodes_N=nothing.long(),
         rewards_B=torch.zeros(1),
         oldest_lags_B=torch.zeros(1, dtype=torch.int64),
+        places_N=nothing.long(),
         minibatch=minibatch,
         teacher_inputs=(TeacherInput.empty(),) * teachers,
     )
+
+
+def by_place(microbatches: Sequence[Microbatch], values: Sequence[Tensor]) -> Tensor:
+    """Put values of the tokens of a rank's microbatches at their places in the batch.
+
+    Args:
+        microbatches: All microbatches of a rank, in one packing.
+        values: Values of each microbatch's tokens. Shapes [N].
+
+    Returns:
+        One value for each trained token: those of a microbatch in another packing are at its
+        `places_N`.
+    """
+    joined = torch.cat(list(values))
+    places = torch.cat([microbatch.places_N for microbatch in microbatches])
+    return torch.empty_like(joined).index_copy_(0, places, joined)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

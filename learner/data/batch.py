@@ -33,7 +33,7 @@ from learner.algorithm.microbatch import (
 )
 from learner.model.sequence_cost import SequenceCost
 
-from .dealing import Size, deal_episodes
+from .dealing import SequencePlacement, Size, deal_episodes
 from .policy_lag import token_lags
 
 BY_LENGTH = SequenceCost()
@@ -61,6 +61,8 @@ class PlanRow:
     """Index of its forward pass within the minibatch, from 0, the same on all ranks."""
     teacher: int | None = None
     """Number of its teacher among `algorithm.teachers`."""
+    critic_microbatch: int = 0
+    """The same of a critic that has a token budget of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,10 @@ class BatchPlan:
         """List the tasks whose episodes a rank trains."""
         return [row.task_id for row in self.rows if row.rank == rank]
 
-    def num_microbatches(self, minibatch: int) -> int:
+    def num_microbatches(self, minibatch: int, *, of_critic: bool = False) -> int:
         """Count the forward passes of a minibatch; every rank makes as many."""
-        numbers = (row.microbatch for row in self.rows if row.minibatch == minibatch)
+        rows = (row for row in self.rows if row.minibatch == minibatch)
+        numbers = (row.critic_microbatch if of_critic else row.microbatch for row in rows)
         return 1 + max(numbers, default=0)
 
     def encode(self) -> bytes:
@@ -104,6 +107,7 @@ def plan_batch(
     settings: AlgorithmSettings,
     max_completion_tokens: int,
     microbatch_tokens: int,
+    critic_tokens: int | None = None,
     num_minibatches: int = 1,
     cost: SequenceCost = BY_LENGTH,
     environment_of: Callable[[int], str] = lambda _: "",
@@ -120,16 +124,12 @@ def plan_batch(
         settings: Settings of the advantage.
         max_completion_tokens: `run.max_completion_tokens`.
         microbatch_tokens: Most tokens of one forward pass; a longer episode has a pass of its own.
+        critic_tokens: The same of a critic that has a token budget of its own; else None.
         num_minibatches: Optimizer steps per epoch.
         cost: Cost of an episode, by which ranks and microbatches are balanced.
         environment_of: Names the environment of a group, which may decide on its teacher.
     """
-    groups: dict[int, list[int]] = defaultdict(list)
-    for row, episode in enumerate(episodes):
-        groups[episode.group_id].append(row)
-    minibatches: list[list[int]] = [[] for _ in range(num_minibatches)]
-    for number, rows in enumerate(groups.values()):
-        minibatches[number * num_minibatches // len(groups)] += rows
+    minibatches = _cut(episodes, num_minibatches)
     advantages = estimate(_outcomes(episodes), settings)
     planned: dict[int, PlanRow] = {}
     for minibatch, members in enumerate(minibatches):
@@ -140,7 +140,10 @@ def plan_batch(
             ranks=ranks,
             microbatch_tokens=microbatch_tokens,
         )
-        for row, place in zip(rows, places, strict=True):
+        of_critic = _critic_microbatches(
+            [episodes[row] for row in rows], places, critic_tokens, cost
+        )
+        for row, place, critic_microbatch in zip(rows, places, of_critic, strict=True):
             planned[row] = PlanRow(
                 task_id=episodes[row].task_id,
                 rank=place.rank,
@@ -148,6 +151,7 @@ def plan_batch(
                 minibatch=minibatch,
                 microbatch=place.microbatch,
                 teacher=settings.teacher_of(environment_of(episodes[row].group_id)),
+                critic_microbatch=critic_microbatch,
             )
     return BatchPlan(
         step=step,
@@ -156,6 +160,39 @@ def plan_batch(
             _count([episodes[row] for row in rows], max_completion_tokens) for rows in minibatches
         ),
     )
+
+
+def _cut(episodes: Sequence[Episode], num_minibatches: int) -> list[list[int]]:
+    """Cut a batch into minibatches of whole groups: the rows of each."""
+    groups: dict[int, list[int]] = defaultdict(list)
+    for row, episode in enumerate(episodes):
+        groups[episode.group_id].append(row)
+    minibatches: list[list[int]] = [[] for _ in range(num_minibatches)]
+    for number, rows in enumerate(groups.values()):
+        minibatches[number * num_minibatches // len(groups)] += rows
+    return minibatches
+
+
+def _critic_microbatches(
+    episodes: Sequence[Episode],
+    places: Sequence[SequencePlacement],
+    critic_tokens: int | None,
+    cost: SequenceCost,
+) -> list[int]:
+    """Deal the episodes of each rank to the critic's microbatches; 0 without a budget of its own.
+
+    An episode stays on the rank that trains the policy with it, where its advantages are computed.
+    """
+    numbers = [0] * len(episodes)
+    if critic_tokens is None:
+        return numbers
+    for rank in {place.rank for place in places}:
+        rows = [row for row, place in enumerate(places) if place.rank == rank]
+        sizes = [_size(episodes[row]) for row in rows]
+        dealt = deal_episodes(sizes, cost, ranks=1, microbatch_tokens=critic_tokens)
+        for row, place in zip(rows, dealt, strict=True):
+            numbers[row] = place.microbatch
+    return numbers
 
 
 def _count(episodes: Sequence[Episode], max_completion_tokens: int) -> MinibatchSize:
@@ -197,6 +234,7 @@ def pack(
     lineages: dict[int, int],
     lineage: int,
     teacher_prompt: TeacherPrompt = prompt_of_episode,
+    of_critic: bool = False,
 ) -> list[Microbatch]:
     """Pack one rank's episodes of a planned batch into microbatches, as many as any other rank.
 
@@ -207,6 +245,7 @@ def pack(
         lineages: lineage -> step it forked at.
         lineage: Lineage of the learner.
         teacher_prompt: What teachers in the learner read before a completion.
+        of_critic: Pack the microbatches of a critic that has a token budget of its own.
 
     Raises:
         RecordError: An episode is not in the plan, has no prompt to predict its first token, or has
@@ -220,19 +259,28 @@ def pack(
                 f"prompt, got one of {len(episode.prompt_ids)} prompt tokens; pack the episodes "
                 "that were planned"
             )
-    teachers = len(settings.teachers) if settings.teacher_in == "learner" else 0
+    is_taught_here = settings.teacher_in == "learner" and not of_critic
+    teachers = len(settings.teachers) if is_taught_here else 0
+    episodes = sorted(episodes, key=lambda episode: episode.task_id)
+    ends = itertools.accumulate((e.completion.num_trained for e in episodes), initial=0)
+    first = {episode.task_id: place for episode, place in zip(episodes, ends, strict=False)}
     microbatches = []
     for minibatch, counts in enumerate(plan.counts):
         share = [e for e in episodes if planned[e.task_id].minibatch == minibatch]
-        share.sort(key=lambda episode: episode.task_id)
         lengths_E = np.array([e.completion.num_trained for e in share], dtype=np.int64)
         weights_E = AGGREGATIONS[settings.aggregation](lengths_E, counts)
         rows = [
-            _Row(e, planned[e.task_id], float(weight), token_lags(e, plan.step, lineage, lineages))
+            _Row(
+                e,
+                planned[e.task_id],
+                float(weight),
+                token_lags(e, plan.step, lineage, lineages),
+                first[e.task_id],
+            )
             for e, weight in zip(share, weights_E, strict=True)
         ]
-        for number in range(plan.num_microbatches(minibatch)):
-            members = [row for row in rows if row.planned.microbatch == number]
+        for number in range(plan.num_microbatches(minibatch, of_critic=of_critic)):
+            members = [row for row in rows if row.microbatch(of_critic=of_critic) == number]
             if not members:
                 microbatches.append(empty_microbatch(minibatch, teachers=teachers))
                 continue
@@ -252,12 +300,16 @@ def pack(
 
 
 class _Row(NamedTuple):
-    """An episode with its plan, weight and lags."""
+    """An episode with its plan, weight, lags, and the place of its first trained token."""
 
     episode: Episode
     planned: PlanRow
     weight: float
     lags: np.ndarray
+    first: int
+
+    def microbatch(self, *, of_critic: bool) -> int:
+        return self.planned.critic_microbatch if of_critic else self.planned.microbatch
 
 
 class _Piece(NamedTuple):
@@ -343,6 +395,8 @@ def _concatenate(layout: _Layout) -> Microbatch:
     advantages_B = np.array([row.planned.advantage for row in rows], dtype=np.float32)
     weights_B = np.array([row.weight for row in rows], dtype=np.float32)
     lags_N = np.concatenate([row.lags[mask] for row, mask in zip(rows, masks, strict=True)])
+    firsts_N = np.repeat([row.first for row in rows], repeats)
+    within_N = np.concatenate([np.arange(number) for number in repeats])
     return Microbatch(
         sequences=layout.sequences,
         indices_N=layout.indices_N,
@@ -353,6 +407,7 @@ def _concatenate(layout: _Layout) -> Microbatch:
         episodes_N=torch.from_numpy(np.repeat(np.arange(len(rows)), repeats)),
         rewards_B=torch.tensor([row.episode.reward for row in rows], dtype=torch.float32),
         oldest_lags_B=torch.tensor([row.lags.max(initial=0) for row in rows], dtype=torch.int64),
+        places_N=torch.from_numpy(firsts_N + within_N),
         minibatch=rows[0].planned.minibatch,
         trajectories_N=_trajectories(rows, masks),
     )

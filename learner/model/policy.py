@@ -98,7 +98,7 @@ def has_room(modules: Collection[nn.Module], ranks: Ranks) -> bool:
     parameters = [parameter for module in modules for parameter in module.parameters()]
     number = sum(count_weights(module) for module in modules)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    is_offloaded = parameters[0].device.type != ranks.device.type
+    is_offloaded = any(p.device.type != ranks.device.type for p in parameters)
     here = (
         torch.cuda.get_device_properties(ranks.device).total_memory
         if ranks.device.type == "cuda"

@@ -2,7 +2,8 @@
 
     kind: head     states of the policy -> linear layer; `trunk_gradient` decides whether the value
                    loss trains the policy's layers too
-    kind: model    tokens -> a second model, at first equal to the policy -> linear layer
+    kind: model    tokens -> a second model, at first equal to the policy -> linear layer; its
+                   passes are its own, and may have a token budget and an offload of their own
 
 It is checkpointed with the policy, but neither published nor part of the saved model.
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from configs.settings import CriticSettings, LearnerSettings
-from learner.algorithm.microbatch import Microbatch, Sequences
+from learner.algorithm.microbatch import Microbatch, PreparedMicrobatch, Sequences
 from learner.model.activations import checkpoint_layers, choose
 from learner.model.attention import pack_attention
 from learner.model.policy import Policy, compile_layers, release, shard_units, states_before
@@ -54,14 +55,16 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, sequences: Sequences, indices_N: Tensor, states_MD: Tensor) -> Tensor:
+    def forward(
+        self, sequences: Sequences, indices_N: Tensor, states_MD: Tensor | None = None
+    ) -> Tensor:
         """Value the states before the tokens at `indices_N`.
 
         Args:
             sequences: Packed sequences.
             indices_N: Tokens whose states are valued, of all T. Shape [N], int64.
-            states_MD: Hidden states of the policy that this rank has; unused by a model with a
-                trunk.
+            states_MD: Hidden states of the policy that this rank has; a model with a trunk needs
+                none.
 
         Returns:
             Shape [N, 1], float32: a view of it would lose the hooks that FSDP2 attaches to outputs.
@@ -69,7 +72,8 @@ class ValueModel(nn.Module):
         cut = SequenceSplit(self.sequence_group, sequences, indices_N)
         if self.trunk is not None:
             states_MD = states_before(self.trunk, sequences, cut)
-        elif not self.trunk_gradient:
+        assert states_MD is not None
+        if self.trunk is None and not self.trunk_gradient:
             states_MD = states_MD.detach()
         return cut.gather(self.head(states_MD.float()))
 
@@ -85,21 +89,35 @@ class Critic:
         self.settings = settings
         self._meter = ValueMeter()
 
+    @property
+    def has_own_passes(self) -> bool:
+        """Whether it has a model of its own, so that it needs no states of the policy."""
+        return self.model.trunk is not None
+
     def is_warming_up(self, step: int) -> bool:
         """Return whether batch `step` trains the critic alone."""
         return step <= self.settings.warmup_batches
 
     @torch.no_grad()
-    def evaluate(self, microbatch: Microbatch, states_MD: Tensor) -> Tensor:
+    def evaluate(self, microbatch: Microbatch, states_MD: Tensor | None = None) -> Tensor:
         """Value the tokens' states at the beginning of a batch; every rank must call it."""
         values_N = self._values(microbatch, states_MD)
         release(self.model)
         return values_N
 
-    def loss(
-        self, microbatch: Microbatch, states_MD: Tensor, old_values_N: Tensor, targets_N: Tensor
-    ) -> Tensor:
-        """Compute a microbatch's share of the value loss, times its coefficient."""
+    def loss(self, prepared: PreparedMicrobatch, states_MD: Tensor | None = None) -> Tensor:
+        """Compute a microbatch's share of the value loss, times its coefficient.
+
+        Args:
+            prepared: The microbatch, with values and targets.
+            states_MD: As for the model.
+        """
+        microbatch, old_values_N, targets_N = (
+            prepared.microbatch,
+            prepared.values_N,
+            prepared.targets_N,
+        )
+        assert old_values_N is not None and targets_N is not None
         values_N = self._values(microbatch, states_MD)
         loss = value_loss(
             values_N, old_values_N, targets_N, microbatch.weights_N, clip=self.settings.clip
@@ -125,7 +143,7 @@ class Critic:
         meter, self._meter = self._meter, ValueMeter()
         return meter.merge(ranks)
 
-    def _values(self, microbatch: Microbatch, states_MD: Tensor) -> Tensor:
+    def _values(self, microbatch: Microbatch, states_MD: Tensor | None) -> Tensor:
         values_N1: Tensor = self.model(microbatch.sequences, microbatch.indices_N, states_MD)
         return values_N1.squeeze(-1)
 
@@ -143,7 +161,7 @@ def make_critic(
 
     Args:
         policy: Policy, whose states have the width of the critic's input.
-        settings: Kind and learning rate.
+        settings: Kind, learning rate, and an offload in place of the learner's.
         learner: AdamW's betas, the bound of the gradient norm, activation checkpointing, offload
             and compilation, as for the policy.
         model_path: Initial weights of a second model.
@@ -155,6 +173,8 @@ def make_critic(
     """
     if settings.kind == "none":
         return None
+    if settings.offload is not None:
+        learner = learner.model_copy(update={"offload": settings.offload})
     width = int(policy.causal_lm.config.hidden_size)
     trunk = None
     if settings.kind == "model":

@@ -10,8 +10,9 @@ Shapes: N scored tokens of a microbatch (flat).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from configs.settings import AlgorithmSettings
 from configs.validation.algorithm import WITH_BEHAVIOUR
 from learner.algorithm.advantages import STD_FLOOR
-from learner.algorithm.microbatch import Microbatch, PreparedMicrobatch, TeacherInput
+from learner.algorithm.microbatch import Microbatch, PreparedMicrobatch, TeacherInput, by_place
 from learner.algorithm.reference_kl import kl_rewards, rewards_to_go
 from learner.algorithm.token_advantages import teacher_advantages, token_advantages
 from learner.model.lora import without_adapters
@@ -38,6 +39,7 @@ def prepare(
     reference: Policy | None = None,
     teachers: Sequence[Policy] = (),
     critic: Critic | None = None,
+    critic_microbatches: Sequence[Microbatch] = (),
 ) -> list[PreparedMicrobatch]:
     """Compute the constants of a batch's optimizer steps; every rank must call it.
 
@@ -49,7 +51,12 @@ def prepare(
         reference: Reference policy of the KL penalty, if there is one; its adapters do not count.
         teachers: Those of `algorithm.teachers` that are in the learner; nor do theirs.
         critic: Values the states for token advantages, if there is one.
+        critic_microbatches: The same tokens in the packing of a critic that has a token budget of
+            its own.
     """
+    values = None
+    if critic is not None and critic_microbatches:
+        values = evaluate_all(critic, critic_microbatches, ranks.device)
     has_kl_reward = reference is not None and settings.kl_in == "reward"
     is_scored = (
         has_kl_reward
@@ -68,8 +75,9 @@ def prepare(
         log_prox_N = None if scores is None else scores.logprobs_N
         constants = PreparedMicrobatch(on_device, log_prox_N=log_prox_N, log_ref_N=log_ref_N)
         if scores is not None and (has_kl_reward or critic is not None):
+            values_N = None if values is None else values[on_device.places_N]
             constants = _with_token_advantages(
-                constants, scores, critic, settings, has_kl_reward=has_kl_reward
+                constants, scores, critic, settings, values_N, has_kl_reward=has_kl_reward
             )
         prepared.append(constants)
     if (critic is not None and settings.whiten == "batch") or (
@@ -100,6 +108,7 @@ def _with_token_advantages(
     scores: TokenScores,
     critic: Critic | None,
     settings: AlgorithmSettings,
+    values_N: Tensor | None,
     *,
     has_kl_reward: bool,
 ) -> PreparedMicrobatch:
@@ -112,7 +121,8 @@ def _with_token_advantages(
         assert rewards_N is not None
         advantages_N = rewards_to_go(microbatch, rewards_N)
         return replace(prepared, microbatch=replace(microbatch, advantages_N=advantages_N))
-    values_N = critic.evaluate(microbatch, scores.states_MD)
+    if values_N is None:
+        values_N = critic.evaluate(microbatch, scores.states_MD)
     assigned = token_advantages(
         microbatch,
         scores.logprobs_N - microbatch.behaviour_logprobs_N,
@@ -186,6 +196,45 @@ def _with_teacher(
     return replace(
         _with_advantages(prepared, microbatch.advantages_N + taught_N), log_teacher_N=log_teacher_N
     )
+# --------------------------------------------------------------------------------------------------
+# A critic with a token budget of its own: the same tokens of a rank in another packing.
+
+
+def evaluate_all(
+    critic: Critic, microbatches: Iterable[Microbatch], device: torch.device
+) -> Tensor:
+    """Value the states of a rank's whole batch, each at its place; every rank must call it."""
+    on_device = [microbatch.to(device) for microbatch in microbatches]
+    return by_place(on_device, [critic.evaluate(microbatch) for microbatch in on_device])
+
+
+def prepare_critic(
+    prepared: Sequence[PreparedMicrobatch], critic_microbatches: Sequence[Microbatch]
+) -> list[PreparedMicrobatch]:
+    """Give the critic's microbatches the values and targets of those of the policy.
+
+    Without microbatches of its own it has the policy's.
+    """
+    if not critic_microbatches:
+        return list(prepared)
+    microbatches = [constants.microbatch for constants in prepared]
+    values, targets = (
+        by_place(microbatches, [cast("Tensor", constant) for constant in constants])
+        for constants in zip(*((c.values_N, c.targets_N) for c in prepared), strict=True)
+    )
+    on_device = [microbatch.to(values.device) for microbatch in critic_microbatches]
+    return [
+        PreparedMicrobatch(
+            microbatch,
+            values_N=values[microbatch.places_N],
+            targets_N=targets[microbatch.places_N],
+        )
+        for microbatch in on_device
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Whitening of a batch's advantages.
 
 
 def whiten(advantages: Sequence[Tensor], ranks: Ranks) -> list[Tensor]:

@@ -6,6 +6,8 @@
             bound                 for M2PO: from a pass over the minibatch under the present policy
             for each microbatch   one forward and backward pass
                 accumulate
+            for each microbatch   of a critic with a model of its own: likewise, once the policy's
+                accumulate        activations are gone
             optimizer step
 
 Whatever the number of optimizer steps, the batch is one policy version with one learning rate. All
@@ -23,6 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import nn
 
 from configs.settings import AlgorithmSettings
 from learner.algorithm.losses import is_sum_over_tokens, loss_alone, policy_loss
@@ -35,7 +38,7 @@ from learner.profiling import phase
 from .critic import Critic, CriticFigures
 from .divergence import Divergence, DivergenceMeter
 from .optimizer import ScheduledOptimizer, StepOutcome
-from .preparation import bound_ratios, prepare
+from .preparation import bound_ratios, prepare, prepare_critic
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +76,13 @@ def train_batch(
     reference: Policy | None = None,
     teachers: Sequence[Policy] = (),
     critic: Critic | None = None,
+    critic_microbatches: Sequence[Microbatch] = (),
     before_step: Callable[[], None] = lambda: None,
 ) -> TrainedBatch:
     """Train batch `step` on this rank's microbatches; every rank must call it.
 
-    `before_step` is called before each optimizer step, so before parameters or moments change; an
-    exception of it ends the batch there.
+    `critic_microbatches` are for a critic with a token budget of its own. `before_step` is called
+    before each optimizer step; an exception of it ends the batch with parameters as they are.
     """
     with phase("prepare"):
         prepared = prepare(
@@ -89,28 +93,31 @@ def train_batch(
             reference=reference,
             teachers=teachers,
             critic=critic,
+            critic_microbatches=critic_microbatches,
         )
+        of_critic = prepare_critic(prepared, critic_microbatches)
     meter = DivergenceMeter(settings, ranks.device)
     reduces_once = has_room([policy, *([critic.model] if critic else [])], ranks)
     losses: list[float] = []
     steps: list[StepOutcome] = []
     for _epoch in range(settings.num_epochs):
         for minibatch in range(settings.num_minibatches):
-            share = [each for each in prepared if each.microbatch.minibatch == minibatch]
+            share = _share(prepared, minibatch)
             if settings.surrogate in WITH_RATIO_BOUND:
                 with phase("prepare"):
                     share = bound_ratios(policy, share, settings.second_moment, ranks)
             loss = _accumulate_all(
                 policy, share, meter, settings, critic, reduces_once=reduces_once
             )
+            if critic is not None and critic.has_own_passes:
+                _accumulate_values(critic, _share(of_critic, minibatch), reduces_once=reduces_once)
             losses.append(float(ranks.sum(loss)))
             before_step()
             if critic is not None:
                 critic.step(step)
             is_held = critic is not None and critic.is_warming_up(step)
-            steps.append(
-                optimizer.discard(step) if is_held else optimizer.step(step, loss=losses[-1])
-            )
+            take = optimizer.discard if is_held else partial(optimizer.step, loss=losses[-1])
+            steps.append(take(step))
             meter.policy_moved()
     return TrainedBatch(
         loss=sum(losses) / len(losses),
@@ -122,6 +129,11 @@ def train_batch(
     )
 
 
+def _share(prepared: Sequence[PreparedMicrobatch], minibatch: int) -> list[PreparedMicrobatch]:
+    """Choose the microbatches of a minibatch."""
+    return [constants for constants in prepared if constants.microbatch.minibatch == minibatch]
+
+
 def _accumulate_all(
     policy: Policy,
     share: Sequence[PreparedMicrobatch],
@@ -131,14 +143,28 @@ def _accumulate_all(
     *,
     reduces_once: bool,
 ) -> torch.Tensor:
-    """Add up the gradients of an optimizer step."""
-    modules = [policy] if critic is None else [policy, critic.model]
+    """Add up the gradients of an optimizer step, without those of a critic's own passes."""
+    modules: list[nn.Module] = [policy]
+    if critic is not None and not critic.has_own_passes:
+        modules.append(critic.model)
     losses = []
     for number, prepared in enumerate(share, start=1):
         for module in modules:
             hold_gradients(module, keeps_whole=reduces_once and number < len(share))
         losses.append(accumulate(policy, prepared, meter, settings, critic))
     return torch.stack(losses).double().sum()
+
+
+def _accumulate_values(
+    critic: Critic, share: Sequence[PreparedMicrobatch], *, reduces_once: bool
+) -> None:
+    """Add up the gradients of a critic with passes of its own."""
+    for number, prepared in enumerate(share, start=1):
+        hold_gradients(critic.model, keeps_whole=reduces_once and number < len(share))
+        with phase("forward"):
+            loss = critic.loss(prepared)
+        with phase("backward"):
+            loss.backward()
 
 
 def merge_outcomes(steps: Sequence[StepOutcome]) -> BatchOutcome:
@@ -182,11 +208,8 @@ def accumulate(
             for log_other_N in (prepared.log_ref_N, prepared.log_teacher_N)
         )
         total = outcome.loss if scores.loss is None else scores.loss
-        if critic is not None:
-            assert prepared.values_N is not None and prepared.targets_N is not None
-            total = total + critic.loss(
-                microbatch, scores.states_MD, prepared.values_N, prepared.targets_N
-            )
+        if critic is not None and not critic.has_own_passes:
+            total = total + critic.loss(prepared, scores.states_MD)
     with phase("backward"):
         total.backward()
     meter.add(

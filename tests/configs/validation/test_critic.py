@@ -70,6 +70,12 @@ def test_a_critic_goes_with_gae_and_v_trace(algorithm: dict[str, Any]) -> None:
         ),
         (
             VTRACE,
+            {"microbatch_tokens": 64},
+            "critic.microbatch_tokens must be null with critic.kind = head, got 64; only a model",
+        ),
+        (VTRACE, {"offload": ["parameters"]}, "critic.offload must be null with .* = head"),
+        (
+            VTRACE,
             {"warmup_batches": 10},
             "critic.warmup_batches must be < run.steps = 10, got 10; the policy would never",
         ),
@@ -80,3 +86,32 @@ def test_what_makes_no_method_is_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=answer):
         _settings(algorithm, critic)
+
+
+@pytest.mark.parametrize(
+    ("offload", "learner", "answer"),
+    [
+        (
+            "parameters",
+            {"optimizer": "muon"},
+            "critic.offload must not have parameters with .*muon",
+        ),
+        (
+            "activations",
+            {"activation_checkpointing": "none"},
+            "activation_checkpointing must be full where critic.offload has activations, got none",
+        ),
+    ],
+)
+def test_an_offload_of_the_critic_alone_has_the_bounds_of_the_learners(
+    offload: str, learner: dict[str, Any], answer: str
+) -> None:
+    tables = {
+        "run": {"model": "init", "steps": 10},
+        "algorithm": VTRACE,
+        "critic": {"kind": "model", "offload": [offload]},
+    }
+
+    assert Settings.model_validate(tables).critic.offload == (offload,)
+    with pytest.raises(ValidationError, match=answer):
+        Settings.model_validate({**tables, "learner": learner})

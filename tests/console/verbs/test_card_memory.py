@@ -251,6 +251,40 @@ def test_adapters_alone_have_gradients_and_moments() -> None:
     assert gradients == pytest.approx(whole.states["gradients"] + share, abs=4)
 
 
+def _with_critic(**critic: Any) -> CardMemory:
+    settings = _multi_gpu(activation_checkpointing="full").model_dump()
+    settings |= {"critic": {"kind": "model", **critic}}
+    settings["algorithm"] |= {"advantage": "gae", "proximal": "recomputed"}
+    return card_memory(Settings.model_validate(settings), QWEN3_8B, on_gpu=True)
+
+
+def test_policy_and_critic_have_their_activations_one_after_the_other() -> None:
+    alone = card_memory(_multi_gpu(activation_checkpointing="full"), QWEN3_8B, on_gpu=True)
+    same, half, double = (
+        _with_critic(microbatch_tokens=tokens)
+        for tokens in (None, alone.tokens // 2, 2 * alone.tokens)
+    )
+
+    assert same.step["activations"] == half.step["activations"] == alone.step["activations"]
+    assert double.step["activations"] == 2 * alone.step["activations"]
+    assert (half.critic_tokens, double.critic_tokens) == (None, 2 * alone.tokens)
+    assert double.tokens == alone.tokens
+    large = _with_critic(microbatch_tokens=16 * alone.tokens)
+    with pytest.raises(
+        SettingsError, match=f"set critic.microbatch_tokens below {large.critic_tokens}"
+    ):
+        large.check_fit(large.total - 1)
+
+
+def test_a_critic_in_host_memory_leaves_the_policy_on_the_card() -> None:
+    alone = card_memory(_multi_gpu(activation_checkpointing="full"), QWEN3_8B, on_gpu=True)
+
+    memory = _with_critic(offload=["parameters"])
+
+    for name in ("weights, float32", "gradients", "moments"):
+        assert memory.states[name] == memory.host[name] == alone.states[name]
+
+
 @pytest.mark.parametrize("base", ["float32", "bfloat16", "nf4"])
 def test_a_frozen_model_takes_what_is_computed(base: str) -> None:
     shape = MIDDLE | {"tie_word_embeddings": True, "model_type": "qwen3"}

@@ -49,16 +49,17 @@ def _is_offloaded(unit: FSDPModule) -> bool:
     return isinstance(group.offload_policy, CPUOffloadPolicy)
 
 
+@pytest.mark.parametrize("of_critic", [None, (), ("parameters",)])
 @pytest.mark.parametrize("offload", [False, True])
 def test_parameters_of_every_unit_are_offloaded_and_buffers_of_none(
-    ranks: Ranks, tmp_path: Path, *, offload: bool
+    ranks: Ranks, tmp_path: Path, of_critic: tuple[str, ...] | None, *, offload: bool
 ) -> None:
     save_tiny_model(tmp_path)
     with forced_shards():  # as on a card
         policy = _policy(ranks, offload=offload)
         critic = make_critic(
             policy,
-            CriticSettings(kind="model"),
+            CriticSettings.model_validate({"kind": "model", "offload": of_critic}),
             LearnerSettings(offload=("parameters",) if offload else ()),
             model_path=str(tmp_path),
             ranks=ranks,
@@ -68,7 +69,8 @@ def test_parameters_of_every_unit_are_offloaded_and_buffers_of_none(
     allocate(policy, CARD, offload=offload)
 
     assert [_is_offloaded(unit) for unit in _units(policy)] == 3 * [offload]
-    assert [_is_offloaded(unit) for unit in _units(critic.model)] == 4 * [offload]
+    expected = offload if of_critic is None else bool(of_critic)
+    assert [_is_offloaded(unit) for unit in _units(critic.model)] == 4 * [expected]
     assert {p.device.type for p in policy.parameters()} == {"cpu" if offload else "meta"}
     buffers = list(policy.buffers())
     assert buffers and all(buffer.is_meta for buffer in buffers)

@@ -27,14 +27,14 @@ def random_branches(
     )
 
 
-def random_branched_episodes(number: int, *, seed: int = 0) -> list[Episode]:
+def random_branched_episodes(number: int, *, seed: int = 0, vocabulary: int = 48) -> list[Episode]:
     """Make pairs of episodes with one prompt, most of them with branches."""
     random = np.random.default_rng(seed)
     episodes = []
     prompt: list[int] = []
     for task_id in range(number):
         if task_id % 2 == 0:
-            prompt = random.integers(3, 48, size=random.integers(1, 5)).tolist()
+            prompt = random.integers(3, vocabulary, size=random.integers(1, 5)).tolist()
         length = int(random.integers(2, 16))
         branches = () if task_id % 5 == 4 else random_branches(random, length)
         mask = [1, *random.integers(0, 2, size=length - 1).tolist()]
@@ -44,7 +44,7 @@ def random_branched_episodes(number: int, *, seed: int = 0) -> list[Episode]:
             task_id,
             group_id=task_id // 2,
             prompt=prompt,
-            completion=random.integers(3, 48, size=length).tolist(),
+            completion=random.integers(3, vocabulary, size=length).tolist(),
             logprobs=(random.uniform(-4, -2, size=length) * np.array(mask)).tolist(),
             mask=mask,
             reward=float(random.uniform()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,8 @@ VTRACE = AlgorithmSettings(
 HEAD = CriticSettings(kind="head", lr=1e-2)
 SHARED = CriticSettings(kind="head", lr=1e-2, trunk_gradient=True)
 MODEL = CriticSettings(kind="model", lr=1e-2, rho_bar=2.0, gamma=0.98)
+APART = MODEL.model_copy(update={"microbatch_tokens": 60})
+"""With a token budget of its own."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ def made_microbatches(
     *,
     settings: AlgorithmSettings = VTRACE,
     microbatch_tokens: int = 16384,
+    critic_tokens: int | None = None,
+    of_critic: bool = False,
 ) -> list[Microbatch]:
     """Plan a batch, and pack this rank's share."""
     plan = plan_batch(
@@ -94,6 +98,8 @@ def made_microbatches(
         settings=settings,
         max_completion_tokens=8,
         microbatch_tokens=microbatch_tokens,
+        critic_tokens=critic_tokens,
+        num_minibatches=settings.num_minibatches,
     )
     own = {*plan.task_ids_of(ranks.data_rank)}
     return pack(
@@ -102,6 +108,7 @@ def made_microbatches(
         settings=settings,
         lineages={1: 0},
         lineage=1,
+        of_critic=of_critic,
     )
 
 
@@ -113,17 +120,32 @@ def train_pair(
     settings: AlgorithmSettings = VTRACE,
     microbatch_tokens: int = 16384,
     seed: int | None = None,
+    episodes: Sequence[Episode] = (),
+    before_step: Callable[[], None] = lambda: None,
 ) -> TrainedBatch:
-    """Train one batch of random episodes; `seed` is the step's number if none is given."""
-    episodes = random_group_episodes(5, 3, seed=step if seed is None else seed)
+    """Train one batch, by default of random episodes whose `seed` is the step's number."""
+    episodes = episodes or random_group_episodes(5, 3, seed=step if seed is None else seed)
+    critic_tokens = pair.critic.settings.microbatch_tokens
+    of_policy, of_critic = (
+        made_microbatches(
+            episodes,
+            step,
+            ranks,
+            settings=settings,
+            microbatch_tokens=microbatch_tokens,
+            critic_tokens=critic_tokens,
+            of_critic=of_critic,
+        )
+        for of_critic in (False, True)
+    )
     return train_batch(
         pair.policy,
         pair.optimizer,
         step,
-        made_microbatches(
-            episodes, step, ranks, settings=settings, microbatch_tokens=microbatch_tokens
-        ),
+        of_policy,
         settings=settings,
         ranks=ranks,
         critic=pair.critic,
+        critic_microbatches=of_critic if critic_tokens else [],
+        before_step=before_step,
     )

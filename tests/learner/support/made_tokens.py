@@ -37,6 +37,7 @@ def make_prepared(
         episodes_N=episodes_N,
         rewards_B=torch.zeros(len(lengths)),
         oldest_lags_B=nothing_B.scatter_reduce(0, episodes_N, lags_N, "amax"),
+        places_N=torch.arange(len(log_mu_N)),
         minibatch=0,
     )
     return PreparedMicrobatch(microbatch, log_prox_N=log_prox_N, log_ratio_bound=log_ratio_bound)

@@ -7,17 +7,26 @@ from pathlib import Path
 import pytest
 import torch
 
+from buffer.record.episode import Episode
 from configs.errors import CheckpointError
 from configs.settings import AlgorithmSettings, CriticSettings, LearnerSettings
-from learner.algorithm.microbatch import empty_microbatch
+from learner.algorithm.microbatch import (
+    PreparedMicrobatch,
+    Sequences,
+    by_place,
+    empty_microbatch,
+)
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.resume import roll_back
+from learner.data.batch import pack, plan_batch
 from learner.model.ranks import Ranks
 from learner.reporting.metrics import Totals
 from learner.training.critic import make_critic, value_loss
 from learner.training.preparation import prepare
+from tests.learner.support.made_branches import random_branched_episodes
 from tests.learner.support.made_critic import (
+    APART,
     HEAD,
     MODEL,
     SHARED,
@@ -28,12 +37,15 @@ from tests.learner.support.made_critic import (
     train_pair,
 )
 from tests.learner.support.made_episodes import random_group_episodes
+from tests.learner.support.padded import StayWide
 from tests.learner.support.tiny_policy import tiny_policy
 
 STATE = LearnerState(
     run="tiny", settings_hash="h", step=1, lineage=1, cursor=0, trained=(), totals=Totals()
 )
-KINDS = pytest.mark.parametrize("settings", [HEAD, SHARED, MODEL], ids=["head", "shared", "model"])
+KINDS = pytest.mark.parametrize(
+    "settings", [HEAD, SHARED, MODEL, APART], ids=["head", "shared", "model", "apart"]
+)
 
 
 def _policy_parameters(pair: Pair) -> list[torch.Tensor]:
@@ -132,6 +144,100 @@ def test_the_cut_into_microbatches_changes_neither_policy_nor_critic(
         assert torch.allclose(a, b, rtol=1e-3, atol=1e-6)
 
 
+def _exact_gradients(
+    budgets: tuple[int, int | None], episodes: list[Episode], folder: Path, ranks: Ranks
+) -> tuple[list[list[torch.Tensor]], list[int]]:
+    """Train a batch in float64; gradients at each optimizer step, and tokens of critic passes."""
+    settings = MODEL.model_copy(update={"microbatch_tokens": budgets[1], "clip": 0.1})
+    pair = make_pair(settings, folder, ranks)
+    torch.nn.init.constant_(pair.critic.model.head.weight, 0.3)
+    modules = [pair.policy.double(), pair.critic.model.double()]
+    gradients: list[list[torch.Tensor]] = []
+    passes: list[int] = []
+
+    def note_gradients() -> None:
+        given = (p.grad for module in modules for p in module.parameters())
+        gradients.append([gradient.clone() for gradient in given if gradient is not None])
+
+    def note_pass(_: torch.nn.Module, inputs: tuple[Sequences, ...]) -> None:
+        if torch.is_grad_enabled():
+            passes.append(sum(inputs[0].lengths))
+
+    pair.critic.model.register_forward_pre_hook(note_pass)
+    settings_ = VTRACE.model_copy(update={"num_minibatches": 2})
+    with StayWide():
+        train_pair(
+            pair,
+            1,
+            ranks,
+            settings=settings_,
+            microbatch_tokens=budgets[0],
+            episodes=episodes,
+            before_step=note_gradients,
+        )
+    return gradients, passes
+
+
+@pytest.mark.parametrize("tokens", [20, 1000], ids=["smaller", "larger"])
+@pytest.mark.parametrize(
+    "episodes",
+    [random_group_episodes(6, 3), random_branched_episodes(12, vocabulary=20)],
+    ids=["shared prompts", "branches"],
+)
+def test_a_token_budget_of_the_critic_changes_no_gradient(
+    episodes: list[Episode], tokens: int, tmp_path: Path, ranks: Ranks
+) -> None:
+    whole, whole_passes = _exact_gradients((1000, None), episodes, tmp_path, ranks)
+
+    cut, passes = _exact_gradients((40, tokens), episodes, tmp_path, ranks)
+
+    assert len(whole_passes) == 2
+    assert (len(passes) == 2) if tokens == 1000 else len(passes) > 6
+    assert len(whole) == len(cut) == 2
+    for ours, expected in zip(cut[0], whole[0], strict=True):
+        assert float(expected.abs().max()) > 0
+        assert torch.allclose(ours, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_an_episode_stays_on_its_rank_in_the_critics_packing() -> None:
+    episodes = random_group_episodes(10, 3)
+
+    plan = plan_batch(
+        1,
+        episodes,
+        ranks=2,
+        settings=VTRACE,
+        max_completion_tokens=8,
+        microbatch_tokens=24,
+        critic_tokens=40,
+    )
+
+    shares = [
+        [
+            pack(
+                plan,
+                [e for e in episodes if e.task_id in plan.task_ids_of(rank)],
+                settings=VTRACE,
+                lineages={1: 0},
+                lineage=1,
+                of_critic=of_critic,
+            )
+            for of_critic in (False, True)
+        ]
+        for rank in (0, 1)
+    ]
+    for of_policy, of_critic in shares:
+        assert 1 < len(of_critic) < len(of_policy)
+        assert all(sum(m.sequences.lengths) <= 40 for m in of_critic)
+        for name in ("behaviour_logprobs_N", "weights_N", "lags_N"):
+            ours, theirs = (
+                by_place(share, [getattr(m, name) for m in share])
+                for share in (of_policy, of_critic)
+            )
+            assert torch.equal(ours, theirs)
+    assert len(shares[0][1]) == len(shares[1][1])
+
+
 def test_only_a_shared_trunk_is_trained_by_the_value_loss(tmp_path: Path, ranks: Ranks) -> None:
     pairs = {kind: make_pair(kind, tmp_path, ranks) for kind in (HEAD, SHARED, MODEL)}
     # One step for the head's zero weights to become something that a gradient passes through.
@@ -142,7 +248,8 @@ def test_only_a_shared_trunk_is_trained_by_the_value_loss(tmp_path: Path, ranks:
         microbatch = made_microbatches(random_group_episodes(4, 3), 2, ranks)[0]
         scores = pair.policy(microbatch.sequences, microbatch.indices_N)
         zeros_N = torch.zeros_like(microbatch.weights_N)
-        loss = pair.critic.loss(microbatch, scores.states_MD, zeros_N, zeros_N + 1)
+        prepared = PreparedMicrobatch(microbatch, values_N=zeros_N, targets_N=zeros_N + 1)
+        loss = pair.critic.loss(prepared, scores.states_MD)
 
         (loss + 0 * scores.logprobs_N.sum()).backward()
 

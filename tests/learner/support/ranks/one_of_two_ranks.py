@@ -27,7 +27,7 @@ from learner.training.optimizer import ScheduledOptimizer
 from learner.training.step import TrainedBatch, train_batch
 from tests.learner.support.adapted_policy import PACKED, adapted_policy, published_bytes
 from tests.learner.support.adapted_policy import SETTINGS as ADAPTERS
-from tests.learner.support.made_critic import HEAD, MODEL, make_pair, train_pair
+from tests.learner.support.made_critic import APART, HEAD, MODEL, make_pair, train_pair
 from tests.learner.support.made_episodes import random_group_episodes
 from tests.learner.support.random_models import differences_on_meshes
 from tests.learner.support.ranks.layouts import arranged
@@ -134,7 +134,7 @@ def train_critics(
 ) -> tuple[list[dict[str, float]], list[torch.Tensor]]:
     """Train a policy with each kind of critic for some batches; what they showed, and moments."""
     figures, moments = [], []
-    for settings in (HEAD, MODEL):
+    for settings in (HEAD, MODEL, APART):
         pair = make_pair(settings, folder, ranks)
         for step in steps:
             trained = train_pair(pair, step, ranks, microbatch_tokens=MICROBATCH_TOKENS)
