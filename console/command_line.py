@@ -63,6 +63,7 @@ VERBS = {
         "Write recipes for Kubernetes, Slurm or SkyPilot, and follow the number of actors.",
     ),
     "learner": ("console.verbs.roles", "Run the learner of a run."),
+    "replay": ("console.verbs.replay", "Train again on batches that a run has kept."),
     "broker": ("console.verbs.roles", "Run the broker of a run."),
     "keys": ("console.verbs.keys", "Make the keys of a cluster, and choose who may connect."),
     "buffer": ("console.verbs.buffer", "Look into the replay buffer of a run."),

@@ -1,6 +1,6 @@
 """The learner: curriculum, batches, model, losses, loop, checkpoints and the weight publisher.
 
-__main__          `python -m learner`: train, or make the initial model
+__main__          `python -m learner`: train, replay kept batches, or make the initial model
 algorithm/        Mathematics of the policy-gradient loss: functions of tensors and settings
 assembly          Start of the learner on one rank: join, load, resume, run
 checkpointing/    Checkpoints, resumption, recovery of a rewound store, rollback
@@ -19,6 +19,8 @@ phase_names       Names of the phases of a batch, in their order; also for the c
 profiling         Time and memory of a batch's phases, traces of chosen batches, and use of the card
                   (MFU)
 rank_zero         Rank 0: claims, task feeder, evaluations, commits and run files
+replay            Replay of kept batches on one rank: the learner's loop without a store, actors and
+                  publisher
 reporting/        Metrics of batches, and the files of a run that record them
 several_machines  Ranks on several machines: node 0 starts all of them, and all again when one is
                   lost

@@ -1,9 +1,10 @@
-"""`python -m learner`: train, or make the initial model.
+"""`python -m learner`: train, replay kept batches, or make the initial model.
 
-Started by `nyala up` and `nyala learner`, and by itself for each of several ranks.
+Started by `nyala up`, `nyala learner` and `nyala replay`, and by itself for each of several ranks.
 
     python -m learner --config runs/x/config.yaml
     python -m learner --config runs/x/config.yaml --nodes 2 --node-rank 1 --rendezvous 10.0.0.1:9000
+    python -m learner replay --config runs/x-replay/config.yaml --source runs/x --last 120
     python -m learner warm-start --config runs/x/config.yaml --pairs pairs.jsonl --out runs/x/init
 
 Exit codes: 0 finished; `learner.exit_when_told`, which is 0 by default, stopped by SIGTERM after a
@@ -54,6 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.command == "warm-start" and (chosen.pairs is None or chosen.out is None):
         parser.error("warm-start needs --pairs and --out")
+    if chosen.command == "replay" and (chosen.source is None or chosen.last is None):
+        parser.error("replay needs --source and --last")
     rank = os.environ.get("RANK")
     raise_open_files()
     configure_logging("learner")
@@ -98,6 +101,14 @@ def _train(settings: Settings, arguments: list[str], chosen: argparse.Namespace)
     elif settings.learner.ranks > 1:
         ranks = usable_ranks(settings.learner, fits_of(settings))
         return launch(arguments, ranks=ranks, stopping=stopping) or _exit_code_at_end(settings)
+    if chosen.command == "replay":
+        with without_collection():
+            from .replay import run_replay  # noqa: PLC0415 - torch
+
+        with _signals_in_long_calls(stopping):
+            is_finished = run_replay(settings, chosen.source, chosen.last, stopping)
+        log.info("finished" if is_finished else "stopped")
+        return 0
     with without_collection():
         from .assembly import run_learner  # noqa: PLC0415 - torch
 
@@ -198,12 +209,16 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", nargs="?", choices=("train", "warm-start"), default="train")
+    parser.add_argument(
+        "command", nargs="?", choices=("train", "replay", "warm-start"), default="train"
+    )
     parser.add_argument("--config", type=Path, required=True, help="the run's config.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="table.key=value")
     parser.add_argument("--nodes", type=int, default=1, help="machines of the learner")
     parser.add_argument("--node-rank", type=int, default=0, help="this one, from 0")
     parser.add_argument("--rendezvous", default="", metavar="HOST:PORT", help="of node 0")
+    parser.add_argument("--source", type=Path, help="replay: the run that kept the batches")
+    parser.add_argument("--last", type=int, help="replay: the last batch")
     parser.add_argument("--pairs", type=Path, help="warm-start: file of prompt/answer pairs")
     parser.add_argument("--out", type=Path, help="warm-start: where the model goes")
     return parser

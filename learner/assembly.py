@@ -79,8 +79,8 @@ def run_learner(settings: Settings, stopping: threading.Event, leave: Leave | No
         CheckpointError: The checkpoints cannot be trusted, or do not belong to this store.
         NyalaError: As `Loop.run` and `make_publisher` raise it.
     """
-    ranks = _join(settings.learner, settings.parallel)
-    _register_user_losses(settings, ranks)
+    ranks = join_ranks(settings.learner, settings.parallel)
+    load_user_losses(settings, ranks)
     admits = (lambda *_: False) if ranks.is_first else None  # a restarted Redis, until recovered
     url = redis_url(settings.run, settings.buffer)
     page = LearnerPage(limit_s=settings.learner.collective_timeout_s)
@@ -89,7 +89,7 @@ def run_learner(settings: Settings, stopping: threading.Event, leave: Leave | No
         store = RetryingStore(raw_store, stopping=stopping)
         log.info("starting", stage="loading the model")
         policy = load_policy(settings, ranks, is_trained=True)
-        reference, teachers = _load_frozen(settings, ranks, policy)
+        reference, teachers = load_frozen(settings, ranks, policy)
         optimizer = ScheduledOptimizer(policy, Schedule.from_settings(settings), settings.learner)
         critic = load_critic(policy, settings, ranks)
         checkpoints = make_checkpoints(settings, ranks, critic)
@@ -176,7 +176,8 @@ def _leave(
     leave(error)
 
 
-def _join(learner: LearnerSettings, parallel: ParallelSettings) -> Ranks:
+def join_ranks(learner: LearnerSettings, parallel: ParallelSettings) -> Ranks:
+    """Join the process group as the settings say; collective."""
     log.info("starting", stage="joining the process group")
     return join(
         learner.device,
@@ -186,7 +187,12 @@ def _join(learner: LearnerSettings, parallel: ParallelSettings) -> Ranks:
     )
 
 
-def _register_user_losses(settings: Settings, ranks: Ranks) -> None:
+def load_user_losses(settings: Settings, ranks: Ranks) -> None:
+    """Check and register the user's functions of the loss.
+
+    Raises:
+        SettingsError: One of them is missing or wrong.
+    """
     lag = settings.run.max_policy_lag
     for name in register_user_losses(settings.algorithm, max_policy_lag=lag, device=ranks.device):
         log.info("training with a function of the user", setting=name)
@@ -344,9 +350,7 @@ def compute_dtype(settings: Settings, ranks: Ranks) -> torch.dtype:
     return torch.bfloat16 if is_bfloat16 else torch.float32
 
 
-def _load_frozen(
-    settings: Settings, ranks: Ranks, policy: Policy
-) -> tuple[Policy | None, Teachers]:
+def load_frozen(settings: Settings, ranks: Ranks, policy: Policy) -> tuple[Policy | None, Teachers]:
     """Load the models that are not trained."""
     return load_reference(settings, ranks, policy), load_teachers(settings, ranks, policy)
 

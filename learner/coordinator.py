@@ -8,22 +8,24 @@ these methods in the same order everywhere.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch import nn
 
 from buffer.record.episode import Episode, PolicyVersion
-from configs.settings import AlgorithmSettings, LearnerSettings, RunSettings
+from configs.settings import AlgorithmSettings, LearnerSettings, RunSettings, Settings
 from learner.checkpointing.checkpoint import BackgroundSave, Checkpoints
 from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.resume import StartState
-from learner.data.batch import BatchPlan, TeacherPrompt, prompt_of_episode
+from learner.data.batch import BatchPlan, TeacherPrompt, plan_batch, prompt_of_episode
+from learner.data.claims import ClaimedBatch
 from learner.data.policy_lag import mask_stale
 from learner.data.records import Records
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
+from learner.model.sequence_cost import SequenceCost
 from learner.reporting.metrics import StepTimes
 from learner.training.critic import Critic
 from learner.training.guards import Alert, Guard, GuardState
@@ -118,6 +120,54 @@ class Coordinator(Protocol):
     def close(self) -> None:
         """End the threads that run beside training."""
         ...
+
+
+class BatchPlanner:
+    """Plans claimed batches by the settings; the same plan wherever it is made."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        ranks: Ranks,
+        cost: SequenceCost,
+        environment_of: Callable[[int], str],
+    ) -> None:
+        """Make a planner.
+
+        Args:
+            settings: Settings of the run.
+            ranks: Ranks that share each batch.
+            cost: Cost of a sequence.
+            environment_of: Names the environment of a group, which may decide on its teacher.
+        """
+        self._settings, self._ranks, self._cost = settings, ranks, cost
+        self._environment_of = environment_of
+
+    def plan(self, batch: ClaimedBatch, microbatch_tokens: int) -> BatchPlan:
+        """Plan a batch; a critic's own token budget is halved as often as the policy's is."""
+        algorithm, critic_tokens = self._settings.algorithm, self._settings.critic.microbatch_tokens
+        if critic_tokens is not None:
+            whole = self._settings.learner.microbatch_tokens
+            critic_tokens = max(1, critic_tokens * microbatch_tokens // whole)
+        plan = plan_batch(
+            batch.step,
+            batch.episodes,
+            ranks=self._ranks.data_size,
+            settings=algorithm,
+            max_completion_tokens=self._settings.run.max_completion_tokens,
+            microbatch_tokens=microbatch_tokens,
+            critic_tokens=critic_tokens,
+            num_minibatches=algorithm.num_minibatches,
+            cost=self._cost,
+            environment_of=self._environment_of,
+        )
+        return replace(plan, mask=batch.mask, reused=tuple(batch.uses))
+
+
+def share_of(plan: BatchPlan, episodes: Iterable[Episode], ranks: Ranks) -> list[Episode]:
+    """Choose the episodes of this rank from all of a planned batch."""
+    by_id = {episode.task_id: episode for episode in episodes}
+    return [by_id[task_id] for task_id in plan.task_ids_of(ranks.data_rank)]
 
 
 class FollowerRank:

@@ -22,10 +22,11 @@ from learner.checkpointing.checkpoint import BackgroundSave
 from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.resume import StartState
 from learner.data.alarms import CommitPressure, SamplingAlarm
-from learner.data.batch import BatchPlan, plan_batch
+from learner.data.batch import BatchPlan
 from learner.data.claims import ClaimedBatch, Claims
 from learner.data.curriculum import Feeder, environment_by_group
 from learner.data.evaluation import EvaluationResult, Evaluations, is_due, log_result
+from learner.data.kept_batches import BatchKeeper
 from learner.data.ledger import Ledger, as_ranges
 from learner.data.records import Records
 from learner.data.retrying_store import RetryingStore
@@ -41,7 +42,7 @@ from learner.reporting.trackers.tracking import Tracking
 from learner.training.guards import Alert, GuardState
 from learner.training.step import TrainedBatch
 
-from .coordinator import NO, STOP, WAIT, YES
+from .coordinator import NO, STOP, WAIT, YES, BatchPlanner, share_of
 
 log = structlog.get_logger()
 
@@ -79,10 +80,11 @@ class RankZero:
         stopping: threading.Event,
     ) -> None:
         self._run = run = settings.run
-        self._algorithm, self._fleet = settings.algorithm, settings.fleet
-        self._critic, self._microbatch_tokens = settings.critic, settings.learner.microbatch_tokens
+        self._fleet = settings.fleet
         self._store, self._ranks, self._ledger = store, ranks, ledger
-        self._cost, self._stopping, self._page = cost, stopping, page
+        self._environment_of = environment_by_group(run, ledger)
+        self._planner = BatchPlanner(settings, ranks, cost, self._environment_of)
+        self._stopping, self._page = stopping, page
         self._start, self._under_way = start, under_way
         self._journal = Journal(run.folder)
         self._journal.rewind(start.state.step)
@@ -99,7 +101,9 @@ class RankZero:
         )
         self._alarm = SamplingAlarm(store, settings)
         self._records = Records(store, run, settings.buffer, settings.rewards)
-        self._environment_of = environment_by_group(run, ledger)
+        self._keeper = BatchKeeper(
+            run.folder, self._records, keep=settings.learner.keep_batches, step=start.state.step
+        )
         self._samples = SampleWriter(
             run,
             step=start.state.step,
@@ -150,30 +154,11 @@ class RankZero:
             self._alarm.check_progress((step, self._claims.num_ready))
             self._ranks.broadcast(WAIT)
         self._alarm.check_progress((step, None))
-        plan = plan_batch(
-            batch.step,
-            batch.episodes,
-            ranks=self._ranks.data_size,
-            settings=self._algorithm,
-            max_completion_tokens=self._run.max_completion_tokens,
-            microbatch_tokens=microbatch_tokens,
-            critic_tokens=self._critic_tokens(microbatch_tokens),
-            num_minibatches=self._algorithm.num_minibatches,
-            cost=self._cost,
-            environment_of=self._environment_of,
-        )
-        plan = replace(plan, mask=batch.mask, reused=tuple(batch.uses))
+        plan = self._planner.plan(batch, microbatch_tokens)
         self._ranks.broadcast(plan.encode())
         self._batch, self._claimed_at = batch, time.monotonic()
-        by_id = {episode.task_id: episode for episode in batch.episodes}
-        return plan, [by_id[task_id] for task_id in plan.task_ids_of(self._ranks.data_rank)]
-
-    def _critic_tokens(self, microbatch_tokens: int) -> int | None:
-        """Return the critic's own token budget, halved as often as the policy's is."""
-        tokens = self._critic.microbatch_tokens
-        if tokens is None:
-            return None
-        return max(1, tokens * microbatch_tokens // self._microbatch_tokens)
+        self._keeper.keep(batch)
+        return plan, share_of(plan, batch.episodes, self._ranks)
 
     def advance(self, step: int) -> None:
         """Advance ledger and store: batch `step` is trained."""
@@ -293,6 +278,7 @@ class RankZero:
         """Stop the threads that run beside training."""
         self._feeder.stop()
         self._samples.close()
+        self._keeper.close()
         self._batch_log.close()
 
     def _show(self) -> None:

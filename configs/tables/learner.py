@@ -112,6 +112,11 @@ class LearnerSettings(SettingsTable):
     """Newest checkpoints to keep.
 
     Raise it to go back further, lower it when the disk is small."""
+    keep_batches: Annotated[int, Field(ge=0)] = 0
+    """Newest batches whose records are kept as files in the run's folder, for `nyala replay`; it
+    begins at a checkpoint, so keep at least `checkpoint_every`.
+
+    Raise it to train the same batches again, to debug, to profile or to compare losses."""
     keep_best: bool = False
     """Keep the checkpoint with the best held-out score (`run.eval_metric`), too.
 

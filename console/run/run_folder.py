@@ -43,6 +43,7 @@ HARMLESS_KEYS = {
     "learner.checkpoint_every",
     "learner.eval_timeout_s",
     "learner.exit_when_told",
+    "learner.keep_batches",
     "learner.keep_checkpoints",
     "learner.metrics_endpoint",
     "learner.publisher_endpoint",

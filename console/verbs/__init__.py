@@ -23,6 +23,8 @@ push             `nyala push`: the trained model of a run on the Hugging Face hu
 reference        References: `nyala settings`, `losses`, `schema`, `metrics`, `messages`
 reference_lists  Lists of `nyala losses` and `nyala metrics`, for people, for programs and for the
                  docs
+replay           `nyala replay`: kept batches of a run trained again, without Redis and actors, and
+                 compared
 roles            `nyala actor`, `agents`, `learner`, `broker`: one process of a run, or several
                  actors kept up
 session          One session of `nyala up`, from the files of a run to the end of its last process

@@ -11,6 +11,7 @@ The learner renames; the console lists too, so nothing here loads torch.
 from __future__ import annotations
 
 import json
+import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -23,7 +24,14 @@ from configs import durable
 from configs.errors import CheckpointError, LostLineage
 from learner.reporting.journal import Journal
 
-from .manifest import is_own, run_key
+from .manifest import (
+    MANIFEST,
+    encode_manifest,
+    is_own,
+    read_manifest,
+    refuse_foreign,
+    run_key,
+)
 
 FOLDER = "checkpoints"
 UNFINISHED, REFUSED, REPLACED = ".unfinished-", "refused-", ".replaced-"
@@ -106,6 +114,29 @@ def _lineage_of(path: Path) -> object:
         return json.loads((path / STATE).read_text(encoding="utf-8"))["lineage"]
     except (OSError, ValueError, TypeError, KeyError):
         return "unreadable"
+
+
+def lend(path: Path, run_folder: Path) -> None:
+    """Make a checkpoint of a run one of another run too; its tensors are not copied if possible.
+
+    Args:
+        path: The checkpoint, in the folder of its run.
+        run_folder: Folder of the other run, which has no such checkpoint.
+
+    Raises:
+        CheckpointError: The run of the checkpoint did not write it, or a key is malformed.
+    """
+    manifest = read_manifest(path)
+    refuse_foreign(path, manifest, run_key(path.parent.parent))
+    lent = run_folder / FOLDER / path.name
+    durable.make_private_folder(lent.parent)
+    durable.make_folder(lent, mode=0o700)
+    for name in manifest.digests:
+        try:  # no file of a checkpoint is ever changed
+            (lent / name).hardlink_to(path / name)
+        except OSError:  # another disk, or one without links
+            shutil.copyfile(path / name, lent / name)
+    durable.replace_file(lent / MANIFEST, encode_manifest(manifest.digests, run_key(run_folder)))
 
 
 def set_aside(path: Path) -> None:

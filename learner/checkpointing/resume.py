@@ -121,7 +121,7 @@ def take_over(
         StoreError: The store refused, or was away for too long.
     """
     newest = checkpoints.newest()
-    state, path = _fresh_state(run), None
+    state, path = fresh_state(run), None
     if newest is not None:
         path, state = newest
         check_same_run(run, state, path)
@@ -191,7 +191,8 @@ def _begin_lineage(
     )
 
 
-def _fresh_state(run: RunSettings) -> LearnerState:
+def fresh_state(run: RunSettings) -> LearnerState:
+    """Return the state of a run that has not begun."""
     return LearnerState(
         run=run.name,
         settings_hash=settings_hash(run),

@@ -12,6 +12,7 @@ evaluation      Evaluation rounds beside training: held-out questions, answered 
 grades          Grades of held-out answers: the part of the reward that judges them, and its title
 group_filter    Filter of groups before training (impossible, stale, equal rewards); counts of those
                 dropped
+kept_batches    Kept batches: the records of the last sealed batches, as files in the run's folder
 ledger          Facts that rank 0 asserts again after Redis lost writes
 policy_lag      Policy lag: the number of batches between the policy that sampled a token and its
                 training

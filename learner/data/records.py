@@ -72,6 +72,15 @@ class Records:
         records = self._store.run(operations.records(task_ids))
         return [self._episode(i, record) for i, record in zip(task_ids, records, strict=True)]
 
+    def encoded(self, task_ids: Sequence[int]) -> list[bytes]:
+        """Read the records of tasks of a sealed batch as actors encoded them.
+
+        Raises:
+            RecordError: A record is missing.
+        """
+        records = self._store.run(operations.records(task_ids))
+        return [self._record(i, record) for i, record in zip(task_ids, records, strict=True)]
+
     def sweep(self, *, older_than_s: float = ON_ITS_WAY_S) -> None:
         """Remove objects of that age that the store no longer refers to.
 
@@ -86,9 +95,8 @@ class Records:
         except OSError as error:  # garbage does no harm, and the next commit sweeps again
             log.warning("objects not removed", reason=str(error))
 
-    def _episode(
-        self, task_id: int, record: bytes | None, unit: ClaimedUnit | None = None
-    ) -> Episode:
+    def _record(self, task_id: int, record: bytes | None) -> bytes:
+        """Return a record that the store has, or refers to."""
         if record is None:
             raise RecordError(
                 f"the record of task {task_id} must be in the store, got none; see that Redis "
@@ -101,7 +109,12 @@ class Records:
                     "store; set buffer.object_store to the address that the broker has there"
                 )
             record = self._objects.get(task_id, record)
-        episode = decode_episode(record)
+        return record
+
+    def _episode(
+        self, task_id: int, record: bytes | None, unit: ClaimedUnit | None = None
+    ) -> Episode:
+        episode = decode_episode(self._record(task_id, record))
         group_id = episode.group_id if unit is None else unit.group_id
         if (episode.task_id, episode.group_id) != (task_id, group_id):
             raise RecordError(

@@ -143,7 +143,7 @@ class BatchLog:
             **asdict(figures),
             **batch.tokens.figures(),
             "environments": environment_figures(batch.episodes, self._environment_of),
-            **_training_figures(trained),
+            **training_figures(trained),
             "alerts": [alert.name for alert in alerts],
             "advice": self.advice,
             **self._fleet_figures(),
@@ -275,7 +275,8 @@ class BatchLog:
         self._alerts = {alert.name for alert in alerts}
 
 
-def _training_figures(trained: TrainedBatch) -> dict[str, object]:
+def training_figures(trained: TrainedBatch) -> dict[str, object]:
+    """Return the figures of a batch's optimizer steps by their names in `metrics.jsonl`."""
     return {
         **asdict(trained.divergence),
         **asdict(trained.outcome),

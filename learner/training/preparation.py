@@ -196,6 +196,8 @@ def _with_teacher(
     return replace(
         _with_advantages(prepared, microbatch.advantages_N + taught_N), log_teacher_N=log_teacher_N
     )
+
+
 # --------------------------------------------------------------------------------------------------
 # A critic with a token budget of its own: the same tokens of a rank in another packing.
 
