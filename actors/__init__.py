@@ -6,6 +6,8 @@ assembly            Assembly of an actor from settings: engine, tokenizer, envir
 capacity            The number of episodes that an actor has at a time, and the share of its time
                     that is work
 chat                Chats: messages of prompts and episodes, and columns in their texts
+demonstrations      Export of demonstrations for supervised training: text to tokens, with the
+                    trained ones marked
 engine/             Inference engines behind one protocol, vLLM and a small one in torch, and the
                     tokenizer
 engine_of_settings  The engine of an actor, made from the settings of its run

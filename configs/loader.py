@@ -39,6 +39,7 @@ FILES = ("model", "environment", "environment_python", "reward")
 FILES_ELSEWHERE = {
     "algorithm": ("reference_model", "teacher", "teacher_prompt", *OF_FUNCTIONS),
     "broker": ("keys",),
+    "sft": ("data",),
 }
 """Keys of other tables that name files of the user."""
 IN_FILES = (

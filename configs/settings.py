@@ -21,6 +21,7 @@ from configs.tables.broker import BrokerSettings
 from configs.tables.buffer import BufferSettings, ReplaySettings
 from configs.tables.learner import GuardSettings, LearnerSettings, ParallelSettings
 from configs.tables.run import ConsoleSettings, RunSettings
+from configs.tables.sft import SftSettings
 from configs.tables.trackers import TrackerSettings
 from configs.validation.tables import disagreements
 
@@ -43,6 +44,7 @@ __all__ = [
     "RunSettings",
     "Settings",
     "SettingsTable",
+    "SftSettings",
     "TrackerSettings",
 ]
 

@@ -24,6 +24,10 @@ VERBS = {
         "Write a new folder: settings, a reward, an environment, data, a test.",
     ),
     "up": ("console.verbs.up", "Start a whole run on this machine."),
+    "sft": (
+        "console.verbs.sft",
+        "Train the model of a run on demonstrations, before it is rewarded.",
+    ),
     "doctor": (
         "console.doctor.command",
         "Check machine, settings or a run, with a remedy for each fault.",

@@ -1,11 +1,12 @@
-"""`python -m learner`: train, replay kept batches, or make the initial model.
+"""`python -m learner`: train, replay kept batches, train on demonstrations, or make initial models.
 
 Started by `nyala up`, `nyala learner` and `nyala replay`, and by itself for each of several ranks.
 
     python -m learner --config runs/x/config.yaml
     python -m learner --config runs/x/config.yaml --nodes 2 --node-rank 1 --rendezvous 10.0.0.1:9000
     python -m learner replay --config runs/x-replay/config.yaml --source runs/x --last 120
-    python -m learner warm-start --config runs/x/config.yaml --pairs pairs.jsonl --out runs/x/init
+    python -m learner sft --config runs/x/config.yaml --demonstrations runs/x/demonstrations
+    python -m learner warm-start --config config.yaml --demonstrations shown --out runs/x/init
 
 Exit codes: 0 finished; `learner.exit_when_told`, which is 0 by default, stopped by SIGTERM after a
 checkpoint (then there is no summary.json); 2 a person has to change something; 3 another learner
@@ -53,8 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
     chosen = parser.parse_args(arguments)
-    if chosen.command == "warm-start" and (chosen.pairs is None or chosen.out is None):
-        parser.error("warm-start needs --pairs and --out")
+    if chosen.command in {"sft", "warm-start"} and chosen.demonstrations is None:
+        parser.error(f"{chosen.command} needs --demonstrations")
+    if chosen.command == "warm-start" and chosen.out is None:
+        parser.error("warm-start needs --out")
     if chosen.command == "replay" and (chosen.source is None or chosen.last is None):
         parser.error("replay needs --source and --last")
     rank = os.environ.get("RANK")
@@ -76,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
             warm_start(
                 settings.learner,
                 seed=settings.run.seed,
-                pairs_path=chosen.pairs,
+                demonstrations=chosen.demonstrations,
                 out=chosen.out,
             )
             return 0
@@ -101,14 +104,10 @@ def _train(settings: Settings, arguments: list[str], chosen: argparse.Namespace)
     elif settings.learner.ranks > 1:
         ranks = usable_ranks(settings.learner, fits_of(settings))
         return launch(arguments, ranks=ranks, stopping=stopping) or _exit_code_at_end(settings)
+    if chosen.command == "sft":
+        return _train_supervised(settings, chosen.demonstrations, stopping)
     if chosen.command == "replay":
-        with without_collection():
-            from .replay import run_replay  # noqa: PLC0415 - torch
-
-        with _signals_in_long_calls(stopping):
-            is_finished = run_replay(settings, chosen.source, chosen.last, stopping)
-        log.info("finished" if is_finished else "stopped")
-        return 0
+        return _replay(settings, chosen.source, chosen.last, stopping)
     with without_collection():
         from .assembly import run_learner  # noqa: PLC0415 - torch
 
@@ -123,6 +122,27 @@ def _train(settings: Settings, arguments: list[str], chosen: argparse.Namespace)
     return (
         0 if "RANK" in os.environ else _exit_code_at_end(settings)
     )  # of a rank its launcher decides
+
+
+def _train_supervised(settings: Settings, demonstrations: Path, stopping: threading.Event) -> int:
+    """Run one rank of supervised training; return the exit code."""
+    with without_collection():
+        from .sft import train_supervised  # noqa: PLC0415 - torch
+
+    is_finished = train_supervised(settings, demonstrations, stopping)
+    log.info("finished" if is_finished else "stopped")
+    return 0 if is_finished or "RANK" in os.environ else settings.learner.exit_when_told
+
+
+def _replay(settings: Settings, source: Path, last: int, stopping: threading.Event) -> int:
+    """Run one rank of a replay; return the exit code."""
+    with without_collection():
+        from .replay import run_replay  # noqa: PLC0415 - torch
+
+    with _signals_in_long_calls(stopping):
+        is_finished = run_replay(settings, source, last, stopping)
+    log.info("finished" if is_finished else "stopped")
+    return 0
 
 
 @contextmanager
@@ -210,7 +230,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "command", nargs="?", choices=("train", "replay", "warm-start"), default="train"
+        "command", nargs="?", choices=("train", "replay", "sft", "warm-start"), default="train"
     )
     parser.add_argument("--config", type=Path, required=True, help="the run's config.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="table.key=value")
@@ -219,7 +239,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rendezvous", default="", metavar="HOST:PORT", help="of node 0")
     parser.add_argument("--source", type=Path, help="replay: the run that kept the batches")
     parser.add_argument("--last", type=int, help="replay: the last batch")
-    parser.add_argument("--pairs", type=Path, help="warm-start: file of prompt/answer pairs")
+    parser.add_argument("--demonstrations", type=Path, help="sft, warm-start: rows in tokens")
     parser.add_argument("--out", type=Path, help="warm-start: where the model goes")
     return parser
 

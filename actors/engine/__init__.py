@@ -1,5 +1,7 @@
 """Inference engines behind one protocol, vLLM and a small one in torch, and the tokenizer.
 
+character_tokenizer  Tokenizer of a small model that a run makes for itself: one character is one
+               token
 choice         Engines by name, and the choice of an actor's engine and device
 engine         Interfaces of engines: `Engine` for the actor, `Stepper` for the model behind it
 engine_args    `actors.engine_args`: further arguments of vLLM's engine, and the reasons why some

@@ -207,7 +207,7 @@ class ModelTokenizer:
 
     def encode_answer(self, answer: str) -> tuple[int, ...]:
         """Tokens of a turn that says just this, with the one that ends it."""
-        return (*self._encode(self._marked(answer)), self._stop_token_ids[0])
+        return (*self._encode(self._marked(answer), is_behind=True), self._stop_token_ids[0])
 
     def encode_observation(self, observation: Prompt, *, is_open: bool = False) -> tuple[int, ...]:
         """Tokens of an observation, as the template's next user turn where there is one.
@@ -238,12 +238,21 @@ class ModelTokenizer:
         return text
 
     @property
+    def has_template(self) -> bool:
+        """Whether the tokenizer has a chat template."""
+        return self._chat
+
+    @property
     def shows_reasoning(self) -> bool:
         """Whether the chat template takes the reasoning of a turn as a field of its own."""
         return "reasoning_content" in str(self._tokenizer.chat_template)
 
-    def render_chat(self, chat: Chat) -> str:
+    def render_chat(self, chat: Chat, *, go_on: bool = True) -> str:
         """Return what the template writes for a chat, up to where the policy begins its turn.
+
+        Args:
+            chat: The chat.
+            go_on: False = end with the last message, and begin no turn behind it.
 
         Raises:
             SettingsError: There is no chat template, or it does not take this chat, or writes
@@ -260,7 +269,8 @@ class ModelTokenizer:
         if chat.tools:
             self.check_tools()
             more["tools"] = self._marked_json(chat.tools)
-        text = self._render([self._marked_message(message) for message in chat.messages], more)
+        turns = [self._marked_message(message) for message in chat.messages]
+        text = self._render(turns, more, go_on=go_on)
         if not text:
             raise SettingsError(
                 "messages must be such that the chat template of run.model writes something, got "
@@ -268,9 +278,9 @@ class ModelTokenizer:
             )
         return text
 
-    def encode_rendered(self, text: str) -> tuple[int, ...]:
-        """Tokens of what `render_chat` returned."""
-        return self._encode(text)
+    def encode_rendered(self, text: str, *, is_behind: bool = False) -> tuple[int, ...]:
+        """Tokens of what `render_chat` returned, or of a part of it that stands behind another."""
+        return self._encode(text, is_behind=is_behind)
 
     def encode_behind(
         self,
@@ -412,9 +422,9 @@ class ModelTokenizer:
                 text = text.replace(literal, f"{MARK}{number}{MARK}")
         return text
 
-    def _encode(self, text: str) -> tuple[int, ...]:
+    def _encode(self, text: str, *, is_behind: bool = False) -> tuple[int, ...]:
         first, *rest = MARKED.split(text)
-        token_ids = self._encode_piece(first)
+        token_ids = self._encode_behind(first) if is_behind else self._encode_piece(first)
         for number, after in zip(rest[::2], rest[1::2], strict=True):
             token_ids += self._encode_literal(int(number))
             token_ids += self._encode_behind(after)

@@ -101,7 +101,7 @@ def read_request(call: AgentCall) -> TurnRequest:
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort
-    messages = [_message(*numbered) for numbered in enumerate(body.messages)]
+    messages = [chat_message(*numbered) for numbered in enumerate(body.messages)]
     return TurnRequest(
         chat=Chat(messages, body.tools or (), variables),
         has_tools=bool(body.tools) and body.tool_choice != "none",
@@ -205,7 +205,16 @@ def token_fields(
     return fields
 
 
-def _message(number: int, message: Mapping[str, Any]) -> dict[str, Any]:
+def chat_message(number: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message as chat templates take it.
+
+    Args:
+        number: Place of the message, from 0.
+        message: A message as agents and datasets write it; arguments of calls may be JSON text.
+
+    Raises:
+        CallError: It has no role, or is more than text and calls of tools.
+    """
     where = f"messages[{number}]"
     role = message.get("role")
     if not isinstance(role, str):

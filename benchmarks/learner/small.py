@@ -22,12 +22,13 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from actors.engine.character_tokenizer import make_tokenizer
 from benchmarks.learner.arm import OurLoop
 from benchmarks.learner.trl_loop import HAS_TRL, TrlLoop
 from benchmarks.learner.turns import Arm
 from benchmarks.learner.workload import make_episode
 from buffer.record.episode import Episode
-from learner.initial_model import make_model, make_tokenizer
+from learner.initial_model import make_model
 
 GROUPS, GROUP_SIZE = 16, 16
 PROMPT, COMPLETION = (4, 8), (4, 8)

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from actors.engine.character_tokenizer import make_tokenizer
 from benchmarks.learner.padded_loop import ROWS
 from buffer.record.episode import Episode
-from learner.initial_model import make_tokenizer
 
 HAS_TRL = importlib.util.find_spec("trl") is not None
 LR = 1e-6

@@ -85,25 +85,25 @@ def make_model(workload: Workload) -> Path:
 
 def write_prompts(workload: Workload, count: int) -> Path:
     """Write the first prompts of the training curriculum with their answers, for other trainers."""
-    from actors.__main__ import export
-
-    path = workload.folder / f"{workload.name}-prompts.jsonl"
-    export(workload.settings().run, path, count=count, seed=0)
-    return path
+    return _write_questions(workload, "prompts", count, held_out=False)
 
 
 def write_held_out(workload: Workload, count: int) -> Path:
     """Write the first held-out questions with their answers, which runs evaluate by."""
+    return _write_questions(workload, "held-out", count, held_out=True)
+
+
+def _write_questions(workload: Workload, name: str, count: int, *, held_out: bool) -> Path:
     from actors.environments.calls import call, drive
     from actors.environments.registry import make_environment
 
     run = workload.settings().run
     (settings,) = run.by_environment.values()
     environment = make_environment(settings)
-    path = workload.folder / f"{workload.name}-held-out.jsonl"
+    path = workload.folder / f"{workload.name}-{name}.jsonl"
     with path.open("w", encoding="utf-8") as file:
         for item in range(count):
-            asked = drive(call(environment.begin, item, run.seed, held_out=True, limit_s=60.0))
+            asked = drive(call(environment.begin, item, run.seed, held_out=held_out, limit_s=60.0))
             line = {"prompt": asked.prompt, "answer": asked.answer}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
     return path

@@ -1,6 +1,9 @@
 """Episode records: fields, wire form, rules, large payloads elsewhere.
 
 codec         Episodes and completions to bytes and back, each checked on both sides
+demonstrations
+              Demonstrations in tokens: rows to imitate, with a mask of the tokens that are
+              trained
 episode       The episode record, which an actor makes and the learner trains on
 filesystems   Folders and buckets by their URL, as fsspec writes it: `file:///folder`,
               `s3://bucket/folder`

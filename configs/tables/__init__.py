@@ -13,5 +13,6 @@ environments  `run.environments`: several environments of one run, and which of 
 learner       `learner`, `parallel`, `guards`: the processes that train, their groups, and bad
               batches
 run           `run`: what all roles share, with samples and traces; `console`: display and restarts
+sft           `sft`: rows and passes of supervised training, which `nyala sft` does
 trackers      `trackers`: experiment trackers that get the run's figures and sampled texts
 """

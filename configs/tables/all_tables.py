@@ -10,6 +10,7 @@ from .broker import BrokerSettings
 from .buffer import BufferSettings, ReplaySettings
 from .learner import GuardSettings, LearnerSettings, ParallelSettings
 from .run import ConsoleSettings, RunSettings
+from .sft import SftSettings
 from .trackers import TrackerSettings
 
 
@@ -29,5 +30,6 @@ class AllTables(SettingsTable):
     critic: CriticSettings = CriticSettings()
     guards: GuardSettings = GuardSettings()
     fleet: FleetSettings = FleetSettings()
+    sft: SftSettings = SftSettings()
     trackers: TrackerSettings = TrackerSettings()
     console: ConsoleSettings = ConsoleSettings()

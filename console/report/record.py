@@ -18,6 +18,7 @@ from configs.loader import load
 from configs.settings import Settings
 from console.run.run_folder import RunState, read_versions, run_folder_of
 from learner.data.grades import AnswerMetric, metrics_of
+from learner.reporting.figures import SUPERVISED_FILE
 from learner.reporting.samples import SampleLine, read_samples
 
 from .curves import (
@@ -339,6 +340,8 @@ class ReportedRun:
     lives: list[ActorIncarnation]
     changes: AnswerChanges
     versions: Mapping[str, str]
+    supervised: Curves
+    """Supervised training of the model that it began with; empty where that is not known."""
 
 
 def read_run(path: Path) -> ReportedRun:
@@ -374,4 +377,5 @@ def read_run(path: Path) -> ReportedRun:
         lives=actor_lives(folder.path, curves, max_policy_lag=settings.run.max_policy_lag),
         changes=changes_of(read_samples(folder.path), metrics_of(settings.run, settings.rewards)),
         versions=read_versions(folder.path),
+        supervised=read_curves(Path(settings.run.model_path) / SUPERVISED_FILE, KEYS),
     )

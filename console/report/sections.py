@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 
 from console.display.snapshot import duration
 from console.run.run_folder import RunFolder, RunState
-from learner.reporting.figures import LEARNING, OFF_POLICY, SPEED, Plot
+from learner.reporting.figures import (
+    GRAD_NORM,
+    LEARNING,
+    LEARNING_RATE,
+    OFF_POLICY,
+    SPEED,
+    SUPERVISED,
+    Plot,
+)
 
 from .curve_charts import curve_charts, reward_chart, score_chart
 from .curves import judged_by, lines_of
@@ -171,10 +179,13 @@ def sections_of(runs: Sequence[ReportedRun]) -> list[Section]:
     """Draw all charts, those with a line for each run first."""
     drawn = [score_chart(runs), score_chart(runs, over_time=True), reward_chart(runs)]
     charts = [chart for chart in drawn if chart is not None]
+    starts = [replace(run, curves=run.supervised) for run in runs if run.supervised.steps]
     sections = [
+        _section("Supervised training", runs, (SUPERVISED,)),
         _section("Learning", runs, LEARNING, before=charts),
         _section("Off-policy", runs, OFF_POLICY, after=(ratio_chart, ratio_histogram, lag_chart)),
         _section("Speed and actors", runs, SPEED, after=(phase_chart, actor_chart)),
+        _section("Supervised start", starts, (SUPERVISED, GRAD_NORM, LEARNING_RATE)),
     ]
     return [section for section in sections if section.charts]
 
@@ -205,6 +216,7 @@ def _table(run: ReportedRun, plots: Sequence[Plot], *, is_alone: bool) -> CurveT
         (f"{plot.title}: {line.label}" if len(lines_of(plot)) > 1 else plot.title, key)
         for plot in plots
         for key, line in lines_of(plot).items()
+        if any(map(math.isfinite, values[key]))
     ]
     rows: list[TableRow] = []
     for bucket in buckets(len(steps)):

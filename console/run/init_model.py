@@ -2,9 +2,9 @@
 
 `nyala up` and `nyala init-model` make it.
 
-Two processes run one after the other. A process of the actors exports prompt/answer pairs of the
-environment to a file; a process of the learner builds the character model and trains it on that
-file. This module runs both and shows their progress.
+Two processes run one after the other. A process of the actors exports demonstrations of the
+environment, and the tokenizer; a process of the learner builds the character model and trains it on
+them. This module runs both and shows their progress.
 """
 
 from __future__ import annotations
@@ -148,18 +148,18 @@ def make_model(settings: Settings, target: Path, *, show: Show, forks: Forks | N
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".init-", dir=target.parent) as scratch:
-        pairs, model = Path(scratch) / "pairs.jsonl", Path(scratch) / "model"
+        shown, model = Path(scratch) / "demonstrations", Path(scratch) / "model"
         config = Path(scratch) / "config.yaml"
         save(settings, config)
         count = NUM_CHATS if settings.run.has_agents else NUM_PAIRS
         count = count if settings.learner.warm_start_steps else NUM_TEXTS
         show("writing examples", 0, 0)
-        for _ in _run(settings, "actor", export_command(config, pairs, count=count)):
+        for _ in run_to_end(settings, "actor", export_command(config, shown, count=count)):
             pass
         show("building the model", 0, settings.learner.warm_start_steps)
-        command = warm_start_command(config, pairs, model)
-        for line in _run(settings, "learner", command, forks):
-            report = _progress_in(line)
+        command = warm_start_command(config, shown, model)
+        for line in run_to_end(settings, "learner", command, forks):
+            report = progress_in(line)
             if report is not None:
                 show("supervised start", *report)
         (model / STAMP).write_text(stamp(settings) + "\n", encoding="utf-8")
@@ -179,24 +179,26 @@ def reuse(settings: Settings, archived: Path, folder: RunFolder) -> bool:
     return True
 
 
-def export_command(config: Path, pairs: Path, *, count: int) -> list[str]:
-    """Return the command that exports prompt/answer pairs."""
+def export_command(config: Path, out: Path, *, count: int) -> list[str]:
+    """Return the command that exports demonstrations and the tokenizer."""
     # Block 1 of the training items, as the run itself begins with block 0.
-    arguments = {"config": config, "out": pairs, "count": count, "seed": 1}
-    return _command("actors", "export", arguments)
+    arguments = {"config": config, "out": out, "count": count, "seed": 1}
+    return [*role_verb("actors", "export", arguments), "--init"]
 
 
-def warm_start_command(config: Path, pairs: Path, out: Path) -> list[str]:
+def warm_start_command(config: Path, demonstrations: Path, out: Path) -> list[str]:
     """Return the command that builds and trains the model."""
-    return _command("learner", "warm-start", {"config": config, "pairs": pairs, "out": out})
+    arguments = {"config": config, "demonstrations": demonstrations, "out": out}
+    return role_verb("learner", "warm-start", arguments)
 
 
-def _command(package: str, verb: str, arguments: Mapping[str, object]) -> list[str]:
+def role_verb(package: str, verb: str, arguments: Mapping[str, object]) -> list[str]:
+    """Return the command of a role's verb with its flags."""
     flags = [text for key, value in arguments.items() for text in (f"--{key}", str(value))]
     return [*PYTHON, package, verb, *flags]
 
 
-def _run(
+def run_to_end(
     settings: Settings, role: str, words: list[str], forks: Forks | None = None
 ) -> Iterator[str]:
     """Run a command and yield the lines that it prints; its log is shown only if it fails."""
@@ -254,7 +256,7 @@ def _failure(command: str, code: int, log: list[str]) -> NyalaError:
         return NyalaError(f"`python -m {command}` must end with 0, got {code}; {step}:{tail}")
 
 
-def _progress_in(line: str) -> tuple[int, int] | None:
+def progress_in(line: str) -> tuple[int, int] | None:
     """Read the step and the number of steps from a line; None if it is not of progress."""
     try:
         row = json.loads(line)

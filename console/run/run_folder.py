@@ -82,6 +82,7 @@ class RunFolder:
         self.samples = path / "samples.jsonl"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
+        self.demonstrations = path / "demonstrations"
         self.summary = path / "summary.json"
         self.report = path / "report.html"
 

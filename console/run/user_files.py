@@ -44,6 +44,10 @@ def resolve(settings: Settings) -> Settings:
     for key in OF_FUNCTIONS:
         named = _absolute(getattr(algorithm, key))
         resolved = with_value(resolved, "algorithm", key, named)
+    if settings.sft.data is not None:
+        data = Path(settings.sft.data).expanduser()
+        name = str(data.resolve()) if data.exists() else settings.sft.data
+        resolved = with_value(resolved, "sft", "data", name)
     if settings.broker.keys is not None:
         keys = settings.broker.keys.expanduser().resolve()
         resolved = with_value(resolved, "broker", "keys", keys)

@@ -29,6 +29,7 @@ roles            `nyala actor`, `agents`, `learner`, `broker`: one process of a 
                  actors kept up
 session          One session of `nyala up`, from the files of a run to the end of its last process
 settings_list    All settings, for `nyala settings` and docs/settings.md
+sft              `nyala sft`: supervised training of a run's model on demonstrations
 status           `nyala status`: one look at a run, at its folder and, if it answers, its store
 tables           Output of the verbs: a title and a table for people, JSON for programs
 up               `nyala up`: a whole run on this machine

@@ -147,6 +147,7 @@ def start(launch: Launch, console: Console) -> int:
     with folder.locked(), ExitStack() as stack:
         has_begun = not launch.fresh and folder.state is not RunState.NEW
         if has_begun:
+            _refuse_supervised(folder)
             settings = resolve_as_begun(typed, load(folder.config))
             refuse_changes(folder, settings)
         if has_begun and folder.state is RunState.FINISHED:
@@ -185,6 +186,16 @@ def start(launch: Launch, console: Console) -> int:
             plain=launch.plain,
             forks=forks,
         ).run()
+
+
+def _refuse_supervised(folder: RunFolder) -> None:
+    """Refuse the name of supervised training, which has no episodes to go on with."""
+    if folder.demonstrations.exists():
+        raise SettingsError(
+            f"run.name must be of another run than supervised training, got {folder.path}, a run "
+            f"of `nyala sft`; go on with `nyala sft`, or train its model by reward: --set "
+            f"run.name=NEW --set run.model={folder.model}"
+        )
 
 
 def _begin_imports(console: Console, settings: Settings, stack: ExitStack) -> ForkServer | None:

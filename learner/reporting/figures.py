@@ -39,6 +39,14 @@ class ChartLine:
     """Left out where it is 0 or absent at all batches."""
 
 
+SUPERVISED_FILE = "sft.jsonl"
+"""Beside a model's weights: lines of the supervised training that made them."""
+
+SUPERVISED = Plot(
+    "Supervised loss",
+    "Cross entropy of trained tokens, and of rows that are set aside, nats a token.",
+    least=0.0,
+)
 LEARNING = (
     REWARD := Plot("Sampled reward",
         "Mean over the episodes of each batch; bold, its running mean.", is_noisy=True),
@@ -130,6 +138,16 @@ FIGURES = (
     Figure("learning_rate", "1", "Learning rate of all optimizer steps of the batch.", "train",
         Metric("nyala_learner_learning_rate", "gauge", "1", "Learning rate."),
         ChartLine(LEARNING_RATE, "lr")),
+    Figure("sft_loss", "nats", "Supervised training: mean cross entropy of the trained tokens of "
+        "the step.", "train",
+        Metric("nyala_learner_sft_loss_nats", "gauge", "nats per token",
+            "Cross entropy of the last supervised step."), ChartLine(SUPERVISED, "trained rows")),
+    Figure("sft_held_out_loss", "nats", "Supervised training: mean cross entropy of the rows that "
+        "are set aside, after the step; only where it is measured.", "train",
+        chart=ChartLine(SUPERVISED, "rows set aside", is_optional=True)),
+    Figure("sft_rows", "rows", "Supervised training: rows of the step.", "progress"),
+    Figure("sft_tokens", "tokens", "Supervised training: tokens of the rows, trained or not.",
+        "progress"),
     Figure("kl_coefficient", "1", "Weight of the KL to the reference in this batch.", "train"),
     Figure("entropy_bonus", "1", "Weight of the entropy in this batch.", "train"),
     Figure("value_loss", "1", "Loss of the critic: mean over the optimizer steps, without its "

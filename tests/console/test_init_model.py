@@ -14,10 +14,10 @@ from console.run.run_folder import RunFolder
 from console.verbs import session
 from console.verbs.new import init_model as init_model_verb
 
-EXPORT = "import sys; open(sys.argv[1], 'w').write('pair')"
+EXPORT = "import sys; open(sys.argv[1], 'w').write('shown')"
 TRAIN = """
 import json, os, sys
-assert open(sys.argv[1]).read() == "pair"
+assert open(sys.argv[1]).read() == "shown"
 os.mkdir(sys.argv[2])
 print("a line that is no progress")
 for step in (1, 2):
@@ -37,12 +37,12 @@ def rooms(monkeypatch):
         monkeypatch.setattr(
             init_model,
             "export_command",
-            lambda _, pairs, *, count: [sys.executable, "-c", export, str(pairs), str(count)],
+            lambda _, out, *, count: [sys.executable, "-c", export, str(out), str(count)],
         )
         monkeypatch.setattr(
             init_model,
             "warm_start_command",
-            lambda _, pairs, out: [sys.executable, "-c", train, str(pairs), str(out)],
+            lambda _, shown, out: [sys.executable, "-c", train, str(shown), str(out)],
         )
 
     replace()

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from actors.engine.character_tokenizer import make_tokenizer
 from configs.user_python import UserPython, installed_python
-from learner.initial_model import make_model, make_tokenizer
+from learner.initial_model import make_model
 from tests.system.support.live_run import (
     REPOSITORY,
     TORCH,

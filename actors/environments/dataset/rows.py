@@ -128,15 +128,16 @@ class JsonLinesRows:
             try:
                 row = json.loads(text.strip())  # takes NaN, and says in which column it is wrong
             except UnicodeDecodeError as error:
-                raise _not_utf8(self._where(number), self._path, error) from None
+                raise _not_utf8(self.where(number), self._path, error) from None
             except ValueError as error:
                 raise SettingsError(
-                    f"{self._where(number)} must be JSON, got: {error}; mend that line"
+                    f"{self.where(number)} must be JSON, got: {error}; mend that line"
                 ) from None
-            _check_characters(row, self._where(number))
-        return row if type(row) is dict else _checked_row(row, self._where(number))
+            _check_characters(row, self.where(number))
+        return row if type(row) is dict else _checked_row(row, self.where(number))
 
-    def _where(self, number: int) -> str:
+    def where(self, number: int) -> str:
+        """Name the line of a row."""
         with self._path.open("rb") as file:
             before = file.read(self._begins[number])
         return f"line {before.count(NEW_LINE) + 1} of {self._path}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.__main__ import export
+from actors.demonstrations import DemonstratedChat, export, shown_items
 from configs.errors import SettingsError
 from configs.hashes import run_hashes, settings_hash
 from configs.settings import RunSettings, Settings
@@ -41,25 +41,34 @@ def without_demonstration(run: RunSettings) -> RunSettings:
     return run.model_copy(update={"environment_settings": settings})
 
 
-def lines_of(run: RunSettings, out: Path, **more: bool) -> list[dict[str, list[dict[str, str]]]]:
-    export(run, out, count=5, seed=1, **more)
-    return [json.loads(line) for line in out.read_text().splitlines()]
+def chats_of(run: RunSettings, *, needs_answers: bool = True) -> list[DemonstratedChat]:
+    shown = shown_items(run, range(5), seed=1, is_held_out=False, needs_answers=needs_answers)
+    return [chat for chat in shown if isinstance(chat, DemonstratedChat)]
 
 
-def test_rows_become_the_chats_of_the_function(run, tmp_path):
-    for line in lines_of(run, tmp_path / "out"):
-        asked, said = line["messages"]
+def test_rows_become_the_chats_of_the_function(run):
+    assert len(chats_of(run)) == 5
+    for chat in chats_of(run):
+        asked, said = chat.messages
         assert asked == {"role": "user", "content": f"tell {said['content']}"}
-        assert line["tools"] == [{"function": {"name": "get"}}]
+        assert chat.tools == [{"function": {"name": "get"}}]
 
 
-def test_without_a_function_there_is_no_supervised_start_but_a_model(run, tmp_path):
+def test_without_a_function_there_is_no_supervised_start_but_a_model(run):
     run = without_demonstration(run)
 
     with pytest.raises(SettingsError, match=r"for live agents by environment_settings\.demonstr"):
-        lines_of(run, tmp_path / "out")
-    for line in lines_of(run, tmp_path / "out", needs_answers=False):
-        assert [message["role"] for message in line["messages"]] == ["user"]
+        chats_of(run)
+    for chat in chats_of(run, needs_answers=False):
+        assert [message["role"] for message in chat.messages] == ["user"]
+
+
+def test_chats_are_exported_with_the_names_of_their_tools(run, tmp_path):
+    settings = Settings.model_validate({"run": run, "learner": {"warm_start_steps": 1}})
+
+    counts = export(settings, tmp_path / "out", count=5, makes_tokenizer=True)
+
+    assert counts.rows == 5
 
 
 @pytest.mark.parametrize(
@@ -74,7 +83,7 @@ def test_a_function_that_shows_no_chat_is_refused(run, tmp_path, code, reason):
     (tmp_path / "shown.py").write_text(code)
 
     with pytest.raises(SettingsError, match=reason):
-        lines_of(run, tmp_path / "out")
+        chats_of(run)
 
 
 def test_another_function_makes_another_model_but_its_folder_makes_no_other_run(run, tmp_path):

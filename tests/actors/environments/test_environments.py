@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from actors.__main__ import export
 from actors.environments.base import Environment, columns_of, is_held_out, item_on_side
 from actors.environments.calculator import ArithmeticSyntaxError, Calculator, evaluate
 from actors.environments.final_answer import position_share
@@ -479,22 +478,6 @@ def test_arithmetic_is_evaluated(text, value):
 def test_what_is_no_arithmetic_is_refused(text):
     with pytest.raises(ArithmeticSyntaxError):
         evaluate(text)
-
-
-def test_export_writes_training_items_with_their_segments(tmp_path):
-    run = RunSettings(model="init", environment="calculator")
-    out = tmp_path / "pairs.jsonl"
-
-    assert export(run, out, count=50, seed=1) == 50
-
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert len(lines) == 50
-    for line in lines:
-        (call, called), (observed, heard), (answer, answered) = line["segments"]
-        assert (called, heard, answered) == (True, False, True)
-        assert evaluate(call[1:-1]) == int(observed[:-1])
-        assert evaluate(line["prompt"][:-1]) == int(answer) == int(line["answer"])
-        assert not is_held_out(line["prompt"][:-1])
 
 
 @pytest.mark.parametrize("size", [1000, 1_000_000])

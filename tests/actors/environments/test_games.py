@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from actors.__main__ import export
+from actors.demonstrations import export
 from actors.environments.adapters.games import SharedGenerators
 from actors.environments.base import Environment, columns_of
 from actors.environments.registry import make_environment, try_environment
 from configs.errors import SettingsError
-from configs.settings import RunSettings
-from learner.initial_model import read_pairs
+from configs.settings import RunSettings, Settings
 
 GYMNASIUM = '''
 import random
@@ -198,12 +197,18 @@ def test_a_textarena_game_says_only_what_is_new(make):
 
 def test_a_model_without_a_supervised_start_needs_no_right_answers(tmp_path):
     (tmp_path / "env.py").write_text(GYMNASIUM)
-    run = settings_of(f"{tmp_path}/env.py:Guess", {})
+    settings = Settings(run=settings_of(f"{tmp_path}/env.py:Guess", {}))
 
-    assert export(run, tmp_path / "pairs", count=3, seed=0, needs_answers=False) == 3
-    assert [getattr(pair, "segments", None) for pair in read_pairs(tmp_path / "pairs")] == [()] * 3
+    assert export(settings, tmp_path / "out", count=3, makes_tokenizer=True).rows == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["tokenizer"]
+    learner = settings.learner.model_copy(update={"warm_start_steps": 1})
     with pytest.raises(SettingsError, match=r"set learner.warm_start_steps to 0"):
-        export(run, tmp_path / "others", count=3, seed=0)
+        export(
+            settings.model_copy(update={"learner": learner}),
+            tmp_path / "others",
+            count=3,
+            makes_tokenizer=True,
+        )
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from actors.chat import ChatMessage
+from actors.engine.character_tokenizer import EOS, make_tokenizer
 from actors.engine.tokenizer import ModelTokenizer
 from configs.errors import SettingsError
-from learner.initial_model import EOS, make_tokenizer
 
 PLAIN = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}" + EOS + "{% endfor %}"

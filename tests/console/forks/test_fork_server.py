@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from actors.engine.character_tokenizer import make_tokenizer
 from broker.transport.keys import make_client, make_keys
 from configs.errors import NyalaError, SettingsError
 from configs.loader import load
@@ -243,7 +244,7 @@ def only_elsewhere(monkeypatch):
 
 
 def made_model(folder):
-    tokenizer = initial_model.make_tokenizer(["0123456789+-*/()=?"])
+    tokenizer = make_tokenizer(["0123456789+-*/()=?"])
     model = initial_model.make_model(tokenizer, layers=1, width=64, tied=True, seed=0)
     for part in (tokenizer, model):
         part.save_pretrained(folder / "model")
@@ -349,7 +350,7 @@ def test_a_fork_makes_the_model(server, config, tmp_path, monkeypatch):
         "warm_start_command",
         lambda config, *_: [*PYTHON, "learner", "warm-start", "--config", str(config)],
     )
-    with pytest.raises(NyalaError, match=r"(?s)must end with 0, got 2; .* needs --pairs and --out"):
+    with pytest.raises(NyalaError, match=r"(?s)must end with 0, got 2; .* needs --demonstrations"):
         init_model.make_model(settings, tmp_path / "other", show=lambda *_: None, forks=server)
 
 

@@ -9,6 +9,7 @@ import redis
 from rich.console import Console
 from typer.testing import CliRunner
 
+from actors.engine.character_tokenizer import make_tokenizer
 from broker.protocol.codec import encode_spec
 from broker.protocol.messages import TaskSpec
 from buffer import operations
@@ -21,7 +22,6 @@ from configs.secrets import write_secret
 from configs.settings import RunSettings, Settings
 from console.main import app
 from console.verbs.status import print_status
-from learner.initial_model import make_tokenizer
 from tests.buffer.support.episodes import example_episode
 
 SPEC = TaskSpec(group_id=0, index=7, seed=1, purpose="train", temperature=1.0)

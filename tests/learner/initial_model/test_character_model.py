@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from actors.engine.character_tokenizer import make_tokenizer
 from configs.errors import SettingsError
-from learner.initial_model import make_model, make_tokenizer
+from learner.initial_model import make_model
 
 TEXTS = ["abc>", "a b  c", "  two\nlines\n", "3+4=7", 'quote " and \\', "Ünïcødé €", ""]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.initial_model import make_tokenizer
+from actors.engine.character_tokenizer import make_tokenizer
 from learner.reporting.advice.evidence import ActorShare, EndShare
 from learner.reporting.advice.gathering import NO_VOCABULARY, Vocabulary, evidence_of
 from learner.reporting.metrics import batch_figures

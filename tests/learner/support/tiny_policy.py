@@ -8,7 +8,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from learner.initial_model import make_tokenizer
+from actors.engine.character_tokenizer import make_tokenizer
 from learner.model.policy import Policy, shard
 from learner.model.tensor_parallel import UNDIVIDED, TensorGroup
 from learner.training.optimizer import Schedule, ScheduledOptimizer

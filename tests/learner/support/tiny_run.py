@@ -31,6 +31,7 @@ def tiny_settings(
     rewards: Mapping[str, object] | None = None,
     replay: Mapping[str, object] | None = None,
     fleet: Mapping[str, object] | None = None,
+    sft: Mapping[str, object] | None = None,
 ) -> Settings:
     """Make settings of a run in `folder` that batches 2 groups of 4."""
     tables: dict[str, Any] = {
@@ -55,6 +56,7 @@ def tiny_settings(
         "rewards": rewards or {},
         "replay": replay or {},
         "fleet": fleet or {},
+        "sft": sft or {},
     }
     return Settings.model_validate(tables)
 

@@ -7,10 +7,14 @@ import runpy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from actors.demonstrations import DemonstratedEpisode, tokenize
+from actors.engine.character_tokenizer import make_tokenizer
 from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.adapters.tools import Tools
+from actors.environments.base import Segment
+from buffer.record.demonstrations import DemonstrationsWriter
 from configs.settings import LearnerSettings
-from learner.initial_model import make_tokenizer, warm_start
+from learner.initial_model import warm_start
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}<eos>{% endif %}"
@@ -46,12 +50,19 @@ def model_that_calls(folder: Path, questions: Sequence[str], *, of: Path, answer
 
 def model_that_says(folder: Path, prompts: Sequence[str], *said: tuple[str, bool]) -> Path:
     """Train a small model to answer all with the same."""
-    pairs, model = folder / "pairs.jsonl", folder / "model"
-    write_rows(pairs, *({"prompt": prompt, "segments": said} for prompt in prompts))
+    shown, model, writer = folder / "shown", folder / "model", DemonstrationsWriter()
+    make_tokenizer(prompts).save_pretrained(shown / "tokenizer")
+    tokenizer = ModelTokenizer(str(shown / "tokenizer"))
+    segments = tuple(Segment(*segment) for segment in said)
+    for prompt in prompts:
+        for pieces in tokenize(DemonstratedEpisode(prompt, segments), tokenizer):
+            tokens = [(token, piece.is_trained) for piece in pieces for token in piece.token_ids]
+            writer.add([token for token, _ in tokens], [is_trained for _, is_trained in tokens])
+    writer.write(shown)
     learner = LearnerSettings(
         init_layers=1, init_width=64, warm_start_steps=120, warm_start_batch=16, warm_start_lr=3e-3
     )
-    warm_start(learner, seed=0, pairs_path=pairs, out=model)
+    warm_start(learner, seed=0, demonstrations=shown, out=model)
     return model
 
 
