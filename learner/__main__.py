@@ -104,10 +104,12 @@ def _train(settings: Settings, arguments: list[str], chosen: argparse.Namespace)
     elif settings.learner.ranks > 1:
         ranks = usable_ranks(settings.learner, fits_of(settings))
         return launch(arguments, ranks=ranks, stopping=stopping) or _exit_code_at_end(settings)
-    if chosen.command == "sft":
-        return _train_supervised(settings, chosen.demonstrations, stopping)
-    if chosen.command == "replay":
-        return _replay(settings, chosen.source, chosen.last, stopping)
+    others = {
+        "sft": partial(_train_supervised, settings, chosen.demonstrations),
+        "replay": partial(_replay, settings, chosen.source, chosen.last),
+    }
+    if chosen.command in others:
+        return others[chosen.command](stopping)
     with without_collection():
         from .assembly import run_learner  # noqa: PLC0415 - torch
 

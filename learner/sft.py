@@ -29,6 +29,7 @@ from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.export import export_adapter, export_model
 from learner.checkpointing.folders import FOLDER, read_lineages, write_lineages
 from learner.checkpointing.learner_state import LearnerState
+from learner.data.grades import LOG_LIKELIHOOD
 from learner.model.ranks import Ranks, join
 from learner.reporting.figures import SUPERVISED_FILE
 from learner.reporting.journal import Journal
@@ -44,8 +45,6 @@ log = structlog.get_logger()
 
 GO_ON, SAVE, STOP = b"go on", b"save", b"stop"
 """What rank 0 tells the others after a step."""
-METRIC = "log-likelihood"
-"""Title of the held-out score: minus the loss, so that more is better, as of any score."""
 
 
 def train_supervised(settings: Settings, demonstrations: Path, stopping: threading.Event) -> bool:
@@ -240,7 +239,7 @@ class SupervisedRun:
             return {}
         if self._journal is not None and step not in self._journal.scores():
             log.info("evaluated", step=step, loss=round(loss, 4))
-            line = {"step": step, "metric": METRIC, "score": -loss, "n": self._num_held_out}
+            line = {"step": step, "metric": LOG_LIKELIHOOD, "score": -loss, "n": self._num_held_out}
             self._journal.append("eval", line)
         return {"sft_held_out_loss": loss}
 
@@ -285,7 +284,7 @@ class SupervisedRun:
         losses = [line["sft_loss"] for line in self._journal.lines("metrics")]
         scores = self._journal.scores()
         ends = {"before": scores.get(0), "after": scores.get(self._order.steps)}
-        held_out = {f"held_out_{METRIC}_{when}": score for when, score in ends.items()}
+        held_out = {f"held_out_{LOG_LIKELIHOOD}_{when}": score for when, score in ends.items()}
         self._journal.summarise(
             {
                 **(held_out if scores else {}),

@@ -15,7 +15,10 @@ from .progress import advice_in
 
 ROWS = {
     "held_out_sampled": ("  of sampled answers", "{:.3f}"),
+    "sft_loss_first": ("supervised loss, first step", "{:.4f}"),
+    "sft_loss_last": ("supervised loss, last step", "{:.4f}"),
     "steps": ("batches", "{:,.0f}"),
+    "sft_rows": ("rows trained, again ones included", "{:,.0f}"),
     "episodes": ("episodes trained", "{:,.0f}"),
     "reused_episodes": ("  for another time", "{:,.0f}"),
     "resumed_episodes": ("  that another actor had begun", "{:,.0f}"),

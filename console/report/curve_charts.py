@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from learner.data.grades import ACCURACY, REWARD
+from learner.data.grades import ACCURACY, LOG_LIKELIHOOD, REWARD
 from learner.reporting.figures import ChartLine, Plot
 
 from .curves import EvaluationFigures, judged_by, lines_of
@@ -127,11 +127,12 @@ def _held_out_chart(
     )
     if frame is None:
         return None
+    note = "Greedy answers to the same questions each time"
+    if title == LOG_LIKELIHOOD:
+        note = "Minus the loss of the rows that are set aside, nats a token"
     chart = Chart(
         f"Held-out {title} over time" if over_time else f"Held-out {title}",
-        "Greedy answers to the same questions each time; time since the first batch."
-        if over_time
-        else "Greedy answers to the same questions each time.",
+        f"{note}; time since the first batch." if over_time else f"{note}.",
         x_ticks=frame.x_ticks(whole=not over_time),
         y_ticks=frame.y_ticks(),
         x_label=unit if over_time else "batch",

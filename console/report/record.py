@@ -17,7 +17,7 @@ from configs.errors import SettingsError
 from configs.loader import load
 from configs.settings import Settings
 from console.run.run_folder import RunState, read_versions, run_folder_of
-from learner.data.grades import AnswerMetric, metrics_of
+from learner.data.grades import LOG_LIKELIHOOD, AnswerMetric, metrics_of
 from learner.reporting.figures import SUPERVISED_FILE
 from learner.reporting.samples import SampleLine, read_samples
 
@@ -342,6 +342,11 @@ class ReportedRun:
     versions: Mapping[str, str]
     supervised: Curves
     """Supervised training of the model that it began with; empty where that is not known."""
+
+    @property
+    def is_rewarded(self) -> bool:
+        """Whether its held-out score is of answers, not of rows that supervised training has."""
+        return not any(line.result.title == LOG_LIKELIHOOD for line in self.evaluations)
 
 
 def read_run(path: Path) -> ReportedRun:

@@ -177,7 +177,8 @@ class Section:
 
 def sections_of(runs: Sequence[ReportedRun]) -> list[Section]:
     """Draw all charts, those with a line for each run first."""
-    drawn = [score_chart(runs), score_chart(runs, over_time=True), reward_chart(runs)]
+    judged = [run for run in runs if run.is_rewarded] or runs  # the two scores have no common axis
+    drawn = [score_chart(judged), score_chart(judged, over_time=True), reward_chart(judged)]
     charts = [chart for chart in drawn if chart is not None]
     starts = [replace(run, curves=run.supervised) for run in runs if run.supervised.steps]
     sections = [

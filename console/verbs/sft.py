@@ -223,12 +223,14 @@ class SupervisedSession:
                 if (report := progress_in(last)) is not None:
                     display.show({"step": report[0], "steps": report[1]})
         counts = json.loads(last)
-        self._say(
-            f"{counts['rows']:,} rows to train on, {counts['held_out']:,} set aside; "
-            f"{counts['cut']:,} were cut to the context of "
-            f"{settings.run.max_prompt_tokens + settings.run.max_completion_tokens:,} tokens, and "
-            f"{counts['left_out']:,} left out, whose trained tokens all lie behind it"
-        )
+        self._say(f"{counts['rows']:,} rows to train on, {counts['held_out']:,} set aside")
+        if counts["cut"] or counts["left_out"]:
+            context = settings.run.max_prompt_tokens + settings.run.max_completion_tokens
+            self._say(
+                f"rows longer than run.max_prompt_tokens + run.max_completion_tokens = {context:,} "
+                f"tokens: {counts['cut']:,} cut at the end, {counts['left_out']:,} left out, as "
+                "none of their trained tokens comes before it"
+            )
         draft.unlink()
         self._settings = with_value(settings, "run", "steps", sft.steps(counts["rows"]))
         save(with_value(self._settings, "buffer", "url", None), self._folder.config)

@@ -20,6 +20,8 @@ from configs.tables.algorithm import RewardSettings
 EXACT, REWARD = "exact", "reward"
 ACCURACY = "accuracy"
 """Title of the part `exact` where it is trained."""
+LOG_LIKELIHOOD = "log-likelihood"
+"""Title of rows that supervised training sets aside: minus their loss, so that more is better."""
 MIXED = "score"
 """Title of answers that are judged by different parts."""
 

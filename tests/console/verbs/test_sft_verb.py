@@ -61,7 +61,7 @@ def test_rows_become_a_model_whose_report_a_later_run_shows(config: Path) -> Non
     taught = load(config).run.folder
     steps = -(-4 * (ROWS + 1 - 4) // 6)
     assert f"{ROWS + 1 - 4} rows to train on, 4 set aside" in said
-    assert "1 were cut to the context of 16 tokens, and 0 left out" in said
+    assert "run.max_completion_tokens = 16 tokens: 1 cut at the end, 0 left out" in said
     assert f"step {steps}/{steps}, loss" in said
     assert f"--set run.model={taught}/model" in said
     summary = json.loads((taught / "summary.json").read_text())
