@@ -34,6 +34,7 @@ from learner.model.ranks import Ranks, join
 from learner.reporting.figures import SUPERVISED_FILE
 from learner.reporting.journal import Journal
 from learner.reporting.metrics import StepTimes, Totals
+from learner.reporting.trackers.tracking import Tracking
 from learner.training.optimizer import Schedule, ScheduledOptimizer
 
 from .assembly import load_policy
@@ -124,6 +125,7 @@ class SupervisedRun:
         self._state = self._resume(_identity(settings, rows))
         self._saved = self._state.step
         self._journal = Journal(self._run.folder) if ranks.is_first else None
+        self._tracking = Tracking(settings)
 
     def _resume(self, identity: str) -> LearnerState:
         """Load the newest checkpoint, and begin a lineage; return the state to go on from."""
@@ -165,6 +167,7 @@ class SupervisedRun:
         done = self._state.step
         if self._journal is not None:
             self._journal.rewind(done)
+            self._tracking.start()
         log.info("starting", stage="training the first batch")
         RECORDER.begin_recording(self._ranks.device)
         self._began = self._saved_at = time.monotonic()
@@ -182,6 +185,7 @@ class SupervisedRun:
             self._finish()
         finally:
             self._checkpoints.under_way.close()
+            self._tracking.close()
         return True
 
     def _steps(self, done: int) -> Iterator[SupervisedStep]:
@@ -225,6 +229,7 @@ class SupervisedRun:
                 **times,
             }
             self._journal.append("metrics", line)
+            self._tracking.wake()
 
     def _is_evaluated(self, step: int) -> bool:
         every = self._run.eval_every
@@ -298,6 +303,7 @@ class SupervisedRun:
                 "learner_lives": self._state.lineage,
             }
         )
+        self._tracking.finish(until=self._stopping.is_set)
         log.info("finished", steps=self._order.steps)
 
 

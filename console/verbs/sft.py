@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -212,13 +213,15 @@ class SupervisedSession:
         settings, target = self._settings, self._folder.demonstrations
         if self._folder.config.exists() and target.exists():
             return
-        draft = self._folder.path / ".config.yaml"
-        save(with_value(settings, "buffer", "url", None), draft)
         sft = settings.sft
         source = {"count": NUM_PAIRS} if sft.data is None else {"data": sft.data}
-        arguments = {"config": draft, "out": target, "held-out": sft.held_out, **source}
-        with self._bar("writing demonstrations in tokens", 0) as display:
-            last = "{}"
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            self._bar("writing demonstrations in tokens", 0) as display,
+        ):
+            draft, last = Path(scratch) / "config.yaml", "{}"
+            save(with_value(settings, "buffer", "url", None), draft)
+            arguments = {"config": draft, "out": target, "held-out": sft.held_out, **source}
             for last in run_to_end(settings, "actor", role_verb("actors", "export", arguments)):
                 if (report := progress_in(last)) is not None:
                     display.show({"step": report[0], "steps": report[1]})
@@ -231,7 +234,6 @@ class SupervisedSession:
                 f"tokens: {counts['cut']:,} cut at the end, {counts['left_out']:,} left out, as "
                 "none of their trained tokens comes before it"
             )
-        draft.unlink()
         self._settings = with_value(settings, "run", "steps", sft.steps(counts["rows"]))
         save(with_value(self._settings, "buffer", "url", None), self._folder.config)
 
@@ -284,7 +286,6 @@ class SupervisedSession:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total}"),
             TimeRemainingColumn(),
         )
         if not is_live:

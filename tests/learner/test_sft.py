@@ -21,6 +21,7 @@ from tests.learner.support.lives.supervised_life import live
 from tests.learner.support.made_demonstrations import loss_row_by_row, write_demonstrations
 from tests.learner.support.tiny_policy import save_tiny_model
 from tests.learner.support.tiny_run import tiny_settings
+from tests.learner.support.trackers.mlflow_stand_in import mlflow_stand_in
 
 ROWS, HELD_OUT, STEPS = 12, 5, 9
 """Three passes over twelve rows, four a step."""
@@ -128,6 +129,19 @@ def test_adapters_are_merged_into_the_model_and_written_for_peft(
     base = load_file(tmp_path / "model" / "model.safetensors")
     changed = {name for name, values in weights(settings).items() if not values.equal(base[name])}
     assert changed == {name for name in base if name.endswith("proj.weight")}
+
+
+@pytest.mark.slow
+def test_trackers_get_every_step_once(tmp_path: Path) -> None:
+    begin(tmp_path)
+    with mlflow_stand_in() as server:
+        tracked = ("--set", f"trackers.mlflow={{url: '{server.url}'}}")
+        live(tmp_path, number=signal.SIGTERM, behind=5, changes=tracked)
+        live(tmp_path, changes=tracked)
+
+        assert server.steps("train/sft_loss") == list(range(1, STEPS + 1))
+        assert server.steps("train/sft_held_out_loss") == [4, 8, 9]
+        assert [run["status"] for run in server.runs.values()] == ["FINISHED"]
 
 
 @pytest.mark.slow
