@@ -178,6 +178,8 @@ ALIASES: dict[str, str] = {
         "teacher_model teacher_model_path teacher_model_name_or_path teacher_load opd_teacher_load"
     ),
     "algorithm.teacher_weight": "opd_kl_coef distillation_loss_coef distill_coef",
+    "sft.data": "dataset_name train_dataset train_files",
+    "sft.held_out": "eval_dataset",
     "critic.kind": "use_critic value_model critic_model",
     "critic.lr": "critic_lr critic_learning_rate critic.optim.lr value_lr",
     "critic.warmup_batches": "critic_warmup freezing_actor_steps critic_warmup_steps",
