@@ -287,6 +287,8 @@ PATTERNS = {
     r"^(.+\.py|[\w.]+):\w+$|^[\w.-]+/\w+$": (
         "path/to/file.py:function, module:function or package/name"
     ),
+    r"^(uniform|difficulty|.+:.+)$": "uniform, difficulty, path/to/file.py:function or "
+    "module:function",
 }
 """Regular expressions of the schema in words."""
 

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from configs.tables.environments import OF_ROWS
-from configs.tables.run import RunSettings
+from configs.tables.run import UNIFORM, RunSettings
 
 from .errors import SettingsError
 from .machine import arithmetic_hash
@@ -26,6 +26,7 @@ LOCAL_KEYS = {
     "eval_metric",
     "model",
     "reward",
+    "sampler",
     "samples",
     "tracing",
     "trusted_network",
@@ -76,6 +77,8 @@ def settings_hash(run: RunSettings) -> str:
         ]
     else:
         shared |= _environment_and_data(run)
+    if run.sampler != UNIFORM:
+        shared["sampler"] = run.sampler.rpartition("/")[2]
     text = json.dumps(shared, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

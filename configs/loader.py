@@ -34,7 +34,7 @@ Tree = dict[str, Any]
 MAX_FILE_BYTES = 2**20  # the longest preset has 3 kB: anything like this size is a wrong file
 
 
-FILES = ("model", "environment", "environment_python", "reward")
+FILES = ("model", "environment", "environment_python", "reward", "sampler")
 """Keys of `run`, and of each of `run.environments`, that name files of the user."""
 FILES_ELSEWHERE = {
     "algorithm": ("reference_model", "teacher", "teacher_prompt", *OF_FUNCTIONS),
@@ -43,7 +43,7 @@ FILES_ELSEWHERE = {
 }
 """Keys of other tables that name files of the user."""
 IN_FILES = (
-    *("environment", "reward", "factory", "demonstration", "teacher_prompt"),
+    *("environment", "reward", "sampler", "factory", "demonstration", "teacher_prompt"),
     *OF_FUNCTIONS,
 )
 """Keys among them that name something in a Python file, in a module, or of Nyala's own."""

@@ -30,6 +30,7 @@ from learner.data.kept_batches import BatchKeeper
 from learner.data.ledger import Ledger, as_ranges
 from learner.data.records import Records
 from learner.data.retrying_store import RetryingStore
+from learner.data.sampler import Results, encode_curriculum, make_sampler
 from learner.model.ranks import Ranks
 from learner.model.sequence_cost import SequenceCost
 from learner.reporting.advice.advisor_thread import AdvisorThread
@@ -111,7 +112,15 @@ class RankZero:
             environment_of=self._environment_of,
         )
         self._batch_log = self._log(settings)
-        self._feeder = Feeder(store, run, settings.buffer, ledger=ledger, cursor=start.state.cursor)
+        self._sampler = make_sampler(run)
+        self._feeder = Feeder(
+            store,
+            run,
+            settings.buffer,
+            ledger=ledger,
+            cursor=start.state.cursor,
+            sampler=self._sampler,
+        )
         self._evaluations = Evaluations(
             store,
             run,
@@ -162,7 +171,7 @@ class RankZero:
 
     def advance(self, step: int) -> None:
         """Advance ledger and store: batch `step` is trained."""
-        self._ledger.advance(step)
+        self._ledger.advance(step, self._measure(step))
         with self._store.may_be_gone():
             self._store.run(operations.advance(self._ledger.lineage, step))
 
@@ -179,6 +188,7 @@ class RankZero:
             claimed_at=self._claimed_at,
             sampling_alarms=self._alarm.alarms,
             dropped_samples=self._samples.dropped,
+            prompts=self._sampler.figures(self._ledger.facts.results) if self._sampler else {},
         )
         self._page.trained(line)
 
@@ -214,12 +224,16 @@ class RankZero:
         """Return the state besides tensors for a checkpoint after batch `step`."""
         self._checkpoint_began = time.monotonic()
         self._recoveries = self._store.recoveries
+        facts = self._ledger.facts
         return replace(
             self._start.state,
             step=step,
             lineage=self._ledger.lineage,
             cursor=self._feeder.cursor,
-            trained=tuple(as_ranges(self._ledger.facts.groups_up_to(step))),
+            trained=tuple(as_ranges(facts.groups_up_to(step))),
+            curriculum=encode_curriculum(facts.untrained_choices, facts.results)
+            if self._sampler
+            else "",
             totals=self._totals(),
             guards=guards,
         )
@@ -286,6 +300,14 @@ class RankZero:
         run_snapshot = self._journal.run_snapshot.encode()
         if run_snapshot is not None:
             self._store.run(operations.write_run_snapshot(self._ledger.lineage, run_snapshot))
+
+    def _measure(self, step: int) -> dict[int, Results] | None:
+        """Return the results of prompts with those of batch `step`; None without a sampler."""
+        batch = self._batch
+        if self._sampler is None or batch is None:
+            return None
+        new = [episode for episode in batch.episodes if episode.group_id not in batch.uses]
+        return self._sampler.measure(self._ledger.facts.results, step, [*new, *batch.filtered])
 
     def _log(self, settings: Settings) -> BatchLog:
         return BatchLog(

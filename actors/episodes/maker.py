@@ -19,11 +19,12 @@ from actors.environments.calls import call
 from actors.rewards.functions import RewardSample
 from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.codec import decode_completion, join_completions
-from buffer.record.episode import Completion, Episode
+from buffer.record.episode import INDEX, Completion, Episode
 from buffer.record.rules import EpisodeLimits, check_log
 from configs.errors import NyalaError, RecordError
 from configs.settings import RunSettings
 from configs.tables.environments import MixtureItem
+from configs.tables.run import UNIFORM
 
 from .agent_rollout import AgentRollout
 from .rollout import ReplayMismatch, Rollout, RolloutContext
@@ -155,6 +156,9 @@ class EpisodeMaker:
             "restarted": float(rollout.restarted),
         }
         answer = (rollout.conversation.answer or "")[:MAX_METADATA_CHARACTERS]
+        metadata = {"answer": answer}
+        if self._run.sampler != UNIFORM:
+            metadata[INDEX] = str(lease.spec.index)
         return Episode(
             task_id=lease.task_id,
             group_id=lease.spec.group_id,
@@ -168,7 +172,7 @@ class EpisodeMaker:
             incarnation=self._context.incarnation,
             started_at=started_at,
             finished_at=finished_at,
-            metadata={"answer": answer},
+            metadata=metadata,
         )
 
     async def _conversation(self, lease: Lease, environment: Environment) -> Conversation:

@@ -33,6 +33,9 @@ OLDEST_SCHEMA = 1
 """Records of schema 1 are those of schema 2 without any of its optional fields. They are written as
 schema 1, so that older peers read them too."""
 
+INDEX = "index"
+"""Key of the metadata with the training item whose prompt an episode answers, where a sampler chose
+it."""
 KEYS_PER_TOKEN = 128
 """Most keys that attention repeats for the branches of an episode, for each of its tokens: four for
 each of the calls that an agent may have open. With 8 heads of keys of width 128 in bfloat16, keys
@@ -193,7 +196,7 @@ class Episode:
     """Unix seconds at which its first lease began generating."""
     finished_at: float
     metadata: dict[str, str] = field(default_factory=dict)
-    """Small free-form strings for people, such as the answer's text."""
+    """Small free-form strings, such as the answer's text for people; see `INDEX`."""
     prompt_experts: UInt8 | None = None
     """Experts that each token of the prompt was routed to. Shape [P, W]."""
     prompt_attachments: tuple[Attachment, ...] = ()

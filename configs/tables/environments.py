@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from .base import NonNegative, SettingsTable
+from .base import NonNegative, Positive, SettingsTable
 
 OF_ROWS = ("dataset", "agent")
 """Environments whose settings name files of rows."""
@@ -42,6 +42,9 @@ class OneEnvironment(SettingsTable):
     """As `run.reward`; null = `run.reward`."""
     eval_episodes: Annotated[int, Field(ge=0)] | None = None
     """As `run.eval_episodes`; null = `run.eval_episodes`."""
+
+    sampler_prompts: Positive | None = None
+    """As `run.sampler_prompts`; null = `run.sampler_prompts`."""
 
     @property
     def title(self) -> str:
@@ -97,6 +100,14 @@ class Mixture:
         block, at = divmod(item, BLOCK)
         environment, nth = _pattern(self._seed, block, self._counts)[at]
         return MixtureItem(environment, block * self._counts[environment] + nth)
+
+    def training_item(self, environment: int, item: int) -> int:
+        """Return the training item whose place is item `item` of an environment."""
+        if len(self._counts) == 1:
+            return item
+        block, nth = divmod(item, self._counts[environment])
+        pattern = _pattern(self._seed, block, self._counts)
+        return block * BLOCK + pattern.index((environment, nth))
 
     def held_out(self, item: int) -> MixtureItem:
         """Return the place of a held-out item; the first environment has the first items."""

@@ -48,6 +48,8 @@ class TracingSettings(SettingsTable):
     Raise it to find rare episodes, lower it when a collector has too much to store."""
 
 
+UNIFORM = "uniform"
+"""The `run.sampler` under which each group asks the prompt of its own number."""
 LIVE_AGENTS = "agent"
 """The `run.environment` whose conversations are held by processes that have loops of their own."""
 
@@ -64,7 +66,8 @@ class RunSettings(SettingsTable):
 
     Change it when runs should be stored on another disk."""
     seed: int = 0
-    """Seed of the curriculum. The task of an id is a pure function of (seed, id).
+    """Seed of the curriculum. The task of an id is a pure function of (seed, id), and of what was
+    trained before unless `sampler` is `uniform`.
 
     Change it to repeat an experiment with other questions, or in another order."""
     deterministic: bool = False
@@ -134,6 +137,19 @@ class RunSettings(SettingsTable):
     """Longest time of a reward call; a longer one costs its episode an attempt.
 
     Raise it when a judgement takes longer, such as by a model or a sandbox."""
+    sampler: Annotated[str, Field(pattern=r"^(uniform|difficulty|.+:.+)$")] = UNIFORM
+    """Which prompt a new group asks: `uniform` takes one after the other, `difficulty` prefers
+    those of which some answers are right, or a function of your own chooses:
+    `path/to/file.py:function` or `module:function`.
+
+    Set it to `difficulty` when many groups have equal rewards, because prompts are too easy or too
+    hard."""
+    sampler_prompts: Positive | None = None
+    """Prompts of each environment that the sampler chooses among: its first ones. Required unless
+    `run.sampler` is `uniform`.
+
+    Set it to the number of training rows of your dataset (`nyala data check` counts them), or to
+    how many questions of a generator are asked again and again."""
     group_size: Positive = 8
     """Episodes per prompt (GRPO-style baselines).
 
@@ -225,6 +241,7 @@ class RunSettings(SettingsTable):
                 "environment_requirements": environment.environment_requirements,
                 "environment_python": environment.environment_python,
                 "reward": self.reward if environment.reward is None else environment.reward,
+                "sampler_prompts": environment.sampler_prompts or self.sampler_prompts,
             }
             if environment.eval_episodes is not None:
                 changes["eval_episodes"] = environment.eval_episodes

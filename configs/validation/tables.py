@@ -10,6 +10,7 @@ import re
 from configs.errors import FIRST_FREE_CODE
 from configs.tables.all_tables import AllTables
 from configs.tables.environments import BLOCK
+from configs.tables.run import UNIFORM
 from configs.weight_path import is_closed
 
 from .algorithm import (
@@ -37,6 +38,7 @@ def disagreements(settings: AllTables) -> list[str]:
         _check_reward_names,
         _check_environment_names,
         _check_environment_shares,
+        _check_sampler_prompts,
         _check_pull_from,
         _check_site,
         _check_broadcast_network,
@@ -217,6 +219,20 @@ def _check_environment_shares(settings: AllTables) -> str | None:
         f"run.environments must have shares of at least a thousandth of their sum = {total:g}, or "
         f"0, got {few[0].share:g} of {few[0].title}; 0 = it is only evaluated"
     )
+
+
+def _check_sampler_prompts(settings: AllTables) -> str | None:
+    run = settings.run
+    if run.sampler == UNIFORM:
+        return None
+    for name, alone in run.by_environment.items():
+        if alone.is_trained and alone.sampler_prompts is None:
+            return (
+                f"run.sampler_prompts must be set where run.sampler is {run.sampler}, got null for "
+                f"{name}; set it to the number of its training rows, or to how many questions of a "
+                f"generator without an end are asked again and again"
+            )
+    return None
 
 
 def _check_pull_from(settings: AllTables) -> str | None:

@@ -20,6 +20,7 @@ from configs.errors import NyalaError, SettingsError
 from configs.hashes import is_hosted
 from configs.machine import visible_gpus
 from configs.settings import RunSettings, Settings
+from configs.tables.run import UNIFORM
 
 from .checks.check import Check, CheckWarning
 from .checks.machine import (
@@ -49,6 +50,7 @@ from .checks.reward import (
     REWARD_TIMEOUT_S,
     check_prompts,
     check_reward,
+    check_sampler,
     check_stop,
     parts_warning,
 )
@@ -75,6 +77,7 @@ def checks_of_start(
     environments_s = 2 * limit_of_environments(run)
     agents = Check("data", "agents", lambda: check_agents(settings.agents), limit_s=INSTALL_S)
     teacher = Check("learner", "teacher", lambda: check_teacher(settings), limit_s=120)
+    sampler = Check("data", "sampler", lambda: check_sampler(run), "reward", limit_s=environments_s)
     return [
         Check("network", "addresses", lambda: check_addresses(settings)),
         Check(GROUP, REACHED, lambda: check_redis(run, redis_url)),
@@ -94,6 +97,7 @@ def checks_of_start(
             "reward",
             limit_s=environments_s,
         ),
+        *([sampler] if run.sampler != UNIFORM else []),
         *([agents] if run.has_agents else []),
         *([teacher] if settings.algorithm.has_teacher else []),
     ]

@@ -22,6 +22,7 @@ USER_FILE_KEYS = (
     "environment_settings",
     "environment_python",
     "reward",
+    "sampler",
     "environments",
 )
 """Keys of `run` that name files."""
@@ -33,7 +34,7 @@ def resolve(settings: Settings) -> Settings:
     changes: dict[str, object] = {"directory": run.directory.expanduser().resolve()}
     if run.model != "init":
         changes["model"] = _model(run.model)
-    changes |= _user_files(run)
+    changes |= _user_files(run) | {"sampler": _absolute(run.sampler)}
     changes["environments"] = tuple(
         environment.model_copy(
             update=_user_files(alone) | {"reward": _absolutes(environment.reward)}

@@ -33,6 +33,8 @@ class LearnerState:
     """Groups of all batches, as ranges [start, end): recovery asserts them."""
     totals: Totals
     guards: GuardState = field(default_factory=GuardState)
+    curriculum: str = ""
+    """Choices and results of `run.sampler` (`learner/data/sampler.py`); empty if it is uniform."""
     adapter: Adapter | None = None
     """Identity of the adapters whose tensors it has; None = those of the whole model."""
 

@@ -24,6 +24,7 @@ from buffer import operations
 from buffer.operations.operation import Operation
 from configs.hashes import run_hashes, settings_hash
 from configs.settings import BufferSettings, RunSettings
+from configs.tables.run import UNIFORM
 from learner.data.curriculum import training_tasks
 from learner.data.evaluation import is_due, round_tasks
 from learner.data.ledger import LedgerSnapshot
@@ -155,9 +156,11 @@ def _create_again(store: RunsOperations, run: RunSettings, facts: LedgerSnapshot
     """Create the groups that are missing from the store; returns the number of tasks."""
     exists = known_groups(store, run)
     missing = [g for g in range(facts.reach) if g >= len(exists) or not exists[g]]
+    if run.sampler != UNIFORM:  # the feeder creates those that have no choice yet
+        missing = [g for g in missing if g in facts.choices]
     if not missing:
         return 0
-    tasks = training_tasks(run, missing, facts.second_tries)
+    tasks = training_tasks(run, missing, facts.asked)
     return store.run(operations.create(facts.lineage, tasks))
 
 

@@ -27,6 +27,7 @@ from configs.settings import BufferSettings, RunSettings
 from configs.validation.store import memory_shortage
 from learner.data.ledger import Ledger, LedgerSnapshot, from_ranges
 from learner.data.retrying_store import RetryingStore
+from learner.data.sampler import decode_curriculum
 from learner.model.lora import reset_adapters
 from learner.model.policy import Policy
 from learner.model.saved_model import read_weights
@@ -76,6 +77,7 @@ class StartState:
 
     def ledger(self) -> Ledger:
         """Make the ledger with the facts of this start."""
+        curriculum = decode_curriculum(self.state.curriculum)
         return Ledger(
             LedgerSnapshot(
                 lineage=self.lineage,
@@ -88,6 +90,8 @@ class StartState:
                 second_tries={
                     g: dropped for dropped, g in self.asked_again.items() if g is not None
                 },
+                choices=curriculum.choices,
+                results=curriculum.results,
                 waiting=tuple(sorted(d for d, group in self.asked_again.items() if group is None)),
                 vocabulary=self.vocabulary,
             )

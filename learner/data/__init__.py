@@ -20,6 +20,7 @@ records         Episodes from the records of tasks: fetch, decode, shape the rew
                 objects
 retrying_store  A store client that retries while Redis is away, and has it recovered when it lost
                 writes
+sampler         Samplers: which prompt a new group asks, by what training has shown of each prompt
 reuse           Groups that are trained again: rate, draw, judge, forget. Rank 0 only
 teachers        Teachers of on-policy distillation: the tokenizer that they must have, and what only
                 they read

@@ -32,7 +32,14 @@ from configs.traces import trace_dropped
 from learner.profiling import phase
 from learner.stopping import take_left_batch
 
-from .group_filter import IMPOSSIBLE, STALE, UNREADABLE, DropCounts, GroupFilter
+from .group_filter import (
+    IMPOSSIBLE,
+    STALE,
+    UNREADABLE,
+    ZERO_VARIANCE,
+    DropCounts,
+    GroupFilter,
+)
 from .ledger import Ledger
 from .policy_lag import FreshTokens, Int64, mask_stale, trained_lags
 from .records import Records, missing_parts
@@ -65,6 +72,8 @@ class ClaimedBatch:
     """Whether an earlier life of the learner sealed it."""
     filtered_groups: int = 0
     """Groups of equal rewards that were replaced by others."""
+    filtered: tuple[Episode, ...] = ()
+    """Episodes of those groups."""
     uses: Mapping[int, int] = field(default_factory=dict)
     """Group that is trained again -> how often, this batch included."""
     missing_parts: tuple[str, ...] = ()
@@ -111,6 +120,8 @@ class Claims:
         self._filter = GroupFilter(
             run, buffer, algorithm, ledger=ledger, vocabulary=vocabulary, rewards=rewards
         )
+        self._filtered: list[Episode] = []
+        """Episodes that the filter of equal rewards took from the batch that is being filled."""
         self._records = Records(store, run, buffer, rewards)
         is_masking = buffer.on_stale == "mask"
         self._mask = (
@@ -223,6 +234,7 @@ class Claims:
         if starts_now:
             self._episodes.clear()
             self._filter.begin_batch()
+            self._filtered.clear()
         units = self._run.groups_per_batch
         num_read = len(self._episodes)
         claim = self._store.run(
@@ -260,6 +272,7 @@ class Claims:
         self._dissolve_later_claims(step)
 
     def _count_dropped(self, groups: Sequence[int], reason: str) -> None:
+        self._ledger.forget_choices(groups)
         self.dropped.add_units(reason, len(groups))
         trace_dropped(groups, group_size=self._run.group_size, reason=reason)
 
@@ -285,6 +298,7 @@ class Claims:
                 self._episodes[unit.group_id] = episodes
             elif episodes is not None and reason not in {UNREADABLE, IMPOSSIBLE}:
                 self.dropped.add_episodes(episodes)
+                self._filtered += episodes if reason == ZERO_VARIANCE else []
         return bad
 
     def _read(self, units: Sequence[ClaimedUnit]) -> list[tuple[ClaimedUnit, list[Episode] | None]]:
@@ -346,6 +360,7 @@ class Claims:
             tokens=self._count_fresh(step, sampled, episodes, reused, mask),
             is_replay=is_replay,
             filtered_groups=self._filter.num_filtered,
+            filtered=tuple(self._filtered),
             uses={group_id: group.uses for group_id, group in reused.items()},
             missing_parts=missing_parts(episodes, self._rewards),
             in_order=self._in_order,

@@ -1,9 +1,10 @@
 """Training and evaluation tasks as functions of (run seed, id); rank 0's thread that creates them.
 
-Recovery and the console make the same tasks again. The feeder, which is that thread, keeps new
-units in the store so that actors never wait for the step loop. It counts those still alive and
-creates no more than the run needs: the next id replaces a unit that was dropped or that failed.
-CREATE is idempotent by id, so a resumed feeder simply starts from its checkpointed cursor.
+Recovery and the console make the same tasks again; where `run.sampler` chose the prompt of a task
+(`sampler.py`), the ledger has the choice. The feeder, which is that thread, keeps new units in the
+store so that actors never wait for the step loop. It counts those still alive and creates no more
+than the run needs: the next id replaces a unit that was dropped or that failed. CREATE is
+idempotent by id, so a resumed feeder simply starts from its checkpointed cursor.
 
 Consumes: the store's counts. Waits for: nothing but its own short pause. Ends when `stop` is called
 or a newer learner owns the run.
@@ -30,6 +31,7 @@ from configs.worker import Worker
 
 from .ledger import Ledger
 from .retrying_store import RetryingStore
+from .sampler import PromptSampler
 
 PAUSE_S = 0.1  # between two readings of the counts; a batch takes longer to make
 SEED_BITS = 31  # what every library takes as a seed
@@ -62,20 +64,21 @@ def environment_by_group(run: RunSettings, ledger: Ledger) -> Callable[[int], st
 
 
 def training_tasks(
-    run: RunSettings, group_ids: Iterable[int], second_tries: Mapping[int, int]
+    run: RunSettings, group_ids: Iterable[int], asked: Mapping[int, int]
 ) -> list[NewTask]:
     """Make all tasks of these groups, as CREATE takes them.
 
     Args:
         run: Settings that specs depend on.
         group_ids: Ids of the groups.
-        second_tries: Group -> the group, dropped as too old, whose prompt it asks again.
+        asked: Group -> the training item whose prompt it asks, where that is not its own number:
+            that of a group dropped as too old, or one that `run.sampler` chose.
     """
     size = run.group_size
     tasks = []
     for group_id in group_ids:
-        asked = training_task(run, second_tries.get(group_id, group_id) * size)
-        spec = encode_spec(replace(asked, group_id=group_id))
+        task = training_task(run, asked.get(group_id, group_id) * size)
+        spec = encode_spec(replace(task, group_id=group_id))
         ids = range(group_id * size, (group_id + 1) * size)
         tasks += [NewTask(task_id, group_id, spec) for task_id in ids]
     return tasks
@@ -132,13 +135,17 @@ class Feeder:
         *,
         ledger: Ledger,
         cursor: int,
+        sampler: PromptSampler | None = None,
     ) -> None:
         self._store = store
+        self._sampler = sampler
         self._run = run
         self._ledger = ledger
         # Twice the admission cap, so that an actor finds work even just after a batch was admitted
         # at once.
         self._ahead = 2 * int((run.max_policy_lag + 1) * run.groups_per_batch * buffer.margin) + 1
+        if sampler is not None:  # a choice should know the newest results
+            self._ahead = int(run.groups_per_batch * buffer.margin) + 1
         self._cursor = cursor
         self._stopping = threading.Event()
         self._worker = Worker(self._work, name="feeder")
@@ -184,13 +191,17 @@ class Feeder:
             units_per_batch=run.groups_per_batch,
             ahead=self._ahead,
         )
+        if self._sampler is not None and run.deterministic:
+            # The groups of a batch are chosen by all batches before it, however fast those are.
+            end = (self._ledger.facts.step + 1) * run.groups_per_batch
+            wanted = max(0, min(wanted, end - self._cursor))
         if wanted:
             groups = range(self._cursor, self._cursor + wanted)
             # Before they are created: recovery creates again what the store loses at once.
             ledger = self._ledger
-            assigned = ledger.create(groups)
+            assigned = ledger.create(groups, self._choose(groups))
             self._store.run(operations.recreate_dropped(ledger.lineage, assigned))
-            tasks = training_tasks(run, groups, ledger.facts.second_tries)
+            tasks = training_tasks(run, groups, ledger.facts.asked)
             began_ns = time.time_ns()
             created = self._store.run(operations.create(ledger.lineage, tasks))
             # Ids that the store had already count as created: by an earlier learner. They come
@@ -199,6 +210,18 @@ class Feeder:
             trace_created(new, began_ns=began_ns)
             self._cursor += wanted
         return wanted
+
+    def _choose(self, groups: Iterable[int]) -> dict[int, int] | None:
+        """Choose the prompts of groups that have none yet; None = the run has no sampler."""
+        if self._sampler is None:
+            return None
+        facts = self._ledger.facts
+        return self._sampler.choose(
+            [group for group in groups if group not in facts.choices],
+            step=facts.step,
+            results=facts.results,
+            in_flight=facts.untrained_choices.values(),
+        )
 
 
 def _seed(*parts: int | str) -> int:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from broker.protocol.messages import Publication
 from buffer.operations.values import StaleMask
 
+from .sampler import Results
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerSnapshot:
@@ -43,6 +45,12 @@ class LedgerSnapshot:
     """Masks that those batches are sealed with."""
     second_tries: Mapping[int, int] = field(default_factory=dict)
     """Group -> the dropped group whose prompt it asks again."""
+    choices: Mapping[int, int] = field(default_factory=dict)
+    """Group -> the training item whose prompt `run.sampler` chose for it, until the group is inside
+    a durable checkpoint or dropped."""
+    results: Mapping[int, Results] = field(default_factory=dict)
+    """Number of an environment -> what its prompts were answered with, up to `step`; for
+    `run.sampler`."""
     waiting: tuple[int, ...] = ()
     """Dropped groups whose prompts are to be asked again, oldest first."""
     open_rounds: frozenset[int] = frozenset()
@@ -60,6 +68,17 @@ class LedgerSnapshot:
         """
         waiting: dict[int, int | None] = dict.fromkeys(self.waiting)
         return waiting | {dropped: group for group, dropped in self.second_tries.items()}
+
+    @property
+    def asked(self) -> dict[int, int]:
+        """Group -> the training item whose prompt it asks, where that is not its own number."""
+        return {**self.second_tries, **self.choices}
+
+    @property
+    def untrained_choices(self) -> dict[int, int]:
+        """Choices for groups that are not yet trained."""
+        trained = {group for k in self.batches if k <= self.step for group in self.batches[k]}
+        return {group: item for group, item in self.choices.items() if group not in trained}
 
     def groups_up_to(self, step: int) -> frozenset[int]:
         """Collect the groups of all batches up to `step`."""
@@ -97,19 +116,24 @@ class Ledger:
                 masks={**self._facts.masks, k: mask},
             )
 
-    def advance(self, step: int) -> None:
-        """Note that batch `step` is trained."""
+    def advance(self, step: int, results: Mapping[int, Results] | None = None) -> None:
+        """Note that batch `step` is trained, and the results of prompts where they have changed."""
         with self._lock:
-            self._facts = replace(self._facts, step=step)
+            facts = self._facts
+            self._facts = replace(
+                facts, step=step, results=facts.results if results is None else results
+            )
 
     def checkpoint(self, step: int) -> None:
         """Note that the batches up to `step` are inside a durable checkpoint."""
         with self._lock:
             facts = self._facts
+            checkpointed = facts.groups_up_to(step)
             self._facts = replace(
                 facts,
                 checkpoint_step=step,
-                checkpointed=facts.groups_up_to(step),
+                checkpointed=checkpointed,
+                choices={g: i for g, i in facts.choices.items() if g not in checkpointed},
                 batches={k: groups for k, groups in facts.batches.items() if k > step},
                 reused={k: groups for k, groups in facts.reused.items() if k > step},
                 masks={k: mask for k, mask in facts.masks.items() if k > step},
@@ -124,8 +148,24 @@ class Ledger:
             self._facts = replace(facts, waiting=(*facts.waiting, *new))
             return new
 
-    def create(self, group_ids: Collection[int]) -> dict[int, int]:
+    def forget_choices(self, group_ids: Iterable[int]) -> None:
+        """Forget what was chosen for dropped groups, except those that wait to be asked again."""
+        with self._lock:
+            facts = self._facts
+            dropped = set(group_ids) - set(facts.waiting)
+            kept = {g: item for g, item in facts.choices.items() if g not in dropped}
+            self._facts = replace(facts, choices=kept)
+
+    def create(
+        self, group_ids: Collection[int], choices: Mapping[int, int] | None = None
+    ) -> dict[int, int]:
         """Note groups that are about to be created; the new ones ask the prompts that wait.
+
+        Args:
+            group_ids: Ids of the groups.
+            choices: Group -> the item that the run's sampler chose; None = it has no sampler.
+                A prompt that waits comes first, unless an earlier life had chosen it after its
+                last checkpoint: then the sampler may choose it again.
 
         Returns:
             Dropped group -> the group that asks its prompt now.
@@ -134,12 +174,16 @@ class Ledger:
             facts = self._facts
             # Below the reach an earlier learner created them, to ask something else.
             free = [g for g in group_ids if g >= facts.reach and g not in facts.second_tries]
-            assigned = dict(zip(facts.waiting, free, strict=False))
+            known = [g for g in facts.waiting if choices is None or g in facts.choices]
+            assigned = dict(zip(known, free, strict=False))
+            again = {g: facts.choices[old] for old, g in assigned.items() if old in facts.choices}
+            chosen = {**(choices or {}), **again, **facts.choices}
             self._facts = replace(
                 facts,
                 reach=max([facts.reach, *(group + 1 for group in group_ids)]),
                 second_tries={**facts.second_tries, **{g: old for old, g in assigned.items()}},
-                waiting=facts.waiting[len(assigned) :],
+                choices={g: item for g, item in chosen.items() if g not in assigned},
+                waiting=tuple(g for g in facts.waiting if g not in assigned),
             )
             return assigned
 

@@ -109,6 +109,7 @@ class BatchLog:
         claimed_at: float,
         sampling_alarms: int,
         dropped_samples: int,
+        prompts: Mapping[str, float] | None = None,
     ) -> Mapping[str, object]:
         """Count a batch and append its lines to the journal; returns that of `metrics.jsonl`."""
         figures = batch_figures(
@@ -149,6 +150,7 @@ class BatchLog:
             **self._fleet_figures(),
             "sampling_alarms": sampling_alarms,
             "dropped_samples": dropped_samples,
+            **(prompts or {}),
             **times.figures(trained_tokens=figures.trained_tokens),
             "idle_fraction": self.totals.idle_fraction,
             "wall_s": round(self.totals.wall_s, 3),

@@ -64,6 +64,8 @@ LEARNING = (
     LENGTH := Plot("Completion length", "Tokens of an episode.", least=0.0),
     NO_SIGNAL := Plot("Episodes without a signal",
         "Share of completions that were cut off; groups whose rewards are all equal.", least=0.0),
+    PROMPTS := Plot("Prompts by success",
+        "Shares of the prompts that the sampler chooses among.", least=0.0, most=1.0),
 )  # fmt: skip
 OFF_POLICY = (
     KL := Plot("KL divergence",
@@ -271,6 +273,19 @@ FIGURES = (
         "baselines they have no gradient.", "reward"),
     Figure("filtered_groups", "groups", "Groups of equal rewards that were replaced by others.",
         "reward"),
+    Figure("prompts_unseen", "0 to 1", "Share of the prompts that `run.sampler` chooses among that "
+        "were never trained; there unless it is `uniform`.", "prompts",
+        chart=ChartLine(PROMPTS, "unseen", is_optional=True)),
+    Figure("prompts_hard", "0 to 1", "Share of the sampler's prompts with a success below 0.2.",
+        "prompts", chart=ChartLine(PROMPTS, "success below 0.2", is_optional=True)),
+    Figure("prompts_medium", "0 to 1", "Share of the sampler's prompts with a success from 0.2 to "
+        "0.8.", "prompts", chart=ChartLine(PROMPTS, "success from 0.2 to 0.8", is_optional=True)),
+    Figure("prompts_easy", "0 to 1", "Share of the sampler's prompts with a success above 0.8 that "
+        "are not solved.", "prompts", chart=ChartLine(PROMPTS, "success above 0.8",
+            is_optional=True)),
+    Figure("prompts_solved", "0 to 1", "Share of the sampler's prompts with a success of at least "
+        "0.95, which `difficulty` has retired.", "prompts",
+        chart=ChartLine(PROMPTS, "solved", is_optional=True)),
     Figure("environments", "by name", "`episodes`, `groups`, `zero_variance_groups`, "
         "`reward_mean`, and `accuracy` where the reward has a part `exact`.", "environments"),
     Figure("policy_lag_mean", "batches", "Mean lag of trained tokens, batches.", "lag",

@@ -119,6 +119,51 @@ def test_what_cannot_be_meant_is_refused(
         load(path, run)
 
 
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (
+            ["run.sampler=difficulty"],
+            (
+                "run.sampler_prompts must be set where run.sampler is difficulty, got null for "
+                "words; set it to the number of its training rows"
+            ),
+        ),
+        (
+            ["run.sampler=hardest", "run.sampler_prompts=5"],
+            (
+                "run.sampler must be uniform, difficulty, path/to/file.py:function or "
+                "module:function, "
+                'got "hardest"'
+            ),
+        ),
+        (["run.sampler_prompts=0"], "run.sampler_prompts must be a whole number >= 1"),
+    ],
+)
+def test_a_sampler_needs_a_name_and_its_prompts(
+    tmp_path: Path, run: list[str], message: str
+) -> None:
+    path = tmp_path / "mine.yaml"
+    environments = (
+        "[{environment: calculator, sampler_prompts: 9}, {environment: dataset, share: 0}, "
+        "{environment: reasoning_gym, name: words}]"
+    )
+    path.write_text(f"run: {{model: init, environments: {environments}}}\n")
+
+    with pytest.raises(SettingsError, match=message):
+        load(path, run)
+
+    assert load(path, ["run.sampler=difficulty", "run.sampler_prompts=5"])
+
+
+def test_a_sampler_beside_the_settings_file_is_found(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def choose(seed, group, pool):\n    return 0\n")
+    path = tmp_path / "mine.yaml"
+    path.write_text("run: {model: init, sampler: 'mine.py:choose', sampler_prompts: 5}\n")
+
+    assert load(path).run.sampler == f"{tmp_path}/mine.py:choose"
+
+
 def test_settings_with_several_environments_are_the_same_when_they_are_read_again(
     tmp_path: Path,
 ) -> None:

@@ -41,6 +41,16 @@ def test_the_settings_hash_tells_environments_apart_and_leaves_out_what_nobody_s
     assert of(system_prompt="be brief") != of()
 
 
+def test_a_sampler_is_compared_by_its_name_and_not_by_its_folder():
+    def of(**run):
+        return settings_hash(RunSettings(model="init", **run))
+
+    assert of(sampler="uniform") == of()  # as in a run of a version without this setting
+    assert of(sampler="difficulty") != of()
+    assert of(sampler="a/mine.py:choose") == of(sampler="/b/mine.py:choose")
+    assert of(sampler="a/mine.py:choose") != of(sampler="a/mine.py:other")
+
+
 def test_several_rewards_have_a_hash_of_their_own(tmp_path):
     path = tmp_path / "reward.py"
     path.write_text("def f(): ...\ndef g(): ...\n")

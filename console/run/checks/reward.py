@@ -35,8 +35,10 @@ from actors.rewards.pool import Parts, score_answers
 from actors.rewards.pool import check_reward as try_reward
 from configs.errors import DeadlineError, NyalaError, RewardError, SettingsError, quoted
 from configs.settings import ActorSettings, LearnerSettings, RunSettings, Settings
+from configs.tables.environments import OF_ROWS
 from learner.data.grades import REWARD
 from learner.data.records import shaped
+from learner.data.sampler import PromptSampler
 
 from .check import CheckWarning
 from .model import is_at_hand
@@ -320,6 +322,30 @@ def check_prompts(settings: Settings, *, has_begun: bool) -> str | CheckWarning:
             f"{counted.looked_at}"
         )
     return CheckWarning("; ".join(doubts)) if doubts else "; ".join(results)
+
+
+def check_sampler(run: RunSettings) -> str:
+    """`run.sampler` loads, chooses the same prompts twice, and asks no row of a dataset twice.
+
+    Raises:
+        SettingsError: It does not, or the rows cannot be read.
+        DeadlineError: They cannot be read within `REWARD_TIMEOUT_S`.
+    """
+    PromptSampler(run).try_out()
+    rows = for_each(run, _training_rows, limit_s=REWARD_TIMEOUT_S)
+    for (name, alone), count in zip(run.by_environment.items(), rows, strict=True):
+        prompts = alone.sampler_prompts or 0
+        if count is not None and prompts > count:
+            raise SettingsError(
+                f"run.sampler_prompts must be at most the training rows of {name} = {count}, got "
+                f"{prompts}; a row would be measured as several prompts: set it to {count}"
+            )
+    return f"{run.sampler} chooses"
+
+
+def _training_rows(run: RunSettings) -> int | None:
+    """Count the rows that an environment trains on; None if it makes its own."""
+    return make_dataset(run).counts[0] if run.environment in OF_ROWS else None
 
 
 def _lengths_of(run: RunSettings) -> PromptLengths | None:

@@ -25,6 +25,7 @@ from tests.learner.support.tiny_run import tiny_settings
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 OF_CRITIC = {field.name for field in fields(CriticFigures)}
+OF_SAMPLER = {f"prompts_{kind}" for kind in ("unseen", "hard", "medium", "easy", "solved")}
 CLASSES = (BatchFigures, Divergence, BatchOutcome, TrainedBatch, CriticFigures, StepTimes)
 NESTED = {"outcome", "divergence", "critic", "measured"}
 """Fields whose own fields are figures."""
@@ -44,7 +45,7 @@ def test_a_real_run_writes_what_is_in_the_table_and_shows_it(
         json.loads(text)
         for text in (settings.run.folder / "metrics.jsonl").read_text().splitlines()
     ]
-    assert {key for line in lines for key in line} == KEYS - OF_CRITIC
+    assert {key for line in lines for key in line} == KEYS - OF_CRITIC - OF_SAMPLER
     values = ring.page.values()
     of_cards = {metric.name for metric in CARD_METRICS}
     assert set(values) - of_cards == {metric.name for metric in METRICS} - of_cards
