@@ -30,7 +30,7 @@ from learner.data.kept_batches import BatchKeeper
 from learner.data.ledger import Ledger, as_ranges
 from learner.data.records import Records
 from learner.data.retrying_store import RetryingStore
-from learner.data.sampler import Results, encode_curriculum, make_sampler
+from learner.data.sampler import Results, encode_curriculum, make_sampler, rewards_by_prompt
 from learner.model.ranks import Ranks
 from learner.model.sequence_cost import SequenceCost
 from learner.reporting.advice.advisor_thread import AdvisorThread
@@ -306,8 +306,9 @@ class RankZero:
         batch = self._batch
         if self._sampler is None or batch is None:
             return None
-        new = [episode for episode in batch.episodes if episode.group_id not in batch.uses]
-        return self._sampler.measure(self._ledger.facts.results, step, [*new, *batch.filtered])
+        new = (episode for episode in batch.episodes if episode.group_id not in batch.uses)
+        rewards = {**rewards_by_prompt(new), **batch.filtered}
+        return self._sampler.measure(self._ledger.facts.results, step, rewards)
 
     def _log(self, settings: Settings) -> BatchLog:
         return BatchLog(

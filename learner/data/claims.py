@@ -45,6 +45,7 @@ from .policy_lag import FreshTokens, Int64, mask_stale, trained_lags
 from .records import Records, missing_parts
 from .retrying_store import RetryingStore
 from .reuse import Reuse, ReusedGroup
+from .sampler import RewardsByPrompt, rewards_by_prompt
 
 log = structlog.get_logger()
 
@@ -72,8 +73,8 @@ class ClaimedBatch:
     """Whether an earlier life of the learner sealed it."""
     filtered_groups: int = 0
     """Groups of equal rewards that were replaced by others."""
-    filtered: tuple[Episode, ...] = ()
-    """Episodes of those groups."""
+    filtered: RewardsByPrompt = field(default_factory=dict)
+    """Rewards of those groups, where a sampler chose their prompts."""
     uses: Mapping[int, int] = field(default_factory=dict)
     """Group that is trained again -> how often, this batch included."""
     missing_parts: tuple[str, ...] = ()
@@ -120,8 +121,8 @@ class Claims:
         self._filter = GroupFilter(
             run, buffer, algorithm, ledger=ledger, vocabulary=vocabulary, rewards=rewards
         )
-        self._filtered: list[Episode] = []
-        """Episodes that the filter of equal rewards took from the batch that is being filled."""
+        self._filtered: RewardsByPrompt = {}
+        """Rewards of the groups that were filtered from the batch that is being filled."""
         self._records = Records(store, run, buffer, rewards)
         is_masking = buffer.on_stale == "mask"
         self._mask = (
@@ -234,7 +235,7 @@ class Claims:
         if starts_now:
             self._episodes.clear()
             self._filter.begin_batch()
-            self._filtered.clear()
+            self._filtered = {}
         units = self._run.groups_per_batch
         num_read = len(self._episodes)
         claim = self._store.run(
@@ -298,7 +299,8 @@ class Claims:
                 self._episodes[unit.group_id] = episodes
             elif episodes is not None and reason not in {UNREADABLE, IMPOSSIBLE}:
                 self.dropped.add_episodes(episodes)
-                self._filtered += episodes if reason == ZERO_VARIANCE else []
+                if reason == ZERO_VARIANCE:
+                    self._filtered = {**self._filtered, **rewards_by_prompt(episodes)}
         return bad
 
     def _read(self, units: Sequence[ClaimedUnit]) -> list[tuple[ClaimedUnit, list[Episode] | None]]:
@@ -360,7 +362,7 @@ class Claims:
             tokens=self._count_fresh(step, sampled, episodes, reused, mask),
             is_replay=is_replay,
             filtered_groups=self._filter.num_filtered,
-            filtered=tuple(self._filtered),
+            filtered=self._filtered,
             uses={group_id: group.uses for group_id, group in reused.items()},
             missing_parts=missing_parts(episodes, self._rewards),
             in_order=self._in_order,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import nsmallest
 from itertools import chain
 from random import Random
 from typing import NamedTuple
@@ -29,7 +30,7 @@ from configs.tables.run import UNIFORM
 from configs.user_code import explain, load_user_code
 
 MOST_PROMPTS = 100_000
-"""Prompts of each environment whose results are kept, about 30 MB of memory and 5 MB of each
+"""Prompts of each environment whose results are kept, about 25 MB of memory and 6 MB of each
 checkpoint. Beyond it, those that were trained longest ago count as unseen again."""
 SOLVED = 0.95
 """Success from which a prompt is solved: after two groups without a wrong answer, or more where
@@ -68,14 +69,24 @@ class Results:
     high: float = 1.0
     """The highest reward of an episode so far, at least 1."""
 
-    def followed_by(self, prompt: int, rewards: Sequence[float], batch: int) -> Results:
-        """Return the results with another group; those of the oldest prompts may be forgotten."""
-        known = self.prompts.get(prompt, PromptResult(0, 0, 0.0, 0.0))
-        mean = sum(rewards) / len(rewards)
-        prompts = {**self.prompts, prompt: known.followed_by(mean, batch)}
-        if len(prompts) > MOST_PROMPTS:
-            del prompts[min(prompts, key=lambda number: (prompts[number].batch, number))]
-        return Results(prompts, min(self.low, *rewards), max(self.high, *rewards))
+    def followed_by(self, groups: Iterable[tuple[int, Sequence[float]]], batch: int) -> Results:
+        """Return the results with further groups, of which those of the oldest prompts go.
+
+        Args:
+            groups: The prompt of each group, and the rewards of its episodes.
+            batch: The batch that trained them.
+        """
+        prompts, low, high = dict(self.prompts), self.low, self.high
+        for prompt, rewards in groups:
+            known = prompts.get(prompt, PromptResult(0, 0, 0.0, 0.0))
+            prompts[prompt] = known.followed_by(sum(rewards) / len(rewards), batch)
+            low, high = min(low, *rewards), max(high, *rewards)
+        excess = max(0, len(prompts) - MOST_PROMPTS)
+        for prompt in nsmallest(
+            excess, prompts, key=lambda prompt: (prompts[prompt].batch, prompt)
+        ):
+            del prompts[prompt]
+        return Results(prompts, low, high)
 
 
 @dataclass
@@ -194,6 +205,19 @@ def _solved(_: Random, pool: Pool) -> int | None:
 # The sampler of a run: results of batches, choices of groups, and their place in a checkpoint.
 
 
+RewardsByPrompt = Mapping[tuple[int, int], Sequence[float]]
+"""(training item, group) -> rewards of the group's episodes."""
+
+
+def rewards_by_prompt(episodes: Iterable[Episode]) -> RewardsByPrompt:
+    """Collect rewards by prompt and group; an episode that does not name its item is left out."""
+    rewards: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for episode in episodes:
+        if (item := episode.metadata.get(INDEX, "")).isdecimal():
+            rewards[int(item), episode.group_id].append(episode.reward)
+    return rewards
+
+
 class CurriculumState(msgspec.Struct):
     """What a checkpoint keeps of choices and results. Producer, consumer: the learner's rank 0."""
 
@@ -274,30 +298,27 @@ class PromptSampler:
             )
 
     def measure(
-        self, results: Mapping[int, Results], step: int, episodes: Iterable[Episode]
+        self, results: Mapping[int, Results], step: int, rewards: RewardsByPrompt
     ) -> dict[int, Results]:
-        """Return the results with those of batch `step`: a mean reward for each of its groups.
+        """Return the results with those of the groups of batch `step`.
 
         Args:
             results: Number of an environment -> results of its prompts.
             step: The batch.
-            episodes: Its episodes, without those that are trained again. One that does not name
-                its training item is left out.
+            rewards: Rewards of its groups, without those that are trained again.
         """
-        rewards: dict[tuple[int, int], list[float]] = defaultdict(list)
-        for episode in episodes:
-            if (item := episode.metadata.get(INDEX, "")).isdecimal():
-                rewards[int(item), episode.group_id].append(episode.reward)
-        measured = dict(results)
+        groups: dict[int, list[tuple[int, Sequence[float]]]] = defaultdict(list)
         for (item, _), of_group in rewards.items():
             number, prompt = self._mixture.training(item)
-            known = measured.get(number, Results())
-            measured[number] = known.followed_by(prompt, of_group, step)
-        return measured
+            groups[number].append((prompt, of_group))
+        return {**results} | {
+            number: results.get(number, Results()).followed_by(of_environment, step)
+            for number, of_environment in groups.items()
+        }
 
     def figures(self, results: Mapping[int, Results]) -> dict[str, float]:
         """Return the shares of the prompts by what is known of them, as `metrics.jsonl` has."""
-        counts = dict.fromkeys(("hard", "medium", "easy", "solved"), 0)
+        counts: dict[str, int] = dict.fromkeys(("hard", "medium", "easy", "solved"), 0)
         total = 0
         for number, (name, alone) in enumerate(self._environments):
             num_prompts = (alone.sampler_prompts or 0) * alone.is_trained

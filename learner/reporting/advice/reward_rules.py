@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from configs.settings import Settings
+from configs.tables.run import UNIFORM
 
 from .evidence import Window, total
 
@@ -115,6 +116,8 @@ def groups_flat(window: Window, settings: Settings, holds_already: bool) -> str 
         if is_easy
         else "the questions are too hard: take easier ones, give credit for partly right answers"
     )
+    if run.sampler == UNIFORM:
+        remedy += ", set run.sampler to difficulty where some prompts are between"
     return (
         f"in {share:.0%} of the last {groups:.0f} groups all answers had the same reward, and they "
         f"train nothing; at a mean reward of {mean:.3g} {remedy}, or raise run.group_size (now "

@@ -39,6 +39,7 @@ def test_groups_of_equal_rewards_make_way_for_others(bench: Bench, tmp_path: Pat
     assert batch is not None
     assert groups_of(batch.episodes) == [2, 4]
     assert batch.filtered_groups == 3
+    assert batch.filtered == {(0, 0): [1.0] * 4, (1, 1): [1.0] * 4, (3, 3): [0.0] * 4}
     assert claims.dropped.units == {"zero_variance": 3}
     assert claims.dropped.tokens == 24
     stats = bench.stats()

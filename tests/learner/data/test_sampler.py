@@ -12,7 +12,7 @@ import pytest
 from broker.protocol.codec import decode_spec
 from buffer import operations
 from buffer.operations.operation import Operation
-from buffer.record.episode import INDEX, Episode
+from buffer.record.episode import INDEX
 from buffer.store import Store
 from configs.errors import SettingsError
 from configs.settings import BufferSettings, RunSettings
@@ -25,10 +25,12 @@ from learner.data.sampler import (
     PromptResult,
     PromptSampler,
     Results,
+    RewardsByPrompt,
     decode_curriculum,
     difficulty,
     encode_curriculum,
     make_sampler,
+    rewards_by_prompt,
 )
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import begin_run, new_ledger
@@ -54,12 +56,9 @@ def pool_of(results: Results, *, prompts: int = 100, in_flight: set[int] | None 
     return Pool("sums", prompts, 30, results, in_flight or set())
 
 
-def answered(index: int, *rewards: float, group: int = 0) -> list[Episode]:
-    """Episodes of a group that asked the prompt of a training item."""
-    return [
-        replace(make_episode(number, group_id=group, reward=reward), metadata={INDEX: str(index)})
-        for number, reward in enumerate(rewards)
-    ]
+def answered(index: int, *rewards: float, group: int = 0) -> RewardsByPrompt:
+    """Rewards of a group that asked the prompt of a training item."""
+    return {(index, group): rewards}
 
 
 def test_a_uniform_run_has_no_sampler_and_asks_as_it_always_did() -> None:
@@ -142,9 +141,8 @@ def test_a_solved_prompt_retires_and_comes_back_when_it_fails(
 
 def test_rewards_of_another_scale_are_read_between_their_ends() -> None:
     of_run = PromptSampler(RUN)
-    episodes = answered(1, -1.0, 1.0) + answered(2, 1.0, 1.0, group=1)
 
-    results = of_run.measure({}, 1, episodes)
+    results = of_run.measure({}, 1, {(1, 0): [-1.0, 1.0], (2, 1): [1.0, 1.0]})
 
     pool = pool_of(results[0])
     assert (results[0].low, results[0].high) == (-1.0, 1.0)
@@ -152,10 +150,14 @@ def test_rewards_of_another_scale_are_read_between_their_ends() -> None:
     assert pool.success(2) == pytest.approx(1.0625 / 1.125)
 
 
-def test_an_episode_that_names_no_prompt_is_not_measured() -> None:
-    strange = replace(make_episode(reward=1.0), metadata={INDEX: "x"})
+def test_rewards_are_collected_by_prompt_and_group_where_episodes_name_their_prompt() -> None:
+    episodes = [make_episode(number, group_id=number // 2, reward=number) for number in range(6)]
+    named = [replace(episode, metadata={INDEX: "17"}) for episode in episodes[:4]]
+    strange = replace(episodes[4], metadata={INDEX: "x"})
 
-    assert PromptSampler(RUN).measure({}, 1, [make_episode(reward=1.0), strange]) == {}
+    found = rewards_by_prompt([*named, strange, episodes[5]])
+
+    assert found == {(17, 0): [0, 1], (17, 1): [2, 3]}
 
 
 def test_results_of_the_prompts_trained_longest_ago_are_forgotten(

@@ -201,7 +201,13 @@ CASES = [
     Case(
         "groups_flat",
         lambda _: {"zero_variance_groups": 15, "reward_mean": 0.8},
-        "too easy.*filter_zero_variance",
+        "too easy.*filter_zero_variance.*set run.sampler to difficulty",
+    ),
+    Case(
+        "groups_flat",
+        lambda _: {"zero_variance_groups": 15, "reward_mean": 0.8},
+        "too easy.*filter_zero_variance: true, or raise run.group_size",
+        {"run__sampler": "difficulty", "run__sampler_prompts": "9"},
     ),
     Case(
         "dead_letters_grow",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import redis
@@ -13,7 +13,7 @@ from broker.protocol.messages import TaskSpec
 from buffer import operations
 from buffer.operations.keys import run_prefix
 from buffer.operations.values import NewTask, Stats
-from buffer.record.episode import Episode, PolicyVersion
+from buffer.record.episode import INDEX, Episode, PolicyVersion
 from buffer.store import Store
 from configs.settings import Settings
 from learner.data.claims import Claims
@@ -77,7 +77,7 @@ class Bench:
         def answer(task_id: int, _spec: TaskSpec) -> Episode:
             group_id = task_id // size
             spans = [(PolicyVersion(*(answered_by or version)), 0)]
-            return make_episode(
+            episode = make_episode(
                 task_id,
                 group_id=group_id,
                 prompt=prompt,
@@ -85,6 +85,7 @@ class Bench:
                 versions=spans if versions_of is None else versions_of(task_id),
                 reward=reward(task_id),
             )
+            return replace(episode, metadata={INDEX: str(group_id)})
 
         assert answer_leases(self.store, version, answer) == units * size
 
