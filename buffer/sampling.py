@@ -1,7 +1,8 @@
 """Sampling as the store shows it: groups under way, and the reason if no actor samples.
 
 Pure: the caller reads the store. While actors have leases they sample, however slow episodes are;
-but not where all of them wait for live agents, and no host runs one.
+but not where all of them wait for live agents, and no host runs one. Where finished episodes wait
+for a teacher that is not there, no unit is completed, however much is sampled.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ def why_nobody_samples(
 ) -> str | None:
     """Return the cause and a remedy in one sentence; None while an actor may sample.
 
+    Where finished episodes wait for a teacher that is not there, that is the cause in any case.
+
     Args:
         stats: State of the run.
-        actors: All actors that were heard within the hour.
+        actors: All actors and teachers that were heard within the hour.
         memory: Memory of Redis.
         closed: Suspended keys, and a pause of the run.
         folder: Folder of the run, for the command.
@@ -46,6 +49,9 @@ def why_nobody_samples(
     if closed.paused:
         return closed_lines(closed, folder)[0]
     seen = list(actors)
+    if (missing := _missing_teacher(stats, seen, folder, heartbeat_timeout_s)) is not None:
+        return missing
+    seen = [actor for actor in seen if not actor.teacher]
     present = sum(actor.is_present(heartbeat_timeout_s) for actor in seen)
     if not present:
         return _nobody_heard(seen, folder, num_processes)
@@ -74,6 +80,20 @@ def why_nobody_samples(
         f"no actor has work (present: {present}, tasks ready: {stats.ready}); see the actors' "
         f"logs, and the last columns of: nyala status {folder}"
     )
+
+
+def _missing_teacher(
+    stats: Stats, seen: Sequence[ActorSeen], folder: object, limit_s: float
+) -> str | None:
+    present = {actor.teacher for actor in seen if actor.is_present(limit_s)}
+    for name, waiting in sorted(stats.unscored.items()):
+        if waiting and name not in present:
+            return (
+                f"finished episodes that wait for their score: {waiting}, and no process of their "
+                f"teacher, {name}, was heard; start one: nyala actor {folder} --teacher {name} "
+                "(the log of one that ended says why)"
+            )
+    return None
 
 
 def hosts_line(stats: Stats, folder: object) -> str | None:

@@ -25,6 +25,9 @@ rest (`lua/lib/keys.lua`).
     in:<i>          string  a record on its way, gone when the call ends    submit
     ready           zset    task of an open unit -> -1 if resumed, else id  lease, release, reap
     lease           zset    task -> deadline, Redis ms                      lease, beat
+    teachers        set     names of teachers that were named               submit
+    unscored:<name> zset    finished task that waits for its score -> as ready  submit, reap
+    lease:score     zset    as lease, finished tasks at their teachers      lease, beat
     done            set     task submitted and not claimed                  submit, claim
     buf             zset    complete unit -> order of arrival               submit, claim
     claims          zset    batch k                                         claim, commit
@@ -57,9 +60,9 @@ rest (`lua/lib/keys.lua`).
     a:<actor>       hash    its figures                                     actor_seen
     brokers         hash    address -> its figures, JSON                    broker_seen
 
-A training task is in exactly one of `new` (through its unit), `ready`, `lease`, `done`, `claimed`,
-`dead` or a bitmap of ended tasks; their sum is the number of created tasks. A task has a mailbox
-only while it is ready or leased. The only counters are
+A training task is in exactly one of `new` (through its unit), `ready`, `lease`, `unscored:<name>`,
+`lease:score`, `done`, `claimed`, `dead` or a bitmap of ended tasks; their sum is the number of
+created tasks. A task has a mailbox only while it is ready or leased. The only counters are
 those of arrivals, and of failures for a diagnosis (`data_failures`).
 There is no watermark below which all tasks are committed: a bitmap of ten million tasks is 1.2 MB,
 exact, and needs no upkeep.

@@ -49,6 +49,7 @@ def lease(
     seq: int = 0,
     abandoned: Sequence[int] = (),
     begun_only: bool = False,
+    teacher: str = "",
 ) -> Operation[LeaseAnswer]:
     """Grant at most `n` tasks to an actor whose engine is at `version`.
 
@@ -68,10 +69,12 @@ def lease(
         abandoned: Earlier requests whose answers are not waited for. If the last granted request is
             among them, its leases that were not renewed are given back first.
         begun_only: Grant only tasks that another holder has given back or lost.
+        teacher: Name of the teacher that asks, whatever its version: grant only finished tasks that
+            wait for its score, each with its record in place of chunks. Empty = an actor asks.
     """
     given_up = "".join(f" {number} " for number in abandoned)
     place = (incarnation, ttl_ms, min(n, MAX_LEASES), *version, key, seq)
-    return single("lease", (*place, given_up, int(begun_only)), parse_lease)
+    return single("lease", (*place, given_up, int(begun_only), teacher), parse_lease)
 
 
 def beat(
@@ -117,8 +120,12 @@ def submit(lines: Sequence[SubmitLine]) -> Operation[list[str]]:
     """Store finished episodes; one verdict per line, in order.
 
     The caller has validated the records and their size. OK: the store has it now. DUP: it had an
-    episode of this lease. STALE: the lease has ended, or was another's. GONE: the store has no such
-    task. TAKEN: tokens are older than the lease allows, and the task goes on without them.
+    episode of this lease. STALE: the lease has ended, was another's, or is a teacher's although the
+    line names a teacher. GONE: the store has no such task. TAKEN: tokens are older than the lease
+    allows, and the task goes on without them.
+
+    A record that names a teacher is kept, but its task is done only when the teacher has leased it
+    and submitted the record again, with its score.
     """
 
     def steps() -> Steps[list[str]]:
@@ -126,7 +133,10 @@ def submit(lines: Sequence[SubmitLine]) -> Operation[list[str]]:
         for start in range(0, len(lines), SLICE):
             part = lines[start : start + SLICE]
             holders = "\n".join(
-                [f"{task} {fence} {oldest} {key}" for task, fence, _, key, oldest in part]
+                [
+                    f"{task} {fence} {oldest} {teacher or '-'} {key}"
+                    for task, fence, _, key, oldest, teacher in part
+                ]
             )
             ahead = tuple([record for task, _, record, *_ in part if task < EVAL_BASE])
             evaluations = [record for task, _, record, *_ in part if task >= EVAL_BASE]

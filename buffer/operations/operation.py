@@ -244,6 +244,7 @@ def parse_stats(reply: Reply) -> Stats:
             ClaimCounts(k, units, bool(sealed), starts) for k, units, sealed, starts in reply[3]
         ),
         eval=EvalCounts(*reply[4]),
+        unscored={reply[5][i].decode(): reply[5][i + 1] for i in range(0, len(reply[5]), 2)},
         wanted_s=wanted_ms / 1000,
         **counts,
     )

@@ -6,7 +6,7 @@ Producer: `operations/`. Consumers: the broker, the learner, the console.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from buffer.record.episode import PolicyVersion
@@ -87,6 +87,8 @@ class SubmitLine(NamedTuple):
     """Tag of the sender's key."""
     oldest: int = NEWEST
     """Number of the oldest version in the record."""
+    teacher: str = ""
+    """Teacher that must score the record first, a name without blanks; empty = none."""
 
 
 class BeatVerdict(NamedTuple):
@@ -349,8 +351,12 @@ LEFT = "left"
 """Field of an actor that has drained and left; a silent actor without it has died."""
 
 
+TEACHER = "teacher"
+"""Field of an actor that scores finished episodes and makes none: the name of the teacher."""
+
+
 class ActorSeen(NamedTuple):
-    """An actor's last sign of life."""
+    """An actor's or a teacher's last sign of life."""
 
     incarnation: str
     silent_s: float
@@ -360,6 +366,15 @@ class ActorSeen(NamedTuple):
     def has_left(self) -> bool:
         """Whether the actor has reported its end."""
         return LEFT in self.fields
+
+    @property
+    def teacher(self) -> str:
+        """Name of the teacher that it is; empty = an actor, which samples."""
+        return self.fields.get(TEACHER, "")
+
+    def samples(self, limit_s: float) -> bool:
+        """Whether it is present and no teacher."""
+        return not self.teacher and self.is_present(limit_s)
 
     def is_present(self, limit_s: float) -> bool:
         """Whether the actor gave a sign of life within `limit_s`, and has not left since."""
@@ -491,6 +506,10 @@ class Stats:
     """Attempts at tasks that failed in reward or environment since the run began."""
     data_failure: str = ""
     """Reason of the newest of these failures."""
+    unscored: Mapping[str, int] = field(default_factory=dict)
+    """Finished tasks that wait for their score, by teacher."""
+    scoring: int = 0
+    """Finished tasks that teachers have leased."""
     wanted: int = 0
     """Conversations that no host has taken."""
     wanted_s: float = 0.0
@@ -503,7 +522,9 @@ class Stats:
     @property
     def by_state(self) -> dict[str, int]:
         """Tasks in each state, from the first to the last of a task's life."""
-        sampled = {"ready": self.ready, "leased": self.leased, "buffered": self.buffered}
+        sampled = {"ready": self.ready, "leased": self.leased}
+        sampled |= {"unscored": sum(self.unscored.values()) + self.scoring}
+        sampled |= {"buffered": self.buffered}
         trained = {"claimed": self.claimed, "committed": self.committed}
         lost = {"dropped": sum(self.dropped.values()), "dead": self.dead}
         return sampled | trained | lost | {"cancelled": self.cancelled}

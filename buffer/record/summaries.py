@@ -84,6 +84,8 @@ class Summary(NamedTuple):
     """First fence of its tokens; -1 without tokens."""
     fence: int
     """Last fence of its tokens; -1 without tokens."""
+    is_scored: bool = False
+    """Whether the record has the log-probs of a teacher."""
 
 
 def summaries_of_records(
@@ -106,7 +108,12 @@ def summaries_of_records(
         for episode in episodes:  # an earlier record may have bad numbers
             check_numbers([episode.prompt], [episode.completion], limits)
         raise
-    return [_summary(episode.task_id, [episode.completion]) for episode in episodes]
+    return [
+        _summary(episode.task_id, [episode.completion])._replace(
+            is_scored=_is_scored(episode.completion)
+        )
+        for episode in episodes
+    ]
 
 
 def summaries_of_chunks(
@@ -130,6 +137,10 @@ def summaries_of_chunks(
             check_numbers([], parts, limits)
         raise
     return [_summary(-1, parts) for parts in read_chunks]
+
+
+def _is_scored(fields: CompletionFields) -> bool:
+    return fields.extras is not None and fields.extras.teacher_logprobs is not None
 
 
 def _summary(task_id: int, parts: Sequence[CompletionFields]) -> Summary:

@@ -12,6 +12,10 @@ local function compare(place, state, ids)
 end
 compare('ready', 'R', call('ZRANGE', READY, 0, -1))
 compare('lease', 'L', call('ZRANGE', LEASES, 0, -1))
+compare('lease:score', 'L', call('ZRANGE', SCORE_LEASES, 0, -1))
+for _, teacher in ipairs(call('SMEMBERS', TEACHERS)) do
+  compare('unscored', 'R', call('ZRANGE', unscored_key(teacher), 0, -1))
+end
 compare('done', 'D', call('SMEMBERS', DONE))
 compare('claimed', 'D', call('SMEMBERS', CLAIMED))
 compare('dead', 'X', call('ZRANGE', DEAD, 0, -1))

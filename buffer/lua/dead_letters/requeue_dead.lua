@@ -1,8 +1,8 @@
 --- @include keys, withdrawal
 -- ARGV: id, ...  -> verdict, ...
--- READY: it is made again from where it was, for a unit that still waits. ANEW: its unit begins again, all
--- members with it. TRAINED: too late, its unit is in a batch. ENDED: so is the run. GONE: no dead letter.
--- FORGOTTEN: the store has lost its spec.
+-- READY: it is made again from where it was, or waits for its score again, for a unit that still waits. ANEW: its unit
+-- begins again, all members with it. TRAINED: too late, its unit is in a batch. ENDED: so is the run. GONE: no dead
+-- letter. FORGOTTEN: the store has lost its spec.
 local size, state = group_size(), call('HGET', META, 'state')
 
 local function is_taken(ids)
@@ -13,14 +13,15 @@ local function is_taken(ids)
 end
 
 local function revive(id, gid)
+  local teacher = teacher_of(id)
   call('ZREM', DEAD, id)
-  call('UNLINK', record_key(id))
+  if not teacher then call('UNLINK', record_key(id)) end
   call('HDEL', task_key(id), 'att', 'fails', 'failed_by', 'lost_by', 'losses', 'losses_by', 'lastlen', 'why', 'fence', 'record')
   call('HSET', task_key(id), 'st', 'R')
   call('ZREM', BUF, gid)
   call('SADD', OPEN, gid)
   call('SADD', unfinished_key(gid), id)
-  call('ZADD', READY, -1, id)
+  call('ZADD', teacher and unscored_key(teacher) or READY, -1, id)
 end
 
 -- The unit has ended: dropped because too few were left, or poisonous. A unit asks one question, so the

@@ -1,7 +1,9 @@
 --- @include keys, units, tasks
 -- ARGV: incarnation, ttl ms, n, lineage and step of the actor's weights, tag of its key, number of the
--- request, ' number ' of each that was given up unanswered, 1 = only tasks that an actor gave back or lost
+-- request, ' number ' of each that was given up unanswered, 1 = only tasks that an actor gave back or lost,
+-- name of the teacher that it is ('' = none)
 -- -> {'OK', fence, {id, spec, length, {chunk, ...}}, ...} | {'WAIT'} | {'EMPTY'} | {'DONE'}
+-- A teacher gets finished tasks that wait for its score, the oldest units first, each with its record as the one chunk.
 -- Evaluations first, then tasks of started units (resumed ones score -1), then new units in order. Nothing of
 -- training to weights that are too old already. The field `oldest` is a number of the oldest version that the
 -- tokens of a task may have: that of its holder's weights, or of those whose tokens came with the lease.
@@ -22,7 +24,8 @@ local function end_pause_of_another(holder)
   call('UNLINK', DEATHS)
   return true
 end
-if meta[9] and not end_pause_of_another(holder_of(ARGV[6])) then return { 'WAIT' } end
+local teacher = ARGV[10] ~= '' and ARGV[10]
+if meta[9] and (teacher or not end_pause_of_another(holder_of(ARGV[6]))) then return { 'WAIT' } end
 local lineage, version, size = tonumber(meta[2]), tonumber(meta[3]), tonumber(meta[4])
 local actor_lineage, actor_step = tonumber(ARGV[4]), tonumber(ARGV[5])
 if actor_lineage > lineage then return { 'WAIT' } end -- the store was rewound: wait for the learner
@@ -79,7 +82,7 @@ local last = call('HMGET', request_key, 'seq', 'fence', 'deadline')
 local is_repeated = last[1] == ARGV[7]
 if ARGV[7] ~= '0' and tonumber(last[1] or '0') > tonumber(ARGV[7]) then return { 'WAIT' } end
 if is_repeated or (last[1] and string.find(ARGV[8], ' ' .. last[1] .. ' ', 1, true)) then
-  for _, leases in ipairs({ EVAL_LEASES, LEASES }) do
+  for _, leases in ipairs(teacher and { SCORE_LEASES } or { EVAL_LEASES, LEASES }) do
     for _, id in ipairs(call('ZRANGEBYSCORE', leases, last[3], last[3])) do
       if call('HGET', task_key(id), 'fence') ~= last[2] then
         -- it is of another grant in the same moment
@@ -97,6 +100,10 @@ if fence then
   draw_on_reserve() -- other grants begin with a removal
 end
 
+if teacher and room > 0 then
+  pick_ready(unscored_key(teacher))
+  room = 0
+end
 for _, round in ipairs(call('ZRANGE', ROUNDS, 0, -1)) do
   local of, step = string.match(round, '(%d+):(%d+)')
   of, step = tonumber(of), tonumber(step)
@@ -126,11 +133,15 @@ if not fence then
   call('HSET', META, 'fence', fence, 'ttl', ARGV[2])
 end
 local since, deadline = whole(now), whole(now + tonumber(ARGV[2]))
-local answer, scored = { 'OK', fence }, { [LEASES] = {}, [EVAL_LEASES] = {} }
+local answer, scored = { 'OK', fence }, { [LEASES] = {}, [EVAL_LEASES] = {}, [SCORE_LEASES] = {} }
 
 -- What the actor needs to begin a task, or to go on where its last holder was.
 local function grant(id)
   local key, spec = task_key(id), first_spec[id]
+  if teacher then
+    call('HSET', key, 'st', 'L', 'fence', fence, 'progress', since, 'inc', ARGV[1], 'key', ARGV[6])
+    return { id, call('HGET', key, 'spec'), 0, { call('GET', record_key(id)) } }
+  end
   if spec then
     call('HSET', key, 'st', 'L', 'fence', fence, 'progress', since, 'inc', ARGV[1], 'key', ARGV[6], 'spec', spec,
       'oldest', shown)
@@ -145,7 +156,7 @@ local function grant(id)
 end
 
 for _, id in ipairs(picked) do
-  local deadlines = scored[lease_key(id)]
+  local deadlines = scored[lease_key(id, teacher)]
   deadlines[#deadlines + 1] = deadline
   deadlines[#deadlines + 1] = id
   answer[#answer + 1] = grant(id)
@@ -154,7 +165,7 @@ if ARGV[7] ~= '0' then
   call('HSET', request_key, 'seq', ARGV[7], 'fence', fence, 'deadline', deadline)
   call('EXPIRE', request_key, 3600)
 end
-if ARGV[6] ~= '' then
+if ARGV[6] ~= '' and not teacher then
   call('ZADD', HOLDERS, since, holder_of(ARGV[6]))
   call('ZREMRANGEBYSCORE', HOLDERS, '-inf', now - 3600000)
 end

@@ -13,14 +13,14 @@ call('HSET', META, 'reaped_at', whole(now))
 if gap < 0 or gap > math.max(ttl / 2, 3 * tonumber(ARGV[3])) then
   meta[2] = now + ttl
   call('HSET', META, 'grace_until', whole(meta[2]))
-  for _, leases in ipairs({ LEASES, EVAL_LEASES, TICKETS }) do -- of a clock that ran ahead
+  for _, leases in ipairs({ LEASES, SCORE_LEASES, EVAL_LEASES, TICKETS }) do -- of a clock that ran ahead
     for _, id in ipairs(call('ZRANGEBYSCORE', leases, '(' .. meta[2], '+inf')) do
       call('ZADD', leases, meta[2], id)
     end
   end
 end
 if meta[1] == 'RECOVERING' or now < tonumber(meta[2] or '0') then return reaped end
-for _, leases in ipairs({ LEASES, EVAL_LEASES }) do
+for _, leases in ipairs({ LEASES, SCORE_LEASES, EVAL_LEASES }) do
   for _, id in ipairs(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, tonumber(ARGV[2]))) do
     -- A member that just died may have ended its unit, and with it the leases of the others.
     if call('ZSCORE', leases, id) then

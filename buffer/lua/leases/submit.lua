@@ -1,15 +1,34 @@
 --- @include keys, units, tasks, conversations
--- ARGV: lines of 'id fence oldest-version key', then the records of evaluations among these tasks.
+-- ARGV: lines of 'id fence oldest-version teacher key', then the records of evaluations among these tasks.
 -- -> verdict, ...   TAKEN: tokens are older than the lease allows; the task goes to others, and costs it nothing.
+-- A record that names a teacher ('-' = none) waits for its score; from the teacher it comes again, and is done.
 -- Records of training tasks came before, in the same transaction, which a full Redis refuses whole.
 -- Each is moved to its task, or unlinked.
 local size = group_size()
 local answer, leased, done, units, members_of = {}, {}, {}, {}, {}
 local trainings, evals = 0, 0
 
-local function finish(id, record, state)
+-- The task begins anew as one to score: with its record, all its attempts, and a place in the order of ids.
+local function await_score(id, teacher, made)
+  cut(id)
+  call('HDEL', task_key(id), 'fence', 'att', 'lost_by', 'fails', 'failed_by', 'losses', 'losses_by')
+  call('HSET', task_key(id), 'st', 'R', 'teacher', teacher, 'made', made)
+  call('SADD', TEACHERS, teacher)
+  call('ZADD', unscored_key(teacher), id, id)
+end
+
+local function store(id, record, state, scored_by)
   call('RENAME', record, record_key(id))
-  if state == 'L' then leased[#leased + 1] = id else call('ZREM', READY, id) end
+  if state ~= 'L' then
+    call('ZREM', ready_key(id, scored_by), id)
+  elseif scored_by then
+    call('ZREM', SCORE_LEASES, id)
+  else
+    leased[#leased + 1] = id
+  end
+end
+
+local function finish(id)
   done[#done + 1] = id
   local gid = math.floor(id / size)
   local ids = members_of[gid]
@@ -28,7 +47,7 @@ local function finish_eval(id, record)
   call('SREM', round_key(round, ':u'), id)
 end
 
-for id, fence, oldest, key in string.gmatch(ARGV[1], '(%d+) (%d+) (%d+) ([^\n]*)') do
+for id, fence, oldest, teacher, key in string.gmatch(ARGV[1], '(%d+) (%d+) (%d+) (%S+) ([^\n]*)') do
   local is_eval, record = tonumber(id) >= EVAL_BASE, nil
   if is_eval then
     evals = evals + 1
@@ -37,16 +56,23 @@ for id, fence, oldest, key in string.gmatch(ARGV[1], '(%d+) (%d+) (%d+) ([^\n]*)
     trainings = trainings + 1
     record = run .. ':in:' .. trainings
   end
-  local verdict, state, length, _, _, least = judge(id, fence, key)
+  local verdict, state, length, _, _, least, _, scored_by = judge(id, fence, key)
+  if verdict == 'OK' and teacher ~= '-' and scored_by then verdict = 'STALE' end
   if verdict == 'OK' and tonumber(oldest) < least then
     verdict = 'TAKEN'
     return_uncharged(id, state)
   end
   if verdict == 'OK' then
-    if is_eval then finish_eval(id, record) else finish(id, record, state) end
-    if length > 0 then call('UNLINK', chunks_key(id)) end
-    drop_mailbox(id)
-    call('HSET', task_key(id), 'st', 'D')
+    if is_eval then finish_eval(id, record) else store(id, record, state, scored_by) end
+    if teacher ~= '-' and not is_eval then
+      await_score(id, teacher, fence .. ' ' .. key)
+    else
+      if not is_eval then finish(id) end
+      if length > 0 then call('UNLINK', chunks_key(id)) end
+      if scored_by then call('HDEL', task_key(id), 'teacher') end
+      drop_mailbox(id)
+      call('HSET', task_key(id), 'st', 'D')
+    end
   elseif not is_eval then
     call('UNLINK', record)
   end

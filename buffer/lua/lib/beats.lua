@@ -55,12 +55,12 @@ end
 
 -- Renews a lease and stores the chunk that came with it, if any. Returns the verdict and the length.
 local function renew(id, fence, offset, tokens, chunk, oldest, first_fence, last_fence, key)
-  local verdict, state, length, progress, bytes, least, stored_fence = judge(id, fence, key)
+  local verdict, state, length, progress, bytes, least, stored_fence, teacher = judge(id, fence, key)
   if verdict ~= 'OK' then return verdict, length or 0 end
   local is_whole = offset == 0 and length > 0
   local begins_anew = is_whole and first_fence == fence and stored_fence < tonumber(fence)
   local replaces = begins_anew or (is_whole and tokens > length)
-  local grows = tokens > 0 and (offset == length or replaces)
+  local grows = tokens > 0 and not teacher and (offset == length or replaces)
   local why, most = is_overdue(id, fence, progress, grows), nil
   if grows then
     bytes = #chunk + (replaces and 0 or bytes)
@@ -83,10 +83,10 @@ local function renew(id, fence, offset, tokens, chunk, oldest, first_fence, last
     return 'TAKEN', length
   end
   if state == 'R' then
-    call('ZREM', ready_key(id), id)
+    call('ZREM', ready_key(id, teacher), id)
     call('HSET', task_key(id), 'st', 'L')
   end
-  call('ZADD', lease_key(id), deadline, id)
+  call('ZADD', lease_key(id, teacher), deadline, id)
   if grows and bytes <= most and not is_uncalled(id) then
     store(id, chunk, offset + tokens, bytes, last_fence, replaces, begins_anew)
     return 'OK', offset + tokens

@@ -10,6 +10,7 @@ local NEW, OPEN, BUF = run .. ':new', run .. ':open', run .. ':buf'
 local READY, DONE, CLAIMED, CLAIMS = run .. ':ready', run .. ':done', run .. ':claimed', run .. ':claims'
 local ROUNDS = run .. ':rounds'
 local REPLAY, AGES, REUSED = run .. ':replay', run .. ':replay:age', run .. ':reused'
+local TEACHERS = run .. ':teachers'
 local HOLDERS, DEATHS, SUSPENDED = run .. ':holders', run .. ':deaths', run .. ':suspended'
 local EVAL_BASE = 2 ^ 48
 
@@ -24,8 +25,23 @@ local function kept_key(gid) return run .. ':x:' .. gid end
 local function round_key(round, part) return run .. ':v:' .. round .. (part or '') end
 local function requests_key(incarnation, tag) return run .. ':l:' .. tag .. ':' .. incarnation end
 local function dropped_key(reason) return run .. ':dropped:' .. reason end
-local LEASES, EVAL_LEASES = run .. ':lease', run .. ':lease:eval'
-local function lease_key(id) return tonumber(id) >= EVAL_BASE and EVAL_LEASES or LEASES end
+local function unscored_key(teacher) return run .. ':unscored:' .. teacher end
+local LEASES, EVAL_LEASES, SCORE_LEASES = run .. ':lease', run .. ':lease:eval', run .. ':lease:score'
+
+-- The teacher whose score a finished training task waits for, or is given; false or nil = none.
+local function teacher_of(id) return tonumber(id) < EVAL_BASE and call('HGET', task_key(id), 'teacher') end
+
+local function lease_key(id, teacher)
+  if tonumber(id) >= EVAL_BASE then return EVAL_LEASES end
+  return teacher and SCORE_LEASES or LEASES
+end
+
+-- Takes a training task out of the ready ones and of the leases, with a score or before it.
+local function unlist(id)
+  local teacher = teacher_of(id)
+  call('ZREM', teacher and unscored_key(teacher) or READY, id)
+  call('ZREM', lease_key(id, teacher), id)
+end
 
 local function now_ms()
   local time = call('TIME')

@@ -7,7 +7,7 @@ local function end_round_tasks(round, limit)
   for _, id in ipairs(ids) do
     call('SREM', round_key(round, ':u'), id)
     call('ZREM', round_key(round, ':r'), id)
-    call('ZREM', lease_key(id), id)
+    call('ZREM', EVAL_LEASES, id)
     drop_mailbox(id)
     call('UNLINK', task_key(id), chunks_key(id))
   end

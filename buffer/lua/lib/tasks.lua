@@ -1,33 +1,38 @@
 --- @include keys, units, conversations
 -- The life of a task (field st), once its unit is begun:
 --   R(eady) -> L(eased) -> D(one) -> one bit (committed, dropped, cancelled);  L -> R;  L -> X (dead)
+-- In a run with teachers a training task passes R and L twice: first an actor makes its record, then, while it has the
+-- field `teacher`, a teacher scores it. `made` = fence and key under which the record came.
 -- Invariant: an operation on a task counts only under the fence and from the key that it was last leased under. A
 -- fence alone is no secret: the tasks of one lease share it, and chunks carry it to whoever resumes one of them.
 
 -- Returns the verdict for the holder of a fence and, where it is OK, state, length, when it last grew, bytes, the number
--- of the oldest version that its tokens may have, and the last fence that it has tokens of.
+-- of the oldest version that its tokens may have, the last fence that it has tokens of, and its teacher.
 -- A lease that expired, even a reaped one, may be revived until another actor gets it.
 local function judge(id, fence, key)
-  local task = call('HMGET', task_key(id), 'st', 'fence', 'key', 'len', 'progress', 'bytes', 'oldest', 'lastfence')
+  local task = call('HMGET', task_key(id), 'st', 'fence', 'key', 'len', 'progress', 'bytes', 'oldest', 'lastfence',
+    'teacher', 'made')
   if not task[1] then return is_new(id) and 'STALE' or 'GONE' end
+  if task[10] and task[10] == fence .. ' ' .. key then return 'DUP' end
   if task[2] ~= fence or (task[3] or key) ~= key then return 'STALE' end
   if task[1] == 'D' then return 'DUP' end
   if task[1] == 'X' then return 'STALE' end
   return 'OK', task[1], tonumber(task[4] or '0'), task[5], tonumber(task[6] or '0'), tonumber(task[7] or '0'),
-    tonumber(task[8] or '0')
+    tonumber(task[8] or '0'), task[9]
 end
 
--- Where a ready task waits: evaluation tasks wait in their round.
-local function ready_key(id)
-  if tonumber(id) < EVAL_BASE then return READY end
-  return round_key(call('HGET', task_key(id), 'round'), ':r')
+-- Where a ready task waits: evaluation tasks wait in their round, finished ones for their teacher.
+local function ready_key(id, teacher)
+  if tonumber(id) >= EVAL_BASE then return round_key(call('HGET', task_key(id), 'round'), ':r') end
+  return teacher and unscored_key(teacher) or READY
 end
 
 -- Back to the ready tasks, before those that are not begun.
 local function give_back(id)
-  call('ZREM', lease_key(id), id)
+  local teacher = teacher_of(id)
+  call('ZREM', lease_key(id, teacher), id)
   call('HSET', task_key(id), 'st', 'R')
-  call('ZADD', ready_key(id), -1, id)
+  call('ZADD', ready_key(id, teacher), -1, id)
 end
 
 -- A lease ends for good, and its task was charged before if it was reaped, else it costs nothing.
@@ -73,9 +78,10 @@ local function note_death(id)
 end
 
 local function fail_task(id, why, is_noted)
+  local teacher = teacher_of(id)
   drop_mailbox(id)
-  call('ZREM', lease_key(id), id)
-  call('ZREM', ready_key(id), id)
+  call('ZREM', lease_key(id, teacher), id)
+  call('ZREM', ready_key(id, teacher), id)
   if tonumber(id) >= EVAL_BASE then
     local round = call('HGET', task_key(id), 'round')
     call('SREM', round_key(round, ':u'), id)
@@ -83,6 +89,7 @@ local function fail_task(id, why, is_noted)
     call('UNLINK', task_key(id), chunks_key(id))
   else
     call('HSET', task_key(id), 'st', 'X', 'why', why)
+    if teacher then call('HSET', task_key(id), 'record', 1) end
     call('ZADD', DEAD, now_ms(), id)
     if is_noted then note_death(id) end
     lose_member(id)
@@ -165,7 +172,7 @@ end
 -- Ends some leases by a field of theirs, without their fences, so that no message on its way revives one.
 local function end_leases(field, matches, finish)
   local ended = {}
-  for _, leases in ipairs({ LEASES, EVAL_LEASES }) do
+  for _, leases in ipairs({ LEASES, SCORE_LEASES, EVAL_LEASES }) do
     for _, id in ipairs(call('ZRANGE', leases, 0, -1)) do
       -- A member that just died may have ended its unit, and with it the leases of the others.
       if matches(call('HGET', task_key(id), field), id) and call('ZSCORE', leases, id) then

@@ -53,8 +53,7 @@ local function end_unit(gid, size, fate)
   for _, id in ipairs(members(gid, size)) do
     if not is_dead(id) then
       drop_mailbox(id)
-      call('ZREM', READY, id)
-      call('ZREM', lease_key(id), id)
+      unlist(id)
       call('SREM', DONE, id)
       call('SREM', CLAIMED, id)
       ended[#ended + 1] = id

@@ -44,11 +44,12 @@ local function withdraw_unit(gid)
   end
 end
 
--- Takes a task out of its place, a bitmap of ended tasks included; what it holds stays, but for its mailbox.
+-- Takes a task out of its place, a bitmap of ended tasks included; what it holds stays, but for its mailbox, and for a
+-- record without its score, which nobody may train.
 local function withdraw_task(id)
   drop_mailbox(id)
-  call('ZREM', READY, id)
-  call('ZREM', lease_key(id), id)
+  unlist(id)
+  if call('HDEL', task_key(id), 'teacher') == 1 then call('UNLINK', record_key(id)) end
   call('SREM', DONE, id)
   call('SREM', CLAIMED, id)
   call('ZREM', DEAD, id)

@@ -1,5 +1,6 @@
 --- @include keys, conversations
--- -> {meta fields}, {name, count, ...}, {reason, count, ...}, {k, units, sealed, starts, ...}
+-- -> {meta fields}, {name, count, ...}, {reason, count, ...}, {k, units, sealed, starts, ...}, {ready, leased, done,
+-- failed evaluations}, {teacher, finished tasks that wait for it, ...}
 -- Counts come from the sets and bitmaps themselves; there is no counter that could drift.
 local size = tonumber(call('HGET', META, 'group_size') or '1')
 local oldest = call('ZRANGE', WANTED, 0, 0, 'WITHSCORES')[2]
@@ -13,6 +14,7 @@ local counts = {
   'created', call('BITCOUNT', KNOWN),
   'ready', call('ZCARD', READY) + call('ZCARD', NEW) * size,
   'leased', call('ZCARD', LEASES),
+  'scoring', call('ZCARD', SCORE_LEASES),
   'buffered', call('SCARD', DONE),
   'claimed', call('SCARD', CLAIMED),
   'committed', call('BITCOUNT', COMMITTED),
@@ -49,4 +51,9 @@ for _, round in ipairs(call('ZRANGE', ROUNDS, 0, -1)) do
   failed = failed + call('SCARD', round_key(round, ':x'))
 end
 local eval = { ready, unfinished - ready, done, failed }
-return { call('HGETALL', META), counts, reasons, claims, eval }
+local unscored = {}
+for _, teacher in ipairs(call('SMEMBERS', TEACHERS)) do
+  unscored[#unscored + 1] = teacher
+  unscored[#unscored + 1] = call('ZCARD', unscored_key(teacher))
+end
+return { call('HGETALL', META), counts, reasons, claims, eval, unscored }

@@ -17,6 +17,11 @@ local total = tonumber(call('HGET', META, 'kept_bytes') or '0')
 for _, set in ipairs({ DONE, CLAIMED }) do
   total = total + estimate(call('SCARD', set), call('SRANDMEMBER', set, most), record_bytes)
 end
+local with_records = { SCORE_LEASES }
+for i, teacher in ipairs(call('SMEMBERS', TEACHERS)) do with_records[1 + i] = unscored_key(teacher) end
+for _, set in ipairs(with_records) do
+  total = total + estimate(call('ZCARD', set), call('ZRANGE', set, 0, most - 1), record_bytes)
+end
 for _, set in ipairs({ READY, LEASES }) do
   total = total + estimate(call('ZCARD', set), call('ZRANGE', set, 0, most - 1), partial_bytes)
 end

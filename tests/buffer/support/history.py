@@ -24,6 +24,7 @@ from tests.buffer.support import history_faults as faults
 from tests.buffer.support import history_learner as learners
 from tests.buffer.support import history_replay as replay
 from tests.buffer.support import history_talks as talks
+from tests.buffer.support import history_teachers as teachers
 from tests.buffer.support import invariants
 from tests.buffer.support.history_world import GROUP_SIZE, World
 from tests.conftest import running_redis
@@ -73,6 +74,7 @@ class History:
             actors.submit: 4,
             talks.serve: 5 * world.has_agents,
             talks.answer: 6 * world.has_agents,
+            teachers.score: 4 * world.has_teachers,
             learners.learn: 2,
             self._mishap: 2 * world.faults,
         }
@@ -100,7 +102,7 @@ class History:
         learner.checkpoint = list(learner.trained)
         world.store.run(operations.cancel(learner.lineage))
         snapshot = self.check()
-        for place in ("new", "ready", "lease", "done", "claimed"):
+        for place in ("new", "ready", "lease", *invariants.SCORING, "done", "claimed"):
             assert not snapshot.tasks[place], f"I2: an ended run has tasks in {place}"
         tasks = [task for batch in learner.trained for task in batch]
         committed = snapshot.tasks["committed"]
@@ -116,7 +118,7 @@ class History:
         replay.check(world, snapshot)
         talks.check(world)
         for place in ("new", "ready", "lease", "dead"):
-            again = world.promises.acked & snapshot.tasks[place]
+            again = world.promises.acked & snapshot.tasks[place] - snapshot.buried_records
             assert not again, f"I10: acknowledged tasks {again} in {place}"
         tasks = [task for batch in learner.trained for task in batch]
         assert len(tasks) == len(set(tasks)), "I5: an episode was trained twice"

@@ -61,7 +61,7 @@ def generate(world: World) -> None:
             lines.pop()  # the chunk is lost, and the actor does not know
         held.sent = len(held.tokens)
     fences = {line.task_id: line.fence for line in lines}
-    for task, verdict in _exchange(world, operations.beat(ttl_ms=TTL_MS, lines=lines), fences):
+    for task, verdict in exchange(world, operations.beat(ttl_ms=TTL_MS, lines=lines), fences):
         if verdict[0] == "GAP":
             actor.held[task].sent = verdict[1]
         elif verdict[0] != "OK":
@@ -72,9 +72,12 @@ def submit(world: World) -> None:
     """An actor submits what is finished; now and then it gives back or fails some of the rest."""
     actor = _someone(world)
     done = [held for held in actor.held.values() if held.is_finished]
-    rows = [SubmitLine(held.task, held.fence, held.record()) for held in done]
+    rows = [
+        SubmitLine(held.task, held.fence, held.record(), teacher=world.teacher_of(held.task))
+        for held in done
+    ]
     fences = {held.task: held.fence for held in done}
-    for task, verdict in _exchange(world, operations.submit(rows), fences):
+    for task, verdict in exchange(world, operations.submit(rows), fences):
         if verdict in ("OK", "DUP"):
             world.promises.acked.add(task)
             talks.check_submitted(world, actor.held[task])
@@ -82,14 +85,14 @@ def submit(world: World) -> None:
     some = list(actor.held.values())[:2]
     fences = {held.task: held.fence for held in some}
     if world.chance(0.1):
-        _exchange(world, operations.release(list(fences.items())), fences)
+        exchange(world, operations.release(list(fences.items())), fences)
     elif world.chance(0.08):
         kind = world.rng.choice(["data", "infra"])
         failures = [(task, fence, kind, "bad") for task, fence in fences.items()]
         call = operations.fail(
             max_attempts=MAX_ATTEMPTS, max_data_failures=MAX_ATTEMPTS, failures=failures
         )
-        _exchange(world, call, fences)
+        exchange(world, call, fences)
     else:
         return
     for held in some:
@@ -109,7 +112,7 @@ def _check_admission(world: World, actor: Actor, answer: LeaseAnswer, before: in
     assert after <= max(before, cap + 1 - 1e-9), f"I14: {after} units, at most {cap} admitted"
 
 
-def _exchange(world: World, call: Operation[Any], fences: dict[int, int]) -> list[tuple[int, Any]]:
+def exchange(world: World, call: Operation[Any], fences: dict[int, int]) -> list[tuple[int, Any]]:
     """Send a request through a bad network; returns the verdicts that reach the actor."""
     if not fences or world.chance(0.05):
         return []
@@ -120,7 +123,8 @@ def _exchange(world: World, call: Operation[Any], fences: dict[int, int]) -> lis
         world.late.append(call)
     for (task, fence), verdict in zip(fences.items(), verdicts, strict=True):
         word = verdict if isinstance(verdict, str) else verdict[0]
-        current = fence == world.promises.holder.get(task)
+        made = world.client.hget(f"{world.prefix}:t:{task}", "made") if word == "DUP" else None
+        current = fence == world.promises.holder.get(task) or made == b"%d " % fence
         assert current or word in ("STALE", "GONE"), f"I9: {word} for an old fence of {task}"
     return [] if world.chance(0.05) else list(zip(fences, verdicts, strict=True))
 

@@ -40,9 +40,10 @@ class Saved:
 
 def expire(world: World, share: float = 0.2) -> None:
     """Some leases run out and are reaped: not while the store recovers, nor in the grace after."""
-    for task in sorted(invariants.zset(world.client, f"{world.prefix}:lease")):
-        if world.rng.random() < share:
-            world.client.zadd(f"{world.prefix}:lease", {str(task): 1})
+    for leases in ("lease", "lease:score"):
+        for task in sorted(invariants.zset(world.client, f"{world.prefix}:{leases}")):
+            if world.rng.random() < share:
+                world.client.zadd(f"{world.prefix}:{leases}", {str(task): 1})
     for task in sorted(invariants.zset(world.client, f"{world.prefix}:tickets")):
         if world.rng.random() < share / 4:
             world.client.zadd(f"{world.prefix}:tickets", {str(task): 1})

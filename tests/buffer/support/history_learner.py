@@ -13,6 +13,7 @@ from tests.buffer.support.history_world import (
     GROUP_SIZE,
     MAX_POLICY_LAG,
     MIN_GROUP_SIZE,
+    SCORE,
     UNITS_PER_BATCH,
     Learner,
     World,
@@ -169,7 +170,7 @@ def _is_fit(world: World, k: int, claim: Claim, tasks: list[int]) -> bool:
         if record is None:
             assert unit in world.reconciled, f"I10: task {task} has no record"
             lost.add(unit)
-        elif _lag_of(world, task, record) > MAX_POLICY_LAG:
+        elif _lag_of(world, task, _unscored(world, task, record)) > MAX_POLICY_LAG:
             stale.append(unit)
     if lost:
         if k > world.store.run(operations.stats()).version:
@@ -195,6 +196,12 @@ def _is_fit(world: World, k: int, claim: Claim, tasks: list[int]) -> bool:
 
 def _drop(world: World, call: Operation[int], reason: str) -> None:
     world.dropped[reason] += world.tell(call)
+
+
+def _unscored(world: World, task: int, record: bytes) -> bytes:
+    """What the actor had made of a record; asserts that it was scored, if it had to be."""
+    assert record.endswith(SCORE) == world.has_teachers, f"S1: task {task} is trained as {record!r}"
+    return record.removesuffix(SCORE)
 
 
 def _lag_of(world: World, task: int, record: bytes) -> int:

@@ -30,6 +30,7 @@ MARGIN = 1.5
 MAX_ATTEMPTS = 2
 TURN_TOKENS = 2
 TTL_MS = 10**8  # nothing expires by itself
+SCORE = b" scored"  # what a teacher appends to a record
 CAP = (MAX_POLICY_LAG + 1) * UNITS_PER_BATCH * MARGIN
 
 
@@ -75,6 +76,16 @@ class Actor:
     name: str
     version: tuple[int, int]
     held: dict[int, Held] = field(default_factory=dict)
+
+
+@dataclass
+class Teacher:
+    """One incarnation of a teacher."""
+
+    name: str
+    incarnation: str
+    held: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    """Task -> fence and record."""
 
 
 @dataclass
@@ -148,6 +159,7 @@ class World:
         """Begin the run with its first learner."""
         self.rng = random.Random(seed)
         self.has_agents = seed % 2 == 0  # whose moves are many, and leave fewer for all others
+        self.has_teachers = seed % 3 == 0
         self.client = redis.Redis.from_url(url)
         self.client.flushdb()
         self.store = Store(url, "history", scripts=scripts)
@@ -170,6 +182,8 @@ class World:
         self.forks = {lineage: 0}
         self.actors = [Actor(f"actor-{i}", (lineage, 0)) for i in range(3)]
         self.zombies: list[Actor] = []
+        self.teachers = [Teacher(f"teacher-{i}", f"t-{i}") for i in range(2)]
+        self.zombie_teachers: list[Teacher] = []
         self.hosts = [Host("host-0"), Host("host-1")]
         self.zombie_hosts: list[Host] = []
         self.tickets: dict[int, int] = {}
@@ -211,6 +225,10 @@ class World:
     def talks(self, task: int) -> bool:
         """Whether a live agent makes the turns of a task."""
         return self.has_agents and task % 4 == 1
+
+    def teacher_of(self, task: int) -> str:
+        """Name of the teacher that scores a task; empty = none."""
+        return f"teacher-{task % 2}" if self.has_teachers else ""
 
     def lag(self, version: tuple[int, int], step: int) -> int:
         """Count the batches by which tokens are behind, abandoned branches included."""

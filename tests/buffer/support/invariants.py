@@ -21,6 +21,8 @@ class Snapshot:
     tasks: dict[str, set[int]]
     units: dict[str, set[int]]
     known: set[int]
+    buried_records: set[int]
+    """Dead letters that still have a record."""
 
     def places_of(self, task: int) -> list[str]:
         """Name the places that hold a task."""
@@ -28,6 +30,8 @@ class Snapshot:
 
 
 STATES = {"ready": b"R", "lease": b"L", "done": b"D", "claimed": b"D", "dead": b"X"}
+SCORING = {"unscored": b"R", "lease:score": b"L"}
+"""Places of finished tasks that teachers are to score."""
 
 
 def look(client: redis.Redis, prefix: str, group_size: int) -> Snapshot:
@@ -43,9 +47,12 @@ def look(client: redis.Redis, prefix: str, group_size: int) -> Snapshot:
     reasons = [_text(reason) for reason in client.smembers(f"{prefix}:reasons")]
     fates = ["committed", "cancelled", "purged", *(f"dropped:{reason}" for reason in reasons)]
     tasks = {"new": _members(units["new"], group_size)}
-    tasks |= {key: ids(key) for key in ("ready", "lease", "done", "claimed", "dead")}
+    tasks |= {key: ids(key) for key in ("ready", "lease", "lease:score", "done", "claimed", "dead")}
+    teachers = [_text(name) for name in client.smembers(f"{prefix}:teachers")]
+    tasks["unscored"] = {task for name in teachers for task in ids(f"unscored:{name}")}
     tasks |= {fate: _bits(client.get(f"{prefix}:{fate}")) for fate in fates}
-    return Snapshot(tasks, units, _bits(client.get(f"{prefix}:known")))
+    buried = {task for task in tasks["dead"] if client.exists(f"{prefix}:e:{task}")}
+    return Snapshot(tasks, units, _bits(client.get(f"{prefix}:known")), buried)
 
 
 def check(client: redis.Redis, prefix: str, group_size: int) -> Snapshot:
@@ -69,7 +76,9 @@ def check(client: redis.Redis, prefix: str, group_size: int) -> Snapshot:
         sorted(snapshot.known), found[::2], found[1::2], strict=True
     ):
         (place,) = snapshot.places_of(task)
-        assert state == STATES.get(place), f"I1: task {task} in {place} has state {state}"
+        assert state == (STATES | SCORING).get(place), (
+            f"I1: task {task} in {place} has state {state}"
+        )
         if task not in kept:
             _check_record(client, prefix, task, place, has_record=bool(has_record))
 
@@ -78,7 +87,7 @@ def check(client: redis.Redis, prefix: str, group_size: int) -> Snapshot:
     in_claims = set().union(*(ids for name, ids in units.items() if name.startswith("c:")))
     of_claims = _members(in_claims, group_size) - tasks["dead"] - tasks["purged"]
     assert of_claims == tasks["claimed"], "I2: tasks of claims that no claim holds, or the reverse"
-    unfinished = tasks["ready"] | tasks["lease"]
+    unfinished = tasks["ready"] | tasks["lease"] | tasks["unscored"] | tasks["lease:score"]
     assert _members(units["open"], group_size) >= unfinished, "I2: unfinished tasks of no open unit"
     for unit in units["open"]:
         members = {int(task) for task in client.smembers(f"{prefix}:g:{unit}")}
@@ -112,7 +121,9 @@ def _check_record(
     if of_poison is not None:
         assert has_record == bool(int(of_poison)), f"I10: the record of dead letter {task}"
         return
-    assert has_record == (place in ("done", "claimed")), f"I10: record of {task} in {place}"
+    assert has_record == (place in ("done", "claimed", *SCORING)), (
+        f"I10: record of {task} in {place}"
+    )
 
 
 def units_in_flight(client: redis.Redis, prefix: str) -> int:

@@ -44,7 +44,7 @@ MUTANTS = {
     ),
     "release forgets to remove": Mutant(
         "tasks",
-        "call('ZREM', lease_key(id), id)\n  call('HSET', task_key(id), 'st', 'R')",
+        "call('ZREM', lease_key(id, teacher), id)\n  call('HSET', task_key(id), 'st', 'R')",
         "call('HSET', task_key(id), 'st', 'R')",
         "I1",
     ),
@@ -61,9 +61,7 @@ MUTANTS = {
     "reconcile forgets other claims": Mutant(
         "withdrawal", "if call('ZREM', claim_key(k), gid) == 1 then", "if false then", "I1|I2"
     ),
-    "reconcile forgets other places": Mutant(
-        "withdrawal", "call('ZREM', READY, id)\n  call('ZREM', lease_key(id), id)", "", "I1|I2"
-    ),
+    "reconcile forgets other places": Mutant("withdrawal", "  unlist(id)\n", "", "I1|I2"),
     "what is committed is not restored": Mutant(
         "restore_committed", "for i = 2, #ARGV do", "for i = 2, 1 do", "I5"
     ),
@@ -120,7 +118,9 @@ MUTANTS = {
     "create is not idempotent": Mutant(
         "create", "if call('GETBIT', KNOWN, ids[1]) == 0 then", "do", "I1|I3|I8"
     ),
-    "a revived lease stays ready": Mutant("beats", "call('ZREM', ready_key(id), id)", "", "I1|I3"),
+    "a revived lease stays ready": Mutant(
+        "beats", "call('ZREM', ready_key(id, teacher), id)", "", "I1|I3"
+    ),
     "a use is not counted": Mutant("replay", "'uses', uses)", "'uses', 0)", "R1"),
     "a drawn unit can be drawn again": Mutant("reuse", "call('ZREM', REPLAY, gid)", "", "R1"),
     "a reused unit counts as a new one": Mutant(
@@ -159,6 +159,31 @@ MUTANTS = {
     "a mailbox outlives its task": Mutant("submit", "    drop_mailbox(id)\n", "", "C5"),
     "a submitted record is not stored": Mutant(
         "submit", "call('RENAME', record, record_key(id))", "call('UNLINK', record)", "I10"
+    ),
+    "a score under an old fence counts": Mutant(
+        "tasks", "if task[2] ~= fence or", "if (task[2] ~= fence and not task[9]) or", "I9"
+    ),
+    "a unit is complete before its last score": Mutant(
+        "submit",
+        "if teacher ~= '-' and not is_eval then",
+        "if teacher ~= '-' and not is_eval and call('SCARD', unfinished_key(whole(math.floor(id"
+        " / size)))) > 1 then",
+        "S1",
+    ),
+    "a repaired batch has records without scores": Mutant(
+        "withdrawal",
+        "if call('HDEL', task_key(id), 'teacher') == 1 then call('UNLINK', record_key(id)) end",
+        "call('HDEL', task_key(id), 'teacher')",
+        "S1",
+    ),
+    "a scored task waits for its score again": Mutant(
+        "submit", "if scored_by then call('HDEL', task_key(id), 'teacher') end", "", "I1|I10"
+    ),
+    "a lost score is not wanted again": Mutant(
+        "tasks",
+        "call('ZADD', ready_key(id, teacher), -1, id)",
+        "if not teacher then call('ZADD', ready_key(id, teacher), -1, id) end",
+        "I2",
     ),
 }
 

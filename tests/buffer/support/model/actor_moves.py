@@ -18,6 +18,7 @@ from tests.buffer.support.model.both import (
 
 ACTORS = ("ann", "bob", "cyd")
 KEYS = {"ann": "fleet~ann", "bob": "fleet~bob", "cyd": "key of cyd"}
+TEACHERS = ("tea", "tom")
 REMEMBERED = 60
 
 
@@ -33,6 +34,7 @@ def lease(h: Modelled) -> None:
     seq = known + 1 if rng.random() < 0.6 else rng.choice([known, known, 0, max(0, known - 1)])
     asked: dict[str, Any] = {"ttl_ms": ttl_ms, "n": n, "version": version, "key": key, "seq": seq}
     asked["begun_only"] = rng.random() < 0.2
+    asked["teacher"] = rng.choice(["", "", "", *TEACHERS])
     asked["abandoned"] = rng.choice([(), (), (known,), (max(0, known - 1), known), (known + 1,)])
     answer = h.same(operations.lease(name, **asked), lambda: leases.lease(model, name, **asked))
     if answer is not None:
@@ -137,6 +139,7 @@ def submit(h: Modelled) -> None:
             f"record of {grant.task} by {grant.holder}".encode(),
             grant.key,
             _oldest(h),
+            h.rng.choice(["", *TEACHERS]),
         )
         for grant in h.some(6)
     ]
@@ -144,9 +147,16 @@ def submit(h: Modelled) -> None:
 
 
 def submit_unit(h: Modelled) -> None:
-    """All that an actor holds is finished: units become complete."""
+    """All that an actor or a teacher holds is finished: units become complete."""
+    teacher = h.rng.choice(["", *TEACHERS])
     lines = [
-        SubmitLine(i, task.fence or 0, f"record of {i}".encode(), task.key or "")
+        SubmitLine(
+            i,
+            task.fence or 0,
+            f"record of {i}".encode(),
+            task.key or "",
+            teacher="" if task.teacher is not None else teacher,
+        )
         for i, task in h.model.tasks.items()
         if task.state == "L"
     ][: h.rng.randint(3, 12)]

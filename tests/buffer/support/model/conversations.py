@@ -29,7 +29,9 @@ def want_agents(model: Model, rows: Sequence[tuple[int, int, bytes]], key: str) 
     verdicts = []
     for i, fence, payload in rows:
         verdict = model.judge(i, fence, key)
-        if verdict == "OK" and i not in model.conversations and model.tasks[i].length:
+        if verdict == "OK" and model.tasks[i].teacher is not None:
+            verdict = "STALE"
+        elif verdict == "OK" and i not in model.conversations and model.tasks[i].length:
             model.cut(i)
             return_uncharged(model, i)
             verdict = "STALE"

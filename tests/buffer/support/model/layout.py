@@ -86,6 +86,7 @@ def _run(model: Model) -> dict[str, Any]:
         "meta": _hash(meta),
         "lineages": _hash(model.forks),
         "known": model.known,
+        "teachers": _names(model.teachers),
         "reasons": sorted(reason.encode() for reason in model.reasons),
         "again": _hash({k: "" if v is None else v for k, v in model.recreated.items()}),
         "publication": _hash(model.publication),
@@ -127,7 +128,9 @@ def _tasks(model: Model) -> dict[str, Any]:
     claimed = {unit for batch in model.claims.values() for unit in batch.units}
     found: dict[str, Any] = {
         "ready": _ready(model, None),
-        "lease": _deadlines(live),
+        "lease": _deadlines({i: t for i, t in live.items() if t.teacher is None}),
+        "lease:score": _deadlines({i: t for i, t in live.items() if t.teacher is not None}),
+        **{f"unscored:{name}": _ready(model, None, name) for name in model.teachers},
         "lease:eval": _deadlines({i: t for i, t in model.tasks.items() if i >= EVAL_BASE}),
         "done": _names(i for i in done if model.unit_of(i) not in claimed),
         "claimed": _names(i for i in done if model.unit_of(i) in claimed),
@@ -164,6 +167,8 @@ def _fields(task: Task) -> dict[str, object]:
         "why": task.why,
         "record": None if task.kept_record is None else int(task.kept_record),
         "reconciled": 1 if task.is_reconciled else None,
+        "teacher": task.teacher,
+        "made": None if task.made is None else f"{task.made[0]} {task.made[1]}",
         "round": None if task.round is None else f"{task.round[0]}:{task.round[1]}",
     }
 
@@ -240,8 +245,10 @@ def _mailbox(talk: Conversation) -> dict[bytes, bytes]:
     return _hash(fields) | {b"want": talk.payload} | rewards
 
 
-def _ready(model: Model, round_key: tuple[int, int] | None) -> list[tuple[float, bytes]]:
-    return _scored({i: model.tasks[i].place for i in model.among_ready(round_key)})
+def _ready(
+    model: Model, round_key: tuple[int, int] | None, teacher: str | None = None
+) -> list[tuple[float, bytes]]:
+    return _scored({i: model.tasks[i].place for i in model.among_ready(round_key, teacher)})
 
 
 def _deadlines(tasks: Mapping[int, Task]) -> list[tuple[float, bytes]]:

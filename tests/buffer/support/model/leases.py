@@ -24,6 +24,7 @@ def lease(
     seq: int,
     abandoned: Sequence[int],
     begun_only: bool,
+    teacher: str,
 ) -> LeaseAnswer:
     """Evaluations first, then tasks of started units, then new units as far as there is room.
 
@@ -31,47 +32,66 @@ def lease(
 
     A request that is repeated under its number is granted the same once more; what was granted to
     one that was given up goes back. One with a lower number than the last is overtaken.
+
+    A teacher gets finished tasks that wait for it, with their records, and nothing else.
     """
     if model.state != "RUNNING":
         return LeaseAnswer("DONE" if model.state == "ENDED" else "WAIT", [])
-    if model.paused is not None and not _end_pause(model, holder_of(key)):
+    if model.paused is not None and (teacher or not _end_pause(model, holder_of(key))):
         return LeaseAnswer("WAIT", [])
     is_overtaken = 0 < seq < model.requests.get((key, incarnation), (0, 0, 0))[0]
     if version[0] > model.lineage or is_overtaken:  # the store was rewound: wait for the learner
         return LeaseAnswer("WAIT", [])
-    fence, resumed = _granted_before(model, (key, incarnation), seq, abandoned)
+    fence, resumed = _granted_before(
+        model, (key, incarnation), seq, abandoned, is_teacher=bool(teacher)
+    )
     begun = list[int]()
     if not resumed:
-        resumed = _pick_ready(model, n, version, begun_only=begun_only)
-        room = 0 if begun_only else n - len(resumed)
+        resumed = _pick_ready(model, n, version, begun_only=begun_only, teacher=teacher)
+        room = 0 if begun_only or teacher else n - len(resumed)
         begun = _start_units(model, room, version, is_first=not resumed)
         if not resumed + begun:
             return LeaseAnswer("WAIT" if model.new else "EMPTY", [])
         model.fence = fence = max(model.fence + 1, model.now_us)
         model.lease_ms = ttl_ms
-    for i in resumed:
-        model.tasks[i].num_bytes_given = model.tasks[i].num_bytes or 0
-        model.tasks[i].length_given = model.tasks[i].length or 0
     for i in resumed + begun:
-        task = model.tasks[i]
-        task.oldest = version if task.length is None else min(version, task.oldest or (0, 0))
-        task.fence, task.deadline_ms = fence, model.now_ms + ttl_ms
+        model.tasks[i].fence, model.tasks[i].deadline_ms = fence, model.now_ms + ttl_ms
+    if not teacher:
+        _note_weights(model, resumed, begun, version)
     answer = LeaseAnswer("OK", [_grant(model, i, incarnation, key) for i in resumed + begun])
     if seq:
         model.requests[key, incarnation] = (seq, fence, model.now_ms + ttl_ms)
-    if key:
+    if key and not teacher:
         model.holders[holder_of(key)] = model.now_ms
         oldest = model.now_ms - HOLDER_MS
         model.holders = {tag: at for tag, at in model.holders.items() if at > oldest}
     return answer
 
 
+def _note_weights(
+    model: Model, resumed: list[int], begun: list[int], version: tuple[int, int]
+) -> None:
+    """What tasks are leased with, and the oldest version that their tokens may have."""
+    for i in resumed:
+        model.tasks[i].num_bytes_given = model.tasks[i].num_bytes or 0
+        model.tasks[i].length_given = model.tasks[i].length or 0
+    for i in resumed + begun:
+        task = model.tasks[i]
+        task.oldest = version if task.length is None else min(version, task.oldest or (0, 0))
+
+
 def _granted_before(
-    model: Model, actor: tuple[str, str], seq: int, abandoned: Sequence[int]
+    model: Model,
+    actor: tuple[str, str],
+    seq: int,
+    abandoned: Sequence[int],
+    *,
+    is_teacher: bool,
 ) -> tuple[int, list[int]]:
     """What the last request was granted and nobody has renewed, if it is this one."""
     number, *grant = model.requests.get(actor, (0, 0, 0))
     held = {i: model.tasks[i] for i in model.leased()}
+    held = {i: task for i, task in held.items() if (task.teacher is not None) == is_teacher}
     lost = [i for i, task in held.items() if [task.fence, task.deadline_ms] == grant]
     if number == seq:
         return grant[0], sorted(lost, key=lambda i: (i < EVAL_BASE, str(i)))
@@ -80,12 +100,17 @@ def _granted_before(
     return 0, []
 
 
-def _pick_ready(model: Model, n: int, version: tuple[int, int], *, begun_only: bool) -> list[int]:
-    places: list[tuple[int, int] | None]
-    places = [round_key for round_key in model.open_rounds() if version >= round_key]
-    if policy_lag(model, version) <= model.limits.max_policy_lag:
-        places.append(None)
-    ready = [i for place in places for i in model.among_ready(place)]
+def _pick_ready(
+    model: Model, n: int, version: tuple[int, int], *, begun_only: bool, teacher: str
+) -> list[int]:
+    if teacher:
+        ready = model.among_ready(None, teacher)
+    else:
+        places: list[tuple[int, int] | None]
+        places = [round_key for round_key in model.open_rounds() if version >= round_key]
+        if policy_lag(model, version) <= model.limits.max_policy_lag:
+            places.append(None)
+        ready = [i for place in places for i in model.among_ready(place)]
     return [i for i in ready if not begun_only or model.tasks[i].place < 0][:n]
 
 
@@ -136,6 +161,9 @@ def _grant(model: Model, i: int, incarnation: str, key: str) -> LeasedTask:
     task.progress_ms = model.now_ms
     assert task.spec is not None
     assert task.fence is not None
+    if task.teacher is not None:
+        assert task.record is not None
+        return LeasedTask(i, task.fence, task.spec, 0, (task.record,))
     return LeasedTask(i, task.fence, task.spec, task.length or 0, tuple(task.chunks))
 
 
@@ -172,7 +200,8 @@ def renew(model: Model, line: BeatLine, limits: BeatLimits) -> tuple[str, int]:
         return verdict, 0
     length = task.length or 0
     replaces = _replaces(task, line)
-    grows = line.num_tokens > 0 and (line.offset == length or replaces)
+    brings = line.num_tokens > 0 and task.teacher is None
+    grows = brings and (line.offset == length or replaces)
     num_bytes = len(line.chunk) + (0 if replaces else task.num_bytes or 0)
     turn_ms = model.turn_began_ms(line.task_id)
     idle_since_ms = max(task.progress_ms or 0, turn_ms)
@@ -286,16 +315,23 @@ def shrink(model: Model, num_bytes: int) -> tuple[int, int]:
 
 
 def submit(model: Model, lines: Sequence[SubmitLine]) -> list[str]:
-    """Finished episodes; a unit without unfinished members enters the buffer."""
+    """Finished episodes; a unit without unfinished members enters the buffer.
+
+    One that names a teacher begins anew as a task of it, and has its record already.
+    """
     verdicts, done = [], dict[int, set[int]]()
-    for i, fence, record, key, oldest in lines:
+    for i, fence, record, key, oldest, teacher in lines:
         verdict = model.judge(i, fence, key)
+        if verdict == "OK" and teacher and model.tasks[i].teacher is not None:
+            verdict = "STALE"
         if verdict == "OK" and _is_too_old(model.tasks[i], oldest):
             verdict = "TAKEN"
             return_uncharged(model, i)
+        elif verdict == "OK" and teacher and i < EVAL_BASE:
+            _await_score(model, i, teacher, record, (fence, key))
         elif verdict == "OK":
             task = model.tasks[i]
-            task.state, task.chunks = "D", []
+            task.state, task.chunks, task.teacher = "D", [], None
             model.conversations.pop(i, None)
             if task.round is not None:
                 model.rounds[task.round].results[i] = record
@@ -307,6 +343,16 @@ def submit(model: Model, lines: Sequence[SubmitLine]) -> list[str]:
     for unit, ids in done.items():
         model.finish_members(unit, ids)
     return verdicts
+
+
+def _await_score(model: Model, i: int, teacher: str, record: bytes, made: tuple[int, str]) -> None:
+    model.cut(i)
+    task = model.tasks[i]
+    task.state, task.place, task.record = "R", i, record
+    task.teacher, task.made, task.fence = teacher, made, None
+    task.attempts, task.failures, task.losses = None, None, None
+    task.lost_by, task.failed_by, task.losses_by = [], [], []
+    model.teachers.add(teacher)
 
 
 def release(model: Model, rows: Sequence[tuple[int, int]], key: str) -> list[str]:
@@ -364,8 +410,9 @@ def reap(model: Model, *, max_attempts: int, batch: int, every_ms: int) -> list[
     if model.state == "RECOVERING" or now < (model.grace_until_ms or 0):
         return []
     reaped: list[int] = []
-    for is_eval in (False, True):
+    for is_eval, is_scoring in ((False, False), (False, True), (True, False)):
         leases = [i for i in model.leased() if (i >= EVAL_BASE) == is_eval]
+        leases = [i for i in leases if (model.tasks[i].teacher is not None) == is_scoring]
         expired = [i for i in leases if model.tasks[i].deadline_ms <= now][:batch]
         reaped += _take_back(model, expired, max_attempts, "lease expired")
     _expire_tickets(model, max_attempts, batch)
@@ -434,7 +481,8 @@ def share(
     """The largest holder, or key of one's own, gives still leases back down to an even share."""
     if model.state != "RUNNING" or model.paused is not None or lineage > model.lineage:
         return []
-    tags = {i: model.tasks[i].key or "" for i in model.leased() if i < EVAL_BASE}
+    training = [i for i in model.leased() if i < EVAL_BASE and model.tasks[i].teacher is None]
+    tags = {i: model.tasks[i].key or "" for i in training}
     if key in tags.values():
         return []
     owners = {i: holder_of(tag) for i, tag in tags.items()}

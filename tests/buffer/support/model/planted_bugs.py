@@ -33,7 +33,7 @@ FIRST = (
     Bug("tasks", "        call('HDEL', task_key(id), 'fence')", ""),
     Bug("tasks", "if state == 'L' then give_back", "if state == 'R' then give_back"),
     Bug("submit", "if length > 0 then call('UNLINK', chunks_key(id)) end", ""),
-    Bug("submit", "else call('ZREM', READY, id) end", "end"),
+    Bug("submit", "    call('ZREM', ready_key(id, scored_by), id)\n", ""),
     Bug("actor_seen", "now - ARGV[1] * 1000", "now + ARGV[1] * 1000"),
     Bug("abandon", "tonumber(k) <= tonumber(version)", "tonumber(k) < tonumber(version)"),
     Bug(
@@ -189,4 +189,44 @@ CONVERSATIONS = (
 )
 """Of mailboxes: what a reply, a ticket or a wait could be judged by wrongly."""
 
-LISTS = {"first": FIRST, "second": SECOND, "conversations": CONVERSATIONS}
+TEACHERS = (
+    Bug("submit", "and scored_by then verdict = 'STALE'", "and scored_by then verdict = 'DUP'"),
+    Bug("submit", "    call('ZREM', SCORE_LEASES, id)\n", ""),
+    Bug("submit", "'fence', 'att', 'lost_by',", "'att', 'lost_by',"),
+    Bug("submit", "'fence', 'att', 'lost_by',", "'fence', 'lost_by',"),
+    Bug("submit", "'fails', 'failed_by', 'losses'", "'losses'"),
+    Bug("submit", "call('ZADD', unscored_key(teacher), id, id)", "call('ZADD', READY, id, id)"),
+    Bug("submit", "fence .. ' ' .. key)", "fence .. ' ')"),
+    Bug("submit", "  call('SADD', TEACHERS, teacher)\n", ""),
+    Bug("submit", "if scored_by then call('HDEL', task_key(id), 'teacher') end", ""),
+    Bug("tasks", "task[10] == fence .. ' ' .. key then", "task[10] then"),
+    Bug("tasks", "if teacher then call('HSET', task_key(id), 'record', 1) end", ""),
+    Bug(
+        "tasks", "ipairs({ LEASES, SCORE_LEASES, EVAL_LEASES })", "ipairs({ LEASES, EVAL_LEASES })"
+    ),
+    Bug("reap", "SCORE_LEASES, EVAL_LEASES }) do", "EVAL_LEASES }) do"),
+    Bug("reap", "SCORE_LEASES, EVAL_LEASES, TICKETS", "EVAL_LEASES, TICKETS"),
+    Bug("lease", "(teacher or not end_pause", "(not end_pause"),
+    Bug("lease", "teacher and { SCORE_LEASES } or", "false and { SCORE_LEASES } or"),
+    Bug(
+        "lease",
+        "  pick_ready(unscored_key(teacher))\n  room = 0\n",
+        "  pick_ready(unscored_key(teacher))\n",
+    ),
+    Bug("lease", "if ARGV[6] ~= '' and not teacher then", "if ARGV[6] ~= '' then"),
+    Bug("lease", "0, { call('GET', record_key(id)) } }", "0, {} }"),
+    Bug("beats", "tokens > 0 and not teacher and", "tokens > 0 and"),
+    Bug("keys", "teacher and unscored_key(teacher) or READY, id)", "READY, id)"),
+    Bug("withdrawal", " == 1 then call('UNLINK', record_key(id)) end", " == 2 then return end"),
+    Bug(
+        "requeue_dead",
+        "if not teacher then call('UNLINK', record_key(id)) end",
+        "call('UNLINK', record_key(id))",
+    ),
+    Bug("requeue_dead", "teacher and unscored_key(teacher) or READY, -1", "READY, -1"),
+    Bug("usage", "local with_records = { SCORE_LEASES }", "local with_records = {}"),
+    Bug("stats", "'scoring', call('ZCARD', SCORE_LEASES)", "'scoring', call('ZCARD', LEASES)"),
+)
+"""Of finished tasks that wait for their score."""
+
+LISTS = {"first": FIRST, "second": SECOND, "conversations": CONVERSATIONS, "teachers": TEACHERS}

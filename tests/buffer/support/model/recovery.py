@@ -167,6 +167,9 @@ def _withdraw_task(model: Model, i: int) -> None:
     model.conversations.pop(i, None)
     model.fates.pop(i, None)
     model.known.add(i)
+    task = model.tasks.get(i)
+    if task is not None and task.teacher is not None:  # nobody may train it without its score
+        task.record = task.teacher = None
 
 
 def requeue_dead(model: Model, ids: Sequence[int]) -> list[str]:
@@ -200,6 +203,9 @@ def _requeue(model: Model, i: int) -> str:
             oldest=old.oldest,
             progress_ms=old.progress_ms,
             is_reconciled=old.is_reconciled,
+            teacher=old.teacher,
+            made=old.made,
+            record=None if old.teacher is None else old.record,
         )
         model.buffer.pop(unit, None)
         model.open.setdefault(unit, set()).add(i)

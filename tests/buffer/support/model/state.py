@@ -88,6 +88,10 @@ class Task:
     """Whether it became a dead letter together with its record."""
     is_reconciled: bool = False
     round: tuple[int, int] | None = None
+    teacher: str | None = None
+    """It is finished and must be scored."""
+    made: tuple[int, str] | None = None
+    """Fence and key of the actor whose record must be or was scored."""
 
 
 @dataclass
@@ -223,6 +227,7 @@ class Model:
     arrivals: int = 0
     forks: dict[int, int] = field(default_factory=dict)
     known: set[int] = field(default_factory=set)
+    teachers: set[str] = field(default_factory=set)
     fates: dict[int, str] = field(default_factory=dict)
     """Of tasks that have ended: committed, cancelled, purged, dropped:<reason>."""
     reasons: set[str] = field(default_factory=set)
@@ -272,12 +277,15 @@ class Model:
         """The unit of a training task."""
         return task // self.limits.group_size
 
-    def among_ready(self, round_key: tuple[int, int] | None) -> list[int]:
-        """Ready tasks of a round, or of training, in the order in which they are leased."""
+    def among_ready(
+        self, round_key: tuple[int, int] | None, teacher: str | None = None
+    ) -> list[int]:
+        """Ready tasks of a round, of training or of a teacher, in the order they are leased in."""
         ready = {
             i: task.place
             for i, task in self.tasks.items()
-            if task.state == "R" and task.round == round_key and self._is_waiting(i)
+            if (task.state, task.round, task.teacher) == ("R", round_key, teacher)
+            and self._is_waiting(i)
         }
         return sorted(ready, key=lambda i: (ready[i], str(i)))
 
@@ -285,9 +293,10 @@ class Model:
         return task >= EVAL_BASE or self.unit_of(task) in self.open
 
     def leased(self) -> list[int]:
-        """Leased tasks as they expire: training before evaluation."""
-        held = [i for i, task in self.tasks.items() if task.state == "L"]
-        return sorted(held, key=lambda i: (i >= EVAL_BASE, self.tasks[i].deadline_ms, str(i)))
+        """Leased tasks as they expire: training, then scoring, then evaluation."""
+        held = {i: task for i, task in self.tasks.items() if task.state == "L"}
+        kinds = {i: (i >= EVAL_BASE, task.teacher is not None) for i, task in held.items()}
+        return sorted(held, key=lambda i: (kinds[i], held[i].deadline_ms, str(i)))
 
     def finished(self, unit: int) -> list[int]:
         """Members of a unit that were submitted."""
@@ -311,6 +320,8 @@ class Model:
         task = self.tasks.get(i)
         if task is None:
             return "STALE" if i < EVAL_BASE and self.unit_of(i) in self.new else "GONE"
+        if task.made == (fence, key):
+            return "DUP"
         if task.fence != fence or task.key not in (None, key) or task.state == "X":
             return "STALE"
         return "DUP" if task.state == "D" else "OK"
@@ -409,6 +420,8 @@ class Model:
             del self.tasks[i]
             return
         task.state, task.why, task.died_ms = "X", why, self.now_ms
+        if task.teacher is not None:
+            task.kept_record = True
         if is_noted:
             self._note_death(i)
         unit = self.unit_of(i)

@@ -23,13 +23,15 @@ def stats(model: Model) -> Stats:
     """Counts of everything."""
     fates = Counter(model.fates.values())
     states = Counter(task.state for i, task in model.tasks.items() if i < EVAL_BASE)
+    held = {i: task for i, task in model.tasks.items() if task.state == "L"}
+    scoring = [i for i, task in held.items() if task.teacher is not None]
     claimed = sum(len(model.finished(unit)) for c in model.claims.values() for unit in c.units)
     rounds = [model.rounds[key] for key in model.open_rounds()]
     leased = sum(model.tasks[i].state == "L" for found in rounds for i in found.unfinished)
     unfinished = sum(len(found.unfinished) for found in rounds)
     kept = model.kept.values()
     talks = model.conversations.values()
-    held = [talk for talk in talks if talk.ticket is not None and talk.why is None]
+    hosted = [talk for talk in talks if talk.ticket is not None and talk.why is None]
     wanted = [talk.wanted_ms for talk in talks if talk.ticket is None]
     return Stats(
         state=model.state,
@@ -39,7 +41,9 @@ def stats(model: Model) -> Stats:
         hashes={"environment": "e"},
         created=len(model.known),
         ready=len(model.among_ready(None)) + len(model.new) * model.limits.group_size,
-        leased=states["L"],
+        leased=states["L"] - len(scoring),
+        unscored={name: len(model.among_ready(None, name)) for name in model.teachers},
+        scoring=len(scoring),
         buffered=states["D"] - claimed,
         claimed=claimed,
         committed=fates["committed"],
@@ -67,8 +71,8 @@ def stats(model: Model) -> Stats:
         data_failure=model.data_failure or "",
         wanted=len(wanted),
         wanted_s=max([0, model.now_ms - min(wanted)]) / 1000 if wanted else 0.0,
-        hosted=len(held),
-        hosts=len({(talk.host, talk.key) for talk in held}),
+        hosted=len(hosted),
+        hosts=len({(talk.host, talk.key) for talk in hosted}),
     )
 
 
@@ -122,7 +126,8 @@ def num_bytes(model: Model, units: Sequence[int]) -> int:
 def usage(model: Model) -> int:
     """Of a run's records and unfinished completions; so few tasks are all looked at."""
     tasks = [task for i, task in model.tasks.items() if i < EVAL_BASE]
-    records = sum(len(task.record or b"") for task in tasks if task.state == "D")
+    has_record = [t for t in tasks if t.state == "D" or (t.state in "RL" and t.teacher is not None)]
+    records = sum(len(task.record or b"") for task in has_record)
     partials = sum(task.num_bytes or 0 for task in tasks if task.state in "RL")
     partials += sum(talk.num_bytes for i, talk in model.conversations.items() if i < EVAL_BASE)
     return records + partials + sum(unit.num_bytes for unit in model.kept.values())
