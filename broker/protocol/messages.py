@@ -76,7 +76,8 @@ class Lease(MessagePart, frozen=True):
     length: Whole
     """Tokens already in the store."""
     chunks: Annotated[tuple[bytes, ...], Meta(max_length=MAX_CHUNKS)] = ()
-    """Encoded `Completion` chunks, in order, that together have `length` tokens."""
+    """Encoded `Completion` chunks, in order, that together have `length` tokens; to a teacher the
+    encoded `Episode` that it is to score, and nothing else."""
 
 
 class Publication(MessagePart, frozen=True):
@@ -100,6 +101,9 @@ class Hello(WireMessage, frozen=True, tag="hello"):
     """`settings`, `environment`, `reward`: a difference from the run's is refused by name."""
     capacity: Whole
     """Episodes at a time."""
+    teacher: Text = ""
+    """Name of the teacher that this incarnation is: it scores finished episodes and makes none;
+    empty = it is none."""
 
 
 class Welcome(WireMessage, frozen=True, tag="welcome", omit_defaults=True):
@@ -202,11 +206,16 @@ class Verdicts(WireMessage, frozen=True, tag="verdicts", omit_defaults=True):
 
 
 class Submission(MessagePart, frozen=True):
-    """A finished episode: its lease and its encoded record (`buffer/record/codec.py`)."""
+    """A finished episode: its lease and its encoded record (`buffer/record/codec.py`).
+
+    From a teacher it is the record that came with the lease, with `teacher_logprobs`.
+    """
 
     task_id: Id
     fence: Id
     record: bytes
+    teacher: Text = ""
+    """Name of the teacher that must score it before it can be trained; empty = none."""
 
 
 class SubmitRequest(WireMessage, frozen=True, tag="submit"):

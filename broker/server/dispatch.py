@@ -23,6 +23,7 @@ from broker.protocol.messages import LeaseReply, LeaseRequest, Refusal
 from broker.transport.allow_list import AllowList
 from broker.transport.sockets import Router
 from buffer.operations.values import holder_of
+from buffer.record.object_store import ObjectStore
 from buffer.store import AsyncStore
 from configs.errors import RecordError, StoreError
 from configs.settings import BrokerSettings, Settings
@@ -80,13 +81,15 @@ def assemble(settings: Settings, store: AsyncStore, *, audit_file: Path | None) 
     cache = StoreCache(
         store, pause_at_memory=buffer.pause_at_memory, max_run_bytes=buffer.max_run_bytes
     )
-    leasing = Leasing(store, settings.broker, peers, cache)
+    objects = ObjectStore.from_settings(buffer, settings.run.name)
+    leasing = Leasing(store, settings.broker, peers, cache, objects)
     service = Service(
         store,
         run=settings.run,
         broker=settings.broker,
         buffer=settings.buffer,
         agents=settings.agents,
+        teachers=frozenset(map(settings.algorithm.scoring_teacher, settings.run.by_environment)),
         peers=peers,
         cache=cache,
         leasing=leasing,

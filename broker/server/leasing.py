@@ -22,8 +22,9 @@ from broker.protocol.codec import decode_spec
 from broker.protocol.messages import Lease, LeaseReply, LeaseRequest
 from buffer import operations
 from buffer.operations.values import LeasedTask
+from buffer.record.object_store import ObjectStore, is_reference
 from buffer.store import AsyncStore
-from configs.errors import StoreError
+from configs.errors import RecordError, StoreError
 from configs.settings import BrokerSettings, RunSettings
 from configs.traces import trace_expired, trace_leased
 
@@ -129,9 +130,16 @@ class Leasing:
     """
 
     def __init__(
-        self, store: AsyncStore, settings: BrokerSettings, peers: Liveness, cache: StoreCache
+        self,
+        store: AsyncStore,
+        settings: BrokerSettings,
+        peers: Liveness,
+        cache: StoreCache,
+        objects: ObjectStore | None = None,
     ) -> None:
         self._store = store
+        self.objects = objects
+        """Large records outside of Redis; None = there are none."""
         self._settings = settings
         self._peers = peers
         self._cache = cache
@@ -148,7 +156,8 @@ class Leasing:
     async def grant(self, peer: PeerSession, seq: int, request: LeaseRequest) -> LeaseReply | None:
         """Try once to serve a new request; None if a newer one has overtaken it.
 
-        The reply is DONE for an actor that is drained, and WAIT for a suspended key or full store.
+        The reply is DONE for an actor that is drained, and WAIT for a suspended key or, unless a
+        teacher asks, a full store.
         """
         if seq < peer.lease_seq:
             return None
@@ -242,11 +251,15 @@ class Leasing:
                     seq=seq,
                     abandoned=request.abandoned,
                     begun_only=request.begun_only,
+                    teacher=peer.hello.teacher,
                 )
             )
             if answer.status != "OK":
                 return self._reply(answer.status, ())
-            leases = await self._fit(answer.tasks, peer.tag)
+            tasks = answer.tasks
+            if peer.hello.teacher:
+                tasks = await self._with_records(tasks, peer.tag)
+            leases = await self._fit(tasks, peer.tag)
             if not leases:
                 return self._reply("WAIT", ())
             reply = self._reply("OK", leases)
@@ -260,7 +273,9 @@ class Leasing:
         return peer.lease_seq != seq or self._peers.is_suspect(peer)
 
     def _is_closed(self, peer: PeerSession) -> bool:
-        return self._cache.is_full or self._cache.closed.has(peer.tag)
+        # What teachers are given makes room: only scored episodes can be trained and deleted.
+        is_full = self._cache.is_full and not peer.hello.teacher
+        return is_full or self._cache.closed.has(peer.tag)
 
     async def _share(self, peer: PeerSession, seq: int, request: LeaseRequest) -> None:
         """Give an actor without work some leases of a holder that has more than an even share.
@@ -285,6 +300,22 @@ class Leasing:
             ended = time.monotonic()
             self._shares_at = min(self._shares_at, ended + SHARE_PAUSES * (ended - now))
             log.info("leases shared with a key that has none", key=peer.tag, count=len(tasks))
+
+    async def _with_records(self, tasks: list[LeasedTask], key: str) -> list[LeasedTask]:
+        """Replace references by the records that a teacher must score; fail those that are gone."""
+        whole: list[LeasedTask] = []
+        for task in tasks:
+            [record] = task.chunks
+            if self.objects is not None and is_reference(record):
+                try:
+                    record = await asyncio.to_thread(self.objects.get, task.task_id, record)
+                except RecordError as error:
+                    most = self._settings.max_attempts
+                    lost = [(task.task_id, task.fence, "data", str(error))]
+                    await self._store.run(operations.fail(key, max_attempts=most, failures=lost))
+                    continue
+            whole.append(task._replace(chunks=(record,)))
+        return whole
 
     async def _fit(self, tasks: list[LeasedTask], key: str) -> tuple[Lease, ...]:
         """Keep the leases that fit into one reply, with their chunks, and release the rest.

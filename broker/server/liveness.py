@@ -24,7 +24,7 @@ from typing import NamedTuple
 from msgspec.structs import asdict
 
 from broker.protocol.messages import Figures, Hello, LeaseReply
-from buffer.operations.values import actor_name, holder_of
+from buffer.operations.values import TEACHER, actor_name, holder_of
 from buffer.record.episode import PolicyVersion
 from configs.metrics import SECONDS, Histogram
 
@@ -65,6 +65,8 @@ class PeerSession:
         hello = self.hello
         fields = {"host": hello.host, "pid": str(hello.pid), "capacity": str(hello.capacity)}
         fields["key"] = self.tag
+        if hello.teacher:
+            fields[TEACHER] = hello.teacher
         if self.version is not None:
             fields["version"] = f"{self.version.lineage}.{self.version.step}"
         return fields | {name: repr(value) for name, value in asdict(self.stats).items()}

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Generic, TypeVar
 
 from broker.protocol.codec import Envelope
@@ -53,7 +53,6 @@ from buffer.operations.values import (
     actor_name,
     holder_of,
 )
-from buffer.record.object_store import ObjectStore
 from buffer.record.rules import EpisodeLimits
 from buffer.store import AsyncStore
 from configs.errors import RecordError, StoreError, StoreUnreachable, printable
@@ -172,13 +171,14 @@ class Service:
         broker: BrokerSettings,
         buffer: BufferSettings,
         agents: AgentSettings,
+        teachers: Set[str] = frozenset({""}),
         peers: Liveness,
         cache: StoreCache,
         leasing: Leasing,
         audit: Audit,
     ) -> None:
         self._store = store
-        self._run, self._episodes = run.name, run
+        self._run, self._episodes, self._teachers = run.name, run, teachers
         self._limits = EpisodeLimits.for_run(run, vocabulary=None)
         self._settings = broker
         self._max_episode_bytes = buffer.max_episode_bytes
@@ -200,7 +200,7 @@ class Service:
             store, broker, cache, max_bytes=buffer.max_episode_bytes, agent_s=agents.timeout_s
         )
         """Mailboxes, whose long polls the server wakes at every tick."""
-        self._objects = ObjectStore.from_settings(buffer, run.name)
+        self._objects = leasing.objects
         self._inline_bytes = buffer.inline_bytes
         self._peers = peers
         self._cache = cache
@@ -256,7 +256,7 @@ class Service:
                 self._key_hellos.take_token(tag) and self._holder_hellos.take_token(holder_of(tag))
             ):
                 return Refusal("busy", "this key has said HELLO too often; send it again later")
-            check_hello(message, incarnation=envelope.inc)
+            check_hello(message, incarnation=envelope.inc, teachers=self._teachers)
             return await self._hello(message, key, tag, route)
         if isinstance(message, HOST_REQUESTS):
             check_host(envelope.inc)
@@ -336,12 +336,16 @@ class Service:
                 return await self._say(message, peer)
             case SubmitRequest():
                 versions = check_submissions(
-                    message, max_bytes=self._max_episode_bytes, limits=self._limits
+                    message,
+                    max_bytes=self._max_episode_bytes,
+                    limits=self._limits,
+                    teachers=self._teachers,
+                    is_teacher=bool(peer.hello.teacher),
                 )
                 if refusal := await self._cache.refuse_unpublished(versions.newest):
                     return refusal
                 rows = [
-                    SubmitLine(s.task_id, s.fence, s.record, tag, oldest)
+                    SubmitLine(s.task_id, s.fence, s.record, tag, oldest, s.teacher)
                     for s, oldest in zip(message.submissions, versions.oldest, strict=True)
                 ]
                 if self._objects is not None:

@@ -5,7 +5,7 @@ Runs before the store is touched, so a message that fails here has changed nothi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from broker.protocol.agent_calls import AgentAnswer, decode_reply
@@ -32,10 +32,12 @@ from broker.protocol.messages import (
     ReleaseRequest,
     RevokeRequest,
     StatusRequest,
+    Submission,
     SubmitRequest,
 )
 from broker.transport.allow_list import AllowListEntry, Role
 from buffer.operations.conversations import MAX_CALLS
+from buffer.operations.keys import EVAL_BASE
 from buffer.operations.values import version_number
 from buffer.record.episode import PolicyVersion
 from buffer.record.rules import EpisodeLimits
@@ -157,11 +159,17 @@ class Versions(NamedTuple):
     """First and last fence of each beat's tokens."""
 
 
-def check_hello(hello: Hello, *, incarnation: str) -> None:
+def check_hello(hello: Hello, *, incarnation: str, teachers: Set[str] = frozenset({""})) -> None:
     """Refuse a HELLO in the name of another incarnation, or with impossible fields.
 
+    Args:
+        hello: The message.
+        incarnation: Its sender.
+        teachers: Names of the teachers of the run's environments; empty = an environment has none.
+
     Raises:
-        RecordError: A name is not the sender's or not printable, or the capacity is out of range.
+        RecordError: A name is not the sender's or not printable, the capacity is out of range, or
+            the run has no such teacher.
     """
     if hello.incarnation != incarnation:
         raise RecordError(
@@ -170,6 +178,12 @@ def check_hello(hello: Hello, *, incarnation: str) -> None:
         )
     _check_name("incarnation", hello.incarnation)
     _check_name("host", hello.host)
+    if hello.teacher not in teachers | {""}:
+        raise RecordError(
+            f"the name of a teacher must be {named(teachers)}, got {quoted(hello.teacher)}; give "
+            "one to `nyala actor --teacher`, or set algorithm.teacher and algorithm.teacher_in: "
+            "actor before the run begins"
+        )
     _check_range(
         "capacity",
         hello.capacity,
@@ -222,13 +236,22 @@ def check_beats(request: BeatRequest, *, max_bytes: int, limits: EpisodeLimits) 
     return Versions(_newest(summaries), oldest, fences)
 
 
-def check_submissions(request: SubmitRequest, *, max_bytes: int, limits: EpisodeLimits) -> Versions:
+def check_submissions(
+    request: SubmitRequest,
+    *,
+    max_bytes: int,
+    limits: EpisodeLimits,
+    teachers: Set[str] = frozenset({""}),
+    is_teacher: bool = False,
+) -> Versions:
     """Refuse records that are malformed, of another task, or impossible in this run.
 
     Args:
         request: The finished episodes.
         max_bytes: Most bytes of a record.
         limits: Limits of this run.
+        teachers: Names of the teachers of the run's environments; empty = an environment has none.
+        is_teacher: Its sender is a teacher.
 
     Returns:
         The versions of the tokens of each record.
@@ -245,7 +268,33 @@ def check_submissions(request: SubmitRequest, *, max_bytes: int, limits: Episode
                 "the same release of Nyala on all machines"
             )
         _check_fence(submission.task_id, summary, submission.fence)
+        _check_score(submission, summary, teachers, is_teacher=is_teacher)
     return Versions(_newest(summaries), [version_number(summary.oldest) for summary in summaries])
+
+
+def _check_score(
+    submission: Submission, summary: Summary, teachers: Set[str], *, is_teacher: bool
+) -> None:
+    """Refuse a record that would be trained without its score, or wait for a teacher in vain."""
+    is_trained = submission.task_id < EVAL_BASE
+    wanted = teachers if is_trained and not is_teacher else {""}
+    if submission.teacher not in wanted:
+        raise RecordError(
+            f"the teacher of task {submission.task_id} must be {named(wanted)}, got "
+            f"{quoted(submission.teacher)}; start this actor with the config.yaml of the run"
+        )
+    if is_trained and any(teachers) and summary.is_scored != is_teacher:
+        raise RecordError(
+            f"teacher_logprobs of task {submission.task_id} must come from a teacher and from "
+            f"nobody else, got {'some' if summary.is_scored else 'none'} from "
+            f"{'a teacher' if is_teacher else 'an actor'}; use the same release of Nyala on all "
+            "machines"
+        )
+
+
+def named(teachers: Set[str]) -> str:
+    """Write the names of teachers for a refusal."""
+    return " or ".join(name or "empty" for name in sorted(teachers))
 
 
 def check_calls(request: CallRequest, *, max_bytes: int) -> None:

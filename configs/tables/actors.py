@@ -23,6 +23,11 @@ class ActorSettings(SettingsTable):
     """Actors that `nyala up` starts; more may join at any time.
 
     Change it when the learner waits for episodes and cores or cards are free."""
+    teachers: Annotated[int, Field(ge=0)] = 1
+    """Processes of each teacher that `nyala up` starts with `algorithm.teacher_in: actor`; more
+    may join at any time.
+
+    Raise it when finished episodes wait for their score (`unscored` in `nyala status`)."""
     engine: Literal["vllm", "torch", "auto"] = "vllm"
     """`vllm`; `torch`: a small engine that needs only torch; or `auto`: vLLM if it can start,
     otherwise the small one, with a warning that says what the machine lacks.

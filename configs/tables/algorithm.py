@@ -223,7 +223,8 @@ class AlgorithmSettings(SettingsTable):
 
     Lower it when the reward should count for more than the teacher."""
     teacher_in: Literal["learner", "actor"] = "learner"
-    """Process that computes the teacher's log-probs.
+    """Process that computes the teacher's log-probs: the learner, or processes of their own that
+    score finished episodes (`actors.teachers`).
 
     Set it to `actor` when the learner has no room for the teacher."""
     teacher_prompt: str | None = None
@@ -251,6 +252,18 @@ class AlgorithmSettings(SettingsTable):
             model = self.teacher.get(environment)
             return None if model is None else self.teachers.index(model)
         return 0 if self.has_teacher else None
+
+    @property
+    def teacher_processes(self) -> dict[str, str]:
+        """Names of the teachers that are processes of their own -> their models."""
+        if self.teacher is None or self.teacher_in == "learner":
+            return {}
+        return {"teacher": self.teacher} if isinstance(self.teacher, str) else self.teacher
+
+    def scoring_teacher(self, environment: str) -> str:
+        """Name of the process that scores the episodes of an environment; empty = none."""
+        name = "teacher" if isinstance(self.teacher, str) else environment
+        return name if name in self.teacher_processes else ""
 
     @model_validator(mode="before")
     @classmethod

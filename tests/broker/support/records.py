@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from broker.protocol.messages import Lease, Submission, SubmitRequest
-from buffer.record.codec import encode_episode
+from buffer.record.codec import decode_episode, encode_episode
 from buffer.record.episode import Completion, Episode, FenceRun, VersionSpan
 from tests.broker.support.ring import FIRST
 
@@ -39,6 +41,15 @@ def record_of(lease: Lease, *, task_id: int | None = None) -> bytes:
     )
 
 
-def submission(lease: Lease, record: bytes | None = None) -> SubmitRequest:
+def submission(lease: Lease, record: bytes | None = None, *, teacher: str = "") -> SubmitRequest:
     record = record_of(lease) if record is None else record
-    return SubmitRequest((Submission(lease.task_id, lease.fence, record),))
+    return SubmitRequest((Submission(lease.task_id, lease.fence, record, teacher),))
+
+
+def scored(record: bytes) -> bytes:
+    """The record with a teacher's log-probs."""
+    episode = decode_episode(record)
+    logprobs = np.full(episode.completion.token_ids.size, -0.25, np.float32)
+    return encode_episode(
+        replace(episode, completion=replace(episode.completion, teacher_logprobs=logprobs))
+    )

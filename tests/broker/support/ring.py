@@ -25,7 +25,14 @@ from buffer import operations
 from buffer.operations.values import ActorSeen, NewTask, Stats
 from buffer.record.episode import PolicyVersion
 from buffer.store import AsyncStore
-from configs.settings import ActorSettings, BrokerSettings, BufferSettings, RunSettings, Settings
+from configs.settings import (
+    ActorSettings,
+    AlgorithmSettings,
+    BrokerSettings,
+    BufferSettings,
+    RunSettings,
+    Settings,
+)
 from tests.waiting import until
 
 RUN = "test"
@@ -43,6 +50,7 @@ def settings_with(
     max_completion_tokens: int = 1024,
     max_episode_bytes: int = 2**18,
     environment: str = "reasoning_gym",
+    teacher: str | dict[str, str] | None = None,
     **broker: Any,
 ) -> Settings:
     defaults: dict[str, Any] = {
@@ -67,6 +75,9 @@ def settings_with(
         ),
         broker=BrokerSettings(**{**defaults, **broker}),
         actors=ActorSettings(heartbeat_s=0.1),
+        algorithm=AlgorithmSettings(
+            teacher=teacher, teacher_in="learner" if teacher is None else "actor"
+        ),
     )
     # Also ones that settings may not have.
     buffer = settings.buffer.model_copy(update={"max_run_bytes": max_run_bytes})
@@ -114,8 +125,9 @@ async def create(store: AsyncStore, groups: range) -> None:
         await store.run(operations.create(1, tasks))
 
 
-def hello(incarnation: str, capacity: int = 64, **changes: str) -> Hello:
-    return Hello(incarnation, host="here", pid=1, hashes={**HASHES, **changes}, capacity=capacity)
+def hello(incarnation: str, capacity: int = 64, teacher: str = "", **changes: str) -> Hello:
+    hashes = {**HASHES, **changes}
+    return Hello(incarnation, "here", pid=1, hashes=hashes, capacity=capacity, teacher=teacher)
 
 
 def pair_of(folder: Path, name: str) -> KeyPair:
@@ -159,6 +171,12 @@ class Ring:
         """A client that has said HELLO."""
         client = self.client(incarnation, **changes)
         await client.hello(hello(incarnation), deadline_s=10)
+        return client
+
+    async def teacher(self, incarnation: str = "teacher-1", name: str = "teacher") -> BrokerClient:
+        """A client that has said HELLO as a teacher of this name."""
+        client = self.client(incarnation)
+        await client.hello(hello(incarnation, teacher=name), deadline_s=10)
         return client
 
     @asynccontextmanager
