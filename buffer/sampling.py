@@ -31,8 +31,6 @@ def why_nobody_samples(
 ) -> str | None:
     """Return the cause and a remedy in one sentence; None while an actor may sample.
 
-    Where finished episodes wait for a teacher that is not there, that is the cause in any case.
-
     Args:
         stats: State of the run.
         actors: All actors and teachers that were heard within the hour.
@@ -51,8 +49,7 @@ def why_nobody_samples(
     seen = list(actors)
     if (missing := _missing_teacher(stats, seen, folder, heartbeat_timeout_s)) is not None:
         return missing
-    seen = [actor for actor in seen if not actor.teacher]
-    present = sum(actor.is_present(heartbeat_timeout_s) for actor in seen)
+    present = sum(actor.samples(heartbeat_timeout_s) for actor in seen)
     if not present:
         return _nobody_heard(seen, folder, num_processes)
     if stats.leased:
@@ -114,7 +111,8 @@ def hosts_line(stats: Stats, folder: object) -> str | None:
     return f"{line}; start one: nyala agents {folder} (the log of one that runs says why it rests)"
 
 
-def _nobody_heard(actors: Sequence[ActorSeen], folder: object, num_processes: int) -> str:
+def _nobody_heard(seen: Sequence[ActorSeen], folder: object, num_processes: int) -> str:
+    actors = [actor for actor in seen if not actor.teacher]
     last = min(actors, key=lambda actor: actor.silent_s, default=None)
     heard = "at all" if last is None else f"for {last.silent_s:.0f} s"
     if num_processes:

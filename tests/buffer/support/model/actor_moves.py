@@ -42,6 +42,31 @@ def lease(h: Modelled) -> None:
         del h.grants[:-REMEMBERED]
 
 
+def teach(h: Modelled) -> None:
+    """All that actors hold is finished; a teacher leases it, scores it, fails or falls silent."""
+    model, rng, teacher = h.model, h.rng, h.rng.choice(TEACHERS)
+    held = {i: t for i, t in model.tasks.items() if t.state == "L" and t.teacher is None}
+    lines = [
+        SubmitLine(i, task.fence or 0, f"record of {i}".encode(), task.key or "", teacher=teacher)
+        for i, task in list(held.items())[: rng.randint(1, 9)]
+    ]
+    h.same(operations.submit(lines), lambda: leases.submit(model, lines))
+    name, n = rng.choice(ACTORS), rng.randint(1, 8)
+    asked: dict[str, Any] = {"ttl_ms": TTL_MS, "n": n, "version": (0, 0), "key": KEYS[name]}
+    asked |= {"seq": 0, "abandoned": (), "begun_only": False, "teacher": teacher}
+    answer = h.same(operations.lease(name, **asked), lambda: leases.lease(model, name, **asked))
+    if answer is None or not answer.tasks:
+        return
+    granted = [Grant(task.task_id, task.fence, name, KEYS[name]) for task in answer.tasks]
+    h.grants += granted
+    what = rng.random()
+    if what < 0.3:
+        fail_rows(h, [(grant.task, grant.fence) for grant in granted], KEYS[name])
+    elif what < 0.5:
+        scored = [SubmitLine(g.task, g.fence, b"scored %d" % g.task, g.key) for g in granted]
+        h.same(operations.submit(scored), lambda: leases.submit(model, scored))
+
+
 def beat(h: Modelled) -> None:
     """Chunks that fit, overlap or leave a gap; leases that stood still, or were taken away."""
     lines = []

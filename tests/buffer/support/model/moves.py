@@ -16,6 +16,7 @@ MOVES: dict[Callable[[Modelled], object], float] = {
     store_moves.jump: 2,
     learner_moves.create: 4,
     actor_moves.lease: 8,
+    actor_moves.teach: 6,
     actor_moves.beat: 8,
     actor_moves.pad: 1,
     actor_moves.undeliverable: 1,
