@@ -1,6 +1,7 @@
 """Actors: engines, environments, rewards, the episode loop and the weight receiver.
 
-__main__            Commands of an actor's process: sample for a run, or export demonstrations
+__main__            Commands of an actor's process: sample or score for a run, or export
+                    demonstrations
 assembly            Assembly of an actor from settings: engine, tokenizer, environment, reward,
                     connections
 capacity            The number of episodes that an actor has at a time, and the share of its time
@@ -20,6 +21,7 @@ numbers             Numbers in texts: the value that a text states for certain
 preemption          Preemption notices of the clouds: a drain before the machine is taken away
 rewards/            Reward functions, each in a process of its own
 sandbox/            Sandbox for programs that a model wrote
+teacher             A teacher: it scores finished episodes with a model that this run does not train
 tool_calls          Calls of tools in the text of a turn, in the forms in which families of models
                     write them
 weights/            Weight versions: received, checked, given to the engine, and shared with other

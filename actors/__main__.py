@@ -1,6 +1,7 @@
-"""Commands of an actor's process: sample for a run, or export demonstrations.
+"""Commands of an actor's process: sample or score for a run, or export demonstrations.
 
-`python -m actors --config runs/x/config.yaml` samples for one run until it ends, or SIGTERM;
+`python -m actors --config runs/x/config.yaml` samples for one run until it ends, or SIGTERM; with
+`--teacher NAME` it scores finished episodes instead;
 `python -m actors export --config ... --out FOLDER` writes demonstrations for supervised training.
 `nyala up` starts both; on other machines a person or a scheduler starts the first.
 """
@@ -28,7 +29,7 @@ from configs.machine import raise_open_files
 from configs.settings import Settings
 from configs.tracing import tracing
 
-from .assembly import new_incarnation, run_actor
+from .assembly import new_incarnation, run_actor, run_teacher
 from .demonstrations import export
 from .preemption import source_of, stop_at_notice
 
@@ -37,7 +38,7 @@ log = structlog.get_logger()
 
 @private_files()
 def main(arguments: list[str] | None = None) -> int:
-    """Run an actor, or an export where the first argument is `export`.
+    """Run an actor or a teacher, or an export where the first argument is `export`.
 
     Raises the limit on open files of this process, and makes its new files private.
 
@@ -59,17 +60,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--key", help="name of its key; by default `actor`, or it registers one with `enrolment`"
     )
+    parser.add_argument(
+        "--teacher", metavar="NAME", help="score finished episodes as this teacher, and make none"
+    )
     chosen = parser.parse_args(arguments)
     configure_logging("actor")
     try:
         settings = load(chosen.config, chosen.set)
-        return _sample_for_run(settings, chosen.name, chosen.key)
+        return _work_for_run(settings, chosen.name, chosen.key, chosen.teacher)
     except NyalaError as error:
         log.error(str(error), error=type(error).__name__)
         return exit_code(error)
 
 
-def _sample_for_run(settings: Settings, name: str, key: str | None) -> int:
+def _work_for_run(settings: Settings, name: str, key: str | None, teacher: str | None) -> int:
     incarnation = new_incarnation(name)
     configure_logging("actor", run=settings.run.name, incarnation=incarnation)
     keys = settings.keys_folder
@@ -77,18 +81,23 @@ def _sample_for_run(settings: Settings, name: str, key: str | None) -> int:
         tracing(settings.run, "actor", name=incarnation, salt=lambda: load_public(keys, "broker")),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        is_told = runner.run(_run_until_stopped(settings, incarnation, key))
+        is_told = runner.run(_run_until_stopped(settings, incarnation, key, teacher))
     log.info("stopped", told=is_told)
     return settings.actors.exit_when_told if is_told else 0
 
 
-async def _run_until_stopped(settings: Settings, incarnation: str, key: str | None) -> bool:
+async def _run_until_stopped(
+    settings: Settings, incarnation: str, key: str | None, teacher: str | None
+) -> bool:
     """Run until the end; return whether this machine, not the run, ended it."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with stop_at_notice(source_of(settings.actors.preemption), stop):
-        await run_actor(settings, incarnation, stop, key=key)
+        if teacher is None:
+            await run_actor(settings, incarnation, stop, key=key)
+        else:
+            await run_teacher(settings, incarnation, stop, name=teacher, key=key)
     return stop.is_set()
 
 

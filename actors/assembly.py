@@ -1,7 +1,7 @@
 """Assembly of an actor from settings: engine, tokenizer, environment, reward, connections.
 
-`run_actor` is called by `actors/__main__.py`. It also registers the actor's key where it has none,
-and runs the loop of the actor to its end.
+`run_actor` and `run_teacher` are called by `actors/__main__.py`. They also register the key of the
+process where it has none, and run its loop to its end.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from functools import partial
 from logging import INFO, WARNING
 
 import structlog
+from msgspec import structs
 
 from actors.engine.choice import engine_device, engine_of_this_process, episodes_at_a_time
-from actors.engine.tokenizer import ModelTokenizer
+from actors.engine.tokenizer import ModelTokenizer, check_same_tokenizer
 from actors.environments.base import Conversation
 from actors.environments.registry import for_each, naming, try_environment
 from actors.episodes.held_leases import SwapGate
@@ -28,7 +29,7 @@ from actors.weights.links import ActorIdentity
 from broker.client import BrokerClient, check_endpoints, client_of
 from broker.protocol.messages import Enrol, Hello, Receipt
 from broker.transport.keys import ACTOR, ENROLMENT, KeyPair, load_pair, new_pair
-from configs.errors import RefusedError
+from configs.errors import RefusedError, SettingsError
 from configs.hashes import run_hashes
 from configs.machine import without_collection
 from configs.settings import Settings
@@ -37,6 +38,7 @@ from .capacity import CacheMeter, leases_for
 from .engine_of_settings import line_to_worker, make_engine
 from .loop import GIVE_UP_S, ActorLoop, EpisodeTools, until_event
 from .metrics_page import ActorPage
+from .teacher import RECORDS_ON_CPU, RECORDS_ON_GPU, Teacher
 
 FULL_S = 120.0  # to wait for a place: twice as long as a key is silent before another takes its own
 FULL_PAUSE_S = 10.0
@@ -112,6 +114,63 @@ async def run_actor(
         await client.close()
 
 
+async def run_teacher(
+    settings: Settings, incarnation: str, stop: asyncio.Event, *, name: str, key: str | None = None
+) -> None:
+    """Run a teacher until its run ends or `stop` is set.
+
+    Args:
+        settings: Settings of the run.
+        incarnation: Name of this life of the teacher.
+        stop: Ends the teacher when it is set.
+        name: Name of the teacher, one of `algorithm.teacher_processes`.
+        key: As for an actor.
+
+    Raises:
+        NyalaError: A failure that ends the teacher; `exit_code` says whether another start may
+            help.
+    """
+    check_endpoints(settings)
+    model = _teacher_model(settings, name)
+    _log_engine(settings)
+    keys = await until_event(_own_keys(settings, incarnation, key), stop.wait())
+    if keys is None:
+        return
+    client = client_of(settings, keys, incarnation)
+    await asyncio.to_thread(check_same_tokenizer, settings.run, model)
+    with without_collection():
+        engine, device = make_engine(settings, teacher=model)
+    hello = structs.replace(
+        greeting(settings, incarnation),
+        capacity=RECORDS_ON_GPU if device == "cuda" else RECORDS_ON_CPU,
+        teacher=name,
+    )
+    teacher = Teacher(
+        hello,
+        actors=settings.actors,
+        max_message_bytes=settings.broker.max_message_bytes,
+        broker=client,
+        engine=engine,
+    )
+    watch = asyncio.create_task(_stop_after(stop, teacher))
+    try:
+        await teacher.run()
+    finally:
+        watch.cancel()
+        await client.close()
+
+
+def _teacher_model(settings: Settings, name: str) -> str:
+    models = settings.algorithm.teacher_processes
+    if name not in models:
+        raise SettingsError(
+            f"--teacher must be a teacher that is a process of its own, "
+            f"{' or '.join(sorted(models)) or 'of which this run has none'}, got {name!r}; set "
+            "algorithm.teacher and algorithm.teacher_in: actor before the run begins"
+        )
+    return models[name]
+
+
 def _log_engine(settings: Settings) -> None:
     """Log the engine and the reason for it; as a warning where this machine lacks something.
 
@@ -156,7 +215,9 @@ async def prepare(settings: Settings, incarnation: str) -> EpisodeTools:
     )
     tokenizer = await asyncio.to_thread(ModelTokenizer.for_run, run)
     limit_s = settings.actors.environment_timeout_s
-    maker = EpisodeMaker(tokenizer, run, incarnation, limit_s=limit_s)
+    maker = EpisodeMaker(
+        tokenizer, run, incarnation, limit_s=limit_s, teacher_of=settings.algorithm.scoring_teacher
+    )
     rewards = await _reward_pools(settings, [sample for sample, _ in tried])
     return EpisodeTools(maker, [source for _, source in tried], rewards)
 
@@ -219,7 +280,7 @@ async def _enrolled(client: BrokerClient, request: Enrol) -> Receipt:
         await asyncio.sleep(FULL_PAUSE_S * random.uniform(0.5, 1.5))
 
 
-async def _stop_after(stop: asyncio.Event, loop: ActorLoop) -> None:
+async def _stop_after(stop: asyncio.Event, loop: ActorLoop | Teacher) -> None:
     """Stop the loop once `stop` is set."""
     await stop.wait()
     loop.stop()

@@ -28,9 +28,12 @@ from .capacity import CacheMeter
 class EnginePlacement:
     """The device of an engine, its seed, and its connections to the actor."""
 
+    model: str
     device: str
     seed: int
     max_model_len: int
+    probe_temperature: float
+    """Temperature of the log-probs that a probe returns."""
     line: WorkerLine | None
     """Line to the first worker of an engine in processes of its own."""
     meter: CacheMeter | None
@@ -57,7 +60,11 @@ def runs_in_process(settings: Settings) -> bool:
 
 
 def make_engine(
-    settings: Settings, line: WorkerLine | None = None, meter: CacheMeter | None = None
+    settings: Settings,
+    line: WorkerLine | None = None,
+    meter: CacheMeter | None = None,
+    *,
+    teacher: str | None = None,
 ) -> tuple[Engine, str]:
     """Return the engine of an actor, not started, and the device it runs on.
 
@@ -67,17 +74,20 @@ def make_engine(
         settings: Settings of the run.
         line: Line to the first worker of an engine in processes of its own.
         meter: Records the state of the KV cache; None = the state is not needed.
+        teacher: Model that only scores: its probes are as long as episodes, at the temperature of
+            the run. None = the model of the run.
 
     Raises:
         SettingsError: The engine cannot run on this machine, or actors.engine_args are wrong.
     """
     run = settings.run
+    longest = settings.actors.max_model_len or run.max_prompt_tokens + run.max_completion_tokens
     place = EnginePlacement(
+        model=run.model_path if teacher is None else teacher,
         device="cpu" if run.deterministic else engine_device(),
         seed=secrets.randbits(31),  # with equal seeds actors would sample equal texts of a prompt
-        max_model_len=(
-            settings.actors.max_model_len or run.max_prompt_tokens + run.max_completion_tokens
-        ),
+        max_model_len=longest if teacher is None else longest + 1,  # vLLM makes a token of each
+        probe_temperature=1.0 if teacher is None else run.temperature,
         line=line,
         meter=meter,
     )
@@ -92,7 +102,7 @@ def make_torch_engine(settings: Settings, place: EnginePlacement) -> Engine:
 
     run, actors = settings.run, settings.actors
     options = TorchOptions(
-        model=run.model_path,
+        model=place.model,
         max_model_len=place.max_model_len,
         dtype=run.dtype,
         head_dtype=run.head_dtype,
@@ -102,6 +112,7 @@ def make_torch_engine(settings: Settings, place: EnginePlacement) -> Engine:
         seed=place.seed,
         recompute_kv=actors.kv_on_swap == "recompute",
         deterministic=run.deterministic,
+        probe_temperature=place.probe_temperature,
     )
     return torch_engine(options)
 
@@ -118,7 +129,7 @@ def make_vllm_engine(settings: Settings, place: EnginePlacement) -> Engine:
     run, actors = settings.run, settings.actors
     check_engine_args(actors.engine_args)
     options = VllmOptions(
-        model=run.model_path,
+        model=place.model,
         max_model_len=place.max_model_len,
         dtype=run.dtype,
         head_dtype=run.head_dtype,
@@ -132,5 +143,6 @@ def make_vllm_engine(settings: Settings, place: EnginePlacement) -> Engine:
         tensor_parallel_size=actors.tensor_parallel_size,
         seed=place.seed,
         engine_args=actors.engine_args,
+        probe_temperature=place.probe_temperature,
     )
     return vllm_engine(options, meter=place.meter)

@@ -181,7 +181,9 @@ class Engine(Protocol):
         ...
 
     async def probe(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
-        """Log-probs of tokens 1.. under the weights of this moment at temperature 1, nats.
+        """Log-probs of tokens 1.. under the weights of this moment, nats.
+
+        At temperature 1, or a teacher's at that of the run.
 
         Raises:
             SettingsError: the sequence does not fit into the model's length.

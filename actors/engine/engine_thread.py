@@ -26,6 +26,7 @@ from configs.errors import (
     EngineNotStarted,
     EngineUnfit,
     MixedWeights,
+    SettingsError,
     WeightsError,
     WeightsOverwritten,
 )
@@ -358,6 +359,14 @@ class EngineThread:
         self, key: int, token_ids: tuple[int, ...], answer: Future[tuple[float, ...]]
     ) -> None:
         """Begin to score a sequence; a later step answers."""
+        largest, vocabulary = max(token_ids), self._stepper.vocabulary
+        if largest >= vocabulary:  # it would end the whole engine
+            error = SettingsError(
+                f"token ids of a probe must be below the model's vocabulary = {vocabulary}, got "
+                f"{largest}; score with a model of the same tokenizer"
+            )
+            settle_with_error(answer, error)
+            return
         self._probes[key] = answer
         self._stepper.begin_probe(key, token_ids)
 

@@ -547,6 +547,22 @@ def _bare(prompt: Prompt, kind: str) -> str:
     return prompt
 
 
+def check_same_tokenizer(run: RunSettings, teacher: str) -> None:
+    """Refuse a teacher to whose model the token ids of the run's model mean something else.
+
+    Raises:
+        SettingsError: A token differs, or one of the tokenizers cannot be loaded.
+    """
+    ours, theirs = (_load(model).get_vocab() for model in (present_model(run), teacher))
+    if ours != theirs:
+        token = min({text for text, _ in ours.items() ^ theirs.items()})
+        raise SettingsError(
+            f"algorithm.teacher must have the tokenizer of run.model, got {teacher}, whose token "
+            f"{token!r} is {theirs.get(token, 'missing')} and not {ours.get(token, 'missing')}; "
+            "choose a teacher of the same family"
+        )
+
+
 def _load(model_path: str) -> Any:
     from transformers import AutoTokenizer  # noqa: PLC0415 - transformers
 

@@ -258,6 +258,8 @@ class TorchOptions:
     deterministic: bool = False
     """Whether a request's tokens and log-probs are the same bits on every such engine. Needs
     `max_concurrent` and `threads` of 1."""
+    probe_temperature: float = 1.0
+    """Temperature of the log-probs of probes."""
 
 
 def torch_engine(options: TorchOptions) -> ThreadedEngine:
@@ -516,9 +518,8 @@ class TorchStepper:
 
     def _score(self, key: int, token_ids: tuple[int, ...]) -> Sampled:
         ids_1T = torch.tensor([token_ids], device=self._device)
-        logprobs_TV = (
-            self._model(input_ids=ids_1T, use_cache=False).logits[0].float().log_softmax(-1)
-        )
+        logits_TV = self._model(input_ids=ids_1T, use_cache=False).logits[0].float()
+        logprobs_TV = (logits_TV / self._options.probe_temperature).log_softmax(-1)
         scores_T = logprobs_TV[:-1].gather(-1, ids_1T[0, 1:, None]).squeeze(-1)
         return Sampled(key, [], scores_T.tolist(), "stop")
 

@@ -282,6 +282,8 @@ class VllmStepper:
         if not self._options.in_process:
             self._watch = CoreWatch(core)
         self._rpc("nyala_serve", line=self._options.line)
+        if self._options.probe_temperature != 1:
+            self._rpc("nyala_divide_logits", temperature=self._options.probe_temperature)
         if self._options.in_process and engine_device() == "cpu":
             from actors.engine.weights.shadow_model import shadow_of  # noqa: PLC0415 - vLLM
 

@@ -46,6 +46,8 @@ class VllmOptions:
     seed: int = 0
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments, checked by `engine_args.check_engine_args`."""
+    probe_temperature: float = 1.0
+    """Temperature of the log-probs of probes; not 1 only where nothing is sampled."""
 
 
 DEFAULTS = {

@@ -6,6 +6,7 @@ here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import structlog
@@ -43,7 +44,13 @@ class EpisodeMaker:
     """Begins episodes and makes their records, for one incarnation of an actor."""
 
     def __init__(
-        self, tokenizer: Tokenizer, run: RunSettings, incarnation: str, *, limit_s: float = 30.0
+        self,
+        tokenizer: Tokenizer,
+        run: RunSettings,
+        incarnation: str,
+        *,
+        limit_s: float = 30.0,
+        teacher_of: Callable[[str], str] = lambda _: "",
     ) -> None:
         """Prepare.
 
@@ -52,6 +59,7 @@ class EpisodeMaker:
             run: Settings of the run.
             incarnation: Name of this life of the actor.
             limit_s: Time limit of one call of an `async` environment.
+            teacher_of: Names the teacher of an environment; empty = none.
         """
         self._tokenizer = tokenizer
         self._run = run
@@ -60,6 +68,7 @@ class EpisodeMaker:
         self._context = RolloutContext(
             tokenizer, incarnation, run.max_completion_tokens, limit_s, stops
         )
+        self._teacher_of = teacher_of
         self._names, self._mixture = list(run.by_environment), run.mixture
         self._encode = lru_cache(CACHED_PROMPTS)(tokenizer.encode_prompt)
 
@@ -67,6 +76,12 @@ class EpisodeMaker:
         """Find the item of a task."""
         find = self._mixture.held_out if spec.purpose == "eval" else self._mixture.training
         return find(spec.index)
+
+    def teacher(self, spec: TaskSpec) -> str:
+        """Name the teacher that must score the episode of a task; empty = none."""
+        if spec.purpose == "eval":
+            return ""
+        return self._teacher_of(self._names[self.place(spec).environment])
 
     async def begin_any(self, lease: Lease, environment: Environment) -> Rollout | AgentRollout:
         """Begin the episode of a lease, or continue the tokens of earlier leases.

@@ -239,7 +239,9 @@ class Scoring:
         self.num_finished += 1
         held.life.enter(EpisodePhase.SUBMIT, reward=score.reward, finish=episode.finish_reason)
         self._leases.close(held)
-        self._outbox.put_parcel(Submission(held.lease.task_id, held.lease.fence, record))
+        lease = held.lease
+        submission = Submission(lease.task_id, lease.fence, record, maker.teacher(lease.spec))
+        self._outbox.put_parcel(submission)
 
 
 async def next_batch(queue: asyncio.Queue[HeldLease], most: int = MAX_BATCH) -> list[HeldLease]:

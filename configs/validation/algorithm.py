@@ -388,12 +388,20 @@ def teacher_disagreements(settings: AllTables) -> list[str]:
 
 
 def _check_teacher_in(settings: AllTables) -> str | None:
-    if settings.algorithm.teacher_in == "learner":
+    algorithm = settings.algorithm
+    if algorithm.teacher_in == "learner":
         return None
-    return (
-        "algorithm.teacher_in must be learner, got actor; no actor can compute the log-probs of a "
-        "teacher: set it to learner"
-    )
+    if algorithm.teacher is None:
+        return (
+            "algorithm.teacher must be a model where algorithm.teacher_in is actor, got null; set "
+            "it to the folder or hub name of a teacher, or teacher_in to learner"
+        )
+    if algorithm.teacher_prompt is not None:
+        return (
+            "algorithm.teacher_prompt must be null where algorithm.teacher_in is actor, got a "
+            "prompt; there a teacher reads what the policy read: set teacher_in to learner"
+        )
+    return None
 
 
 def _check_advantage_without_teacher(settings: AllTables) -> str | None:

@@ -100,7 +100,7 @@ def held_out_figures(progress: Progress) -> dict[str, str]:
 
 def until_the_batch(view: View) -> list[str]:
     """Write how far a session's first batch is; empty before any token and once it is trained."""
-    heard = [actor for actor in view.actors if actor.is_present(view.silent_after_s)]
+    heard = [actor for actor in view.actors if actor.samples(view.silent_after_s)]
     tokens, in_flight, finished = (
         sum(actor.figure(name) for actor in heard) for name in ("tokens", "in_flight", "finished")
     )

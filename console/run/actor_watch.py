@@ -123,7 +123,7 @@ class ActorWatch:
         newest, limit_s = self._newest, self._broker.heartbeat_timeout_s
         if newest is None:
             return None
-        return sum(actor.is_present(limit_s) for actor in newest.actors)
+        return sum(actor.samples(limit_s) for actor in newest.actors)
 
     def idle(self, *, num_processes: int = 0) -> str | None:
         """Return why no actor samples while the learner waits, as of the last look, or None.

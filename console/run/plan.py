@@ -29,8 +29,8 @@ from .user_files import resolve, with_value
 # --------------------------------------------------------------------------------------------------
 # Placement of processes on this machine: GPUs, threads, environment variables.
 #
-# Pure. The learner's ranks come first, then the actors. If there are fewer GPUs than wanted, actors
-# share those after the learner's ranks, or all if there are none.
+# Pure. The learner's ranks come first, then the actors, then the teachers. If there are fewer GPUs
+# than wanted, actors and teachers share those after the learner's ranks, or all if there are none.
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -167,14 +167,34 @@ def commands(settings: Settings, folder: RunFolder) -> list[Command]:
         )
         for number in range(settings.actors.count)
     ]
+    teachers = [
+        _command(
+            f"teacher-{number}",
+            "teacher",
+            "actors",
+            folder,
+            environment_of(
+                "actor", settings, gpus=actor_gpus(settings, gpus, settings.actors.count + number)
+            ),
+            flags=("--name", f"teacher-{number}", "--key", f"teacher-{number}", "--teacher", name),
+        )
+        for number, name in enumerate(teachers_to_start(settings))
+    ]
     learner = environment_of("learner", settings, gpus=learner_gpus(settings, gpus))
     host = _command("agents", "agents", "agents", folder, environment_of("agents", settings))
     return [
         _command("broker", "broker", "broker", folder, environment_of("broker", settings)),
         _command("learner", "learner", "learner", folder, learner),
         *actors,
+        *teachers,
         *([host] if starts_agents(settings) else []),
     ]
+
+
+def teachers_to_start(settings: Settings) -> list[str]:
+    """Names of the teachers that `nyala up` starts, once for each process."""
+    names = settings.algorithm.teacher_processes
+    return [name for name in names for _ in range(settings.actors.teachers)]
 
 
 def starts_agents(settings: Settings) -> bool:
@@ -241,7 +261,7 @@ def keep_settings(settings: Settings) -> None:
 
 
 def _make_client_keys(settings: Settings, folder: RunFolder) -> None:
-    """Make a key for each actor and for the host of agents, which they keep over restarts.
+    """Make a key for each actor, teacher and host of agents, which they keep over restarts.
 
     Raises:
         SettingsError: The keys cannot be written to their folder.
@@ -250,6 +270,8 @@ def _make_client_keys(settings: Settings, folder: RunFolder) -> None:
     try:
         for number in range(settings.actors.count):
             make_client(keys, f"actor-{number}")
+        for number in range(len(teachers_to_start(settings))):
+            make_client(keys, f"teacher-{number}")
         if starts_agents(settings):
             make_client(keys, HOST, role=HOST)
     except OSError as error:

@@ -75,7 +75,7 @@ class Supervised(Protocol):
 
     @property
     def role(self) -> str:
-        """`redis`, `broker`, `learner`, `actor` or `agents`."""
+        """`redis`, `broker`, `learner`, `actor`, `teacher` or `agents`."""
         ...
 
     @property

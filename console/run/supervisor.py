@@ -34,7 +34,7 @@ from .process import STOP_SIGNALS, Supervised
 # engine, 5 its engine could not start, anything else a crash.
 #
 #     ended -> RESTART after a growing pause -> running
-#     ended -> LEAVE   an actor or a host of agents has drained: the run goes on without it
+#     ended -> LEAVE   an actor, teacher or host of agents has drained: the run goes on without it
 #     ended -> FINISH  the learner has trained the last batch
 #     ended -> FAIL    a restart cannot help, or has not helped: once for an engine that does not
 #                      start, `max_restarts` times for anything else
@@ -97,7 +97,7 @@ class RestartPolicy:
 
         Args:
             name: Unique, such as `actor-0`.
-            role: `redis`, `broker`, `learner`, `actor` or `agents`.
+            role: `redis`, `broker`, `learner`, `actor`, `teacher` or `agents`.
             code: Exit code; minus the signal if one ended it.
             is_finished: The learner has written its summary.
         """
@@ -106,7 +106,7 @@ class RestartPolicy:
             if is_finished:
                 return Decision(Action.FINISH, "the last batch is trained")
             return Decision(Action.FAIL, f"{name} was stopped from outside before the last batch")
-        if role in {"actor", "agents"} and code in self._drained:
+        if role in {"actor", "teacher", "agents"} and code in self._drained:
             return Decision(Action.LEAVE, f"{name} has drained")
         if code == SETTINGS_ERROR:
             return Decision(Action.FAIL, f"{name} needs something changed first")
@@ -169,7 +169,7 @@ def cause_of_end(error: str | None, folder: Path) -> str | None:
 # --------------------------------------------------------------------------------------------------
 # Supervisor of the processes of a run: started at once, restarted on failure, stopped in order.
 
-STOP_ORDER = (("actor", "agents", "learner"), ("broker",), ("redis",))
+STOP_ORDER = (("actor", "teacher", "agents", "learner"), ("broker",), ("redis",))
 """Actors drain while the broker can still take their leases back, and hosts of agents while it can
 take the ends of conversations. The learner saves while Redis can still commit."""
 

@@ -103,7 +103,7 @@ def _command(alone: Command, settings: Settings, number: int, cards: tuple[str, 
     # The log lies in a folder that machines may share; two groups of one machine have other cards.
     # In a container the run's folder may be read-only.
     host = socket.gethostname().partition(".")[0][:LONGEST_HOST]
-    name = f"actor-{host}-{'gpu' + '-'.join(cards) if cards else number}"
+    name = f"{alone.name}-{host}-{'gpu' + '-'.join(cards) if cards else number}"
     return replace(
         alone,
         name=name,
@@ -208,7 +208,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
-def actor(
+def actor(  # noqa: PLR0917 - typer calls it by name
     config: Config = None,
     config_option: ConfigOption = None,
     overrides: Overrides = None,
@@ -223,22 +223,31 @@ def actor(
             help="Cards for them, one each, or as many as each is split over.",
         ),
     ] = None,
+    teacher: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Score finished episodes as this teacher instead."),
+    ] = None,
 ) -> None:
-    """Join a run with one more actor.
+    """Join a run with one more actor, or one more teacher.
 
     It may leave at any time, with Ctrl-C or without. With the run's folder it takes the address
     and the keys from there. On another machine give it the file that `nyala join-pack` wrote, with
     which it registers a key of its own.
 
-    With `--count` or `--gpus` several are started and kept up; Ctrl-C drains all of them.
+    With `--count` or `--gpus` several are started and kept up; Ctrl-C drains all of them. With
+    `--teacher` they make no episodes, but score those that are finished (docs/fleet.md).
 
     Example: `nyala actor runs/demo`, `nyala actor site-a.nyala --gpus all`
     """
     path, overrides = _opened(one_of(config, config_option), overrides or [])
+    flags = () if teacher is None else ("--teacher", teacher)
     if count is None and gpus is None:
-        _become("actor", "actors", path, overrides)
+        _become("actor", "actors", path, overrides, flags)
     settings = settings_of(path, overrides)
     alone = role_command("actor", "actors", path, overrides, settings)
+    if teacher is not None:
+        arguments = (*alone.arguments, *flags)
+        alone = replace(alone, name=f"teacher-{teacher}", arguments=arguments)
     placed = actor_commands(alone, settings, count=count, gpus=gpus)
     console = Console()
     raise typer.Exit(run_group(placed, settings, lambda text: print_line(console, text)))

@@ -206,8 +206,9 @@ class Session:
             self._stop(supervisor, display)
 
     def _report_death(self, process: Supervised) -> None:
-        """Release the leases of an actor that has ended, so that other actors take over at once."""
-        if process.role == "actor" and process.pid is not None and self._actors is not None:
+        """Release the leases of an actor or teacher that has ended: others take over at once."""
+        is_holder = process.role in {"actor", "teacher"}
+        if is_holder and process.pid is not None and self._actors is not None:
             self._actors.report_death(process.pid)
 
     def _num_alive(self, supervisor: Supervisor, display: Display) -> int:

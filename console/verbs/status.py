@@ -120,7 +120,7 @@ def print_status(path: Path, console: Console) -> None:
         print_line(console, _state_without_store(folder, settings, error))
         return
     limit_s = settings.broker.heartbeat_timeout_s
-    alive = sum(actor.is_present(limit_s) for actor in seen)
+    alive = sum(actor.samples(limit_s) for actor in seen)
     values = figures(View(progress, {}, alive))
     idle = idle_reason(settings, counts, seen, used, shut)
     waited_s = time.time() - _fed_at(folder)
@@ -132,6 +132,8 @@ def print_status(path: Path, console: Console) -> None:
     lines = [line, *_wanted_lines(progress, alive), _tasks_line(counts), *shut_lines]
     if (waiting := hosts_line(counts, settings.run.folder)) not in {None, idle}:
         lines.append(str(waiting))
+    if settings.algorithm.teacher_processes:
+        lines.append(_teachers_line(settings, counts, seen))
     if counts.hosts:
         lines.append(f"hosts of agents: {counts.hosts}, with {counts.hosted} conversations")
     lines += [_quota_line(settings, used, alive)]
@@ -166,6 +168,16 @@ def _wanted_lines(progress: Progress, alive: int) -> list[str]:
     if progress.actors_wanted is None:
         return []
     return [f"{progress.actors_wanted_why}: {progress.actors_wanted} wanted, {alive} there"]
+
+
+def _teachers_line(settings: Settings, counts: Stats, seen: list[ActorSeen]) -> str:
+    """Write how many processes each teacher has, and how many episodes wait for it."""
+    limit_s = settings.broker.heartbeat_timeout_s
+    alive = Counter(actor.teacher for actor in seen if actor.is_present(limit_s))
+    return "teachers: " + "; ".join(
+        f"{name} {alive[name]}, with {counts.unscored.get(name, 0)} episodes waiting"
+        for name in settings.algorithm.teacher_processes
+    )
 
 
 def _quota_line(settings: Settings, used: RedisMemory, alive: int) -> str:

@@ -58,6 +58,36 @@ def test_each_actor_has_a_key_of_its_own_that_lasts(tmp_path: Path) -> None:
     assert first["actor-0"].public not in read_allowed(folder.keys)
 
 
+def test_each_teacher_is_a_process_with_a_key_of_its_own_and_without_redis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, REDIS)
+    alone = settings(tmp_path, "algorithm.teacher=m", "algorithm.teacher_in=actor")
+    two = settings(
+        tmp_path,
+        "algorithm.teacher={sums: m, words: n}",
+        "algorithm.teacher_in=actor",
+        "actors.teachers=2",
+        "run.environments=[{environment: reasoning_gym, name: sums}, {environment: reasoning_gym, "
+        "name: words}]",
+    )
+    for plan, names in ((alone, ["teacher"]), (two, ["sums", "sums", "words", "words"])):
+        folder = RunFolder(plan.run.folder)
+        prepare(plan, folder, redis_url=REDIS)
+        teachers = [each for each in commands(plan, folder) if each.role == "teacher"]
+
+        assert [command.arguments[-2:] for command in teachers] == [
+            ("--teacher", name) for name in names
+        ]
+        allowed = {member.name: member.role for member in read_allowed(folder.keys).values()}
+        for number, command in enumerate(teachers):
+            assert command.arguments[-4:-2] == ("--key", f"teacher-{number}")
+            assert allowed[f"teacher-{number}"] == Role.ACTOR
+            assert VARIABLE not in command.environment
+    in_learner = settings(tmp_path, "algorithm.teacher=m")
+    assert {each.role for each in commands(in_learner, folder)} == {"broker", "learner", "actor"}
+
+
 def test_keys_of_actors_go_where_keys_were_made(tmp_path: Path) -> None:
     keys = make_keys(tmp_path / "mine")
     plan = settings(tmp_path, f"broker.keys={keys}")

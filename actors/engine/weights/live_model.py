@@ -245,6 +245,18 @@ class WorkerCalls:
         if line and worker.vllm_config.parallel_config.rank == 0:
             serve_actor(line, str(worker.device))
 
+    def nyala_divide_logits(self, temperature: float) -> None:
+        """Divide all logits by a temperature: vLLM applies none to the log-probs of prompts."""
+        worker: Any = self
+        model = worker.get_model()
+        compute = model.compute_logits
+
+        def divided(*args: Any, **kwargs: Any) -> Any:
+            logits = compute(*args, **kwargs)
+            return None if logits is None else logits.float() / temperature
+
+        model.compute_logits = divided
+
     def nyala_prepare(self, update: dict[str, Any]) -> dict[str, Any]:
         """Begin to open a version; return how far this worker is with it.
 

@@ -57,7 +57,7 @@ class FleetWatch:
     def observe_actors(self, now_s: float, actors: Iterable[ActorSeen]) -> None:
         """Take the actors that the store shows at one moment."""
         limit_s = self._settings.broker.heartbeat_timeout_s
-        heard = [actor for actor in actors if actor.is_present(limit_s)]
+        heard = [actor for actor in actors if actor.samples(limit_s)]
         self.present = len(heard)
         self.cores = sum(actor.figure("cores") for actor in heard)
         self.largest_bytes = max((actor.figure("memory_bytes") for actor in heard), default=0.0)

@@ -58,6 +58,7 @@ async def open_bench(
     tied: bool,
     dtype: str = "float32",
     recompute_kv: bool = False,
+    probe_temperature: float = 1.0,
     **engine_args: int,
 ) -> Bench:
     from actors.engine.vllm_engine import vllm_engine
@@ -71,6 +72,7 @@ async def open_bench(
         dtype=dtype,
         recompute_kv=recompute_kv,
         engine_args=engine_args,
+        probe_temperature=probe_temperature,
     )
     engine = vllm_engine(options)
     await engine.start()
@@ -80,6 +82,25 @@ async def open_bench(
 @pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)
 def test_vllm_engine(check: Callable[[Bench], Coroutine], bench: Bench, runner: asyncio.Runner):
     runner.run(check(bench))
+
+
+def test_probes_of_a_teacher_are_at_its_temperature(runner, tmp_path):
+    token_ids = tuple(2 + i * i % 60 for i in range(200))
+
+    async def probe() -> tuple[Bench, list[tuple[float, ...]]]:
+        bench = await open_bench(tmp_path, tied=True, probe_temperature=0.6)
+        try:
+            probes = [bench.engine.probe(token_ids[:length]) for length in (2, 60, 200)]
+            return bench, list(await asyncio.gather(*probes))
+        finally:
+            await bench.engine.close()
+
+    bench, probes = runner.run(probe())
+
+    for logprobs in probes:
+        ids = list(token_ids[: 1 + len(logprobs)])
+        expected = reference_logprobs(bench.model, ids, temperature=0.6)
+        assert torch.allclose(torch.tensor(logprobs), expected, atol=TOLERANCE)
 
 
 def test_further_arguments_reach_vllm(bench):

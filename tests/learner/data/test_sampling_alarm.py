@@ -64,6 +64,16 @@ def test_each_cause_names_what_helps(store: Store) -> None:
             num_processes=num_processes,
         )
 
+    words = {"unscored": {"sums": 0, "words": 7}, "leased": 4}
+    sums = ActorSeen("t", 1.0, {"teacher": "sums"})
+    of_teacher = str(why(here, sums, **words))
+    assert of_teacher.startswith("finished episodes that wait for their score: 7, and no process")
+    assert "of their teacher, words, was heard; start one: nyala actor runs/x --teacher words" in (
+        of_teacher
+    )
+    assert why(here, ActorSeen("t", 9.0, {"teacher": "words"}), **words) == of_teacher  # silent
+    assert why(here, ActorSeen("t", 1.0, {"teacher": "words"}), **words) is None
+    assert "no actor was heard" in str(why(sums, leased=4)), "a teacher makes no episodes"
     start = "start one: nyala actor runs/x (the log of one that ended says why)"
     assert why() == f"no actor was heard at all; {start}"
     assert why(gone, leased=4) == f"no actor was heard for 75 s, as if it died; {start}"
