@@ -73,6 +73,17 @@ def why_nobody_samples(
             f"no actor has work, and keys are suspended: {len(closed.keys)} ({whys}); "
             f"{_remedy(folder)}"
         )
+    return _no_work(stats, present, folder)
+
+
+def _no_work(stats: Stats, present: int, folder: object) -> str:
+    waiting = sum(stats.unscored.values()) + stats.scoring
+    if waiting:
+        slowest = max(stats.unscored, key=lambda name: stats.unscored[name])
+        return (
+            f"finished episodes that wait for their score: {waiting}, and until more are scored no "
+            f"actor gets work; start more teachers: nyala actor {folder} --teacher {slowest}"
+        )
     return (
         f"no actor has work (present: {present}, tasks ready: {stats.ready}); see the actors' "
         f"logs, and the last columns of: nyala status {folder}"

@@ -15,6 +15,7 @@ KEEP_AT_MEMORY = 0.5  # of maxmemory: from there on groups kept for reuse make w
 BYTES_OF_A_RECORD = 2048  # besides its tokens: identity, spans, metrics, a short text
 BYTES_PER_PROMPT_TOKEN = 4  # its id
 BYTES_PER_COMPLETION_TOKEN = 9  # id, log-prob, mask
+BYTES_PER_SCORED_TOKEN = 4  # a teacher's log-prob
 BYTES_BESIDE_TOKENS = 64 * 1024
 """Most bytes of a record besides its tokens: parts of the reward and metrics, 64 each with names of
 100 characters, and hundreds of versions and holders."""
@@ -41,12 +42,15 @@ def _check_max_episode_bytes(settings: AllTables) -> str | None:
     """Require room for the longest episode, which would otherwise be sampled and lost each time."""
     run, bound = settings.run, settings.buffer.max_episode_bytes
     beside = BYTES_BESIDE_TOKENS + BYTES_PER_PROMPT_TOKEN * run.max_prompt_tokens
-    least = beside + BYTES_PER_COMPLETION_TOKEN * run.max_completion_tokens
+    per_token = BYTES_PER_COMPLETION_TOKEN
+    if settings.algorithm.teacher_processes:
+        per_token += BYTES_PER_SCORED_TOKEN
+    least = beside + per_token * run.max_completion_tokens
     if least <= bound:
         return None
     advice = f"raise it to {least}"
     if least > LARGEST_EPISODE_BYTES:
-        fits = (LARGEST_EPISODE_BYTES - beside) // BYTES_PER_COMPLETION_TOKEN
+        fits = (LARGEST_EPISODE_BYTES - beside) // per_token
         advice = "lower run.max_prompt_tokens"
         if fits > 0:
             advice = f"lower run.max_completion_tokens to {fits}, with {LARGEST_EPISODE_BYTES} here"

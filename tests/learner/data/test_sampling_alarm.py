@@ -72,7 +72,12 @@ def test_each_cause_names_what_helps(store: Store) -> None:
         of_teacher
     )
     assert why(here, ActorSeen("t", 9.0, {"teacher": "words"}), **words) == of_teacher  # silent
-    assert why(here, ActorSeen("t", 1.0, {"teacher": "words"}), **words) is None
+    words_too = ActorSeen("t", 1.0, {"teacher": "words"})
+    assert why(here, words_too, **words) is None
+    assert str(why(here, words_too, **words | {"leased": 0, "scoring": 2})) == (
+        "finished episodes that wait for their score: 9, and until more are scored no actor gets "
+        "work; start more teachers: nyala actor runs/x --teacher words"
+    )
     assert "no actor was heard" in str(why(sums, leased=4)), "a teacher makes no episodes"
     start = "start one: nyala actor runs/x (the log of one that ended says why)"
     assert why() == f"no actor was heard at all; {start}"
