@@ -196,6 +196,23 @@ def test_a_batch_that_a_rewound_store_has_unscored_comes_back_without_its_record
     _check(run)
 
 
+def test_a_teacher_neither_ends_a_pause_nor_counts_as_a_holder_of_work(run: RunInStore) -> None:
+    run.create(2)
+    first = operations.lease("a", ttl_ms=TTL_MS, n=4, version=(run.lineage, 0), key="actor")
+    lines = [
+        SubmitLine(task.task_id, task.fence, b"record", "actor", teacher="t")
+        for task in run.store.run(first).tasks
+    ]
+    run.store.run(operations.submit(lines))
+    run.redis.hset(f"{run.prefix}:meta", "paused", "too many deaths")
+
+    assert _wanted(run, key="teacher") == []
+    assert run.store.run(operations.closed()).paused
+    run.store.run(operations.resume())
+    assert len(_wanted(run, key="teacher")) == 4
+    assert run.redis.zrange(f"{run.prefix}:holders", 0, -1) == [b"actor"]
+
+
 @pytest.mark.parametrize("end", ["cancel", "drop"])
 def test_nothing_is_left_of_unscored_tasks_whose_unit_ends(run: RunInStore, end: str) -> None:
     run.create(1)

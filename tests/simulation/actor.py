@@ -278,7 +278,8 @@ class Actor:
             await self.client.close()
 
     async def _prepare(self) -> EpisodeTools:
-        maker = EpisodeMaker(self._tokenizer, self._settings.run, self._name)
+        teacher_of = self._settings.algorithm.scoring_teacher
+        maker = EpisodeMaker(self._tokenizer, self._settings.run, self._name, teacher_of=teacher_of)
         return EpisodeTools(maker, [EnvironmentSource(self._environment)], [None])
 
 

@@ -49,6 +49,9 @@ class Rates:
     host_crash: float = 20.0
     """Kills of each host of agents."""
     host_pause: float = 10.0
+    teacher_crash: float = 20.0
+    """Kills of each teacher."""
+    teacher_pause: float = 10.0
     host_partition: float = 10.0
 
 
@@ -81,6 +84,8 @@ class Nemesis:
             self.disk_full: rates.disk_full,
             self.host_crash: rates.host_crash * len(simulation.hosts),
             self.host_pause: rates.host_pause * len(simulation.hosts),
+            self.teacher_crash: rates.teacher_crash * len(simulation.teachers),
+            self.teacher_pause: rates.teacher_pause * len(simulation.teachers),
             self.host_partition: rates.host_partition * len(simulation.hosts),
         }
 
@@ -131,6 +136,13 @@ class Nemesis:
     def host_crash(self) -> None:
         slot = self._rng.choice(self._world.hosts)
         self._world.kill_host(slot, vanished=self._rng.random() < 0.5)
+
+    def teacher_crash(self) -> None:
+        slot = self._rng.choice(self._world.teachers)
+        self._world.kill_actor(slot, vanished=self._rng.random() < 0.5)
+
+    def teacher_pause(self) -> None:
+        self._pause(self._world.teachers)
 
     def host_pause(self) -> None:
         self._pause(self._world.hosts)

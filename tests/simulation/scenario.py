@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from buffer.client.scripts import LoadScript, load_script
 from configs.settings import (
     ActorSettings,
     AgentSettings,
+    AlgorithmSettings,
     BrokerSettings,
     BufferSettings,
     LearnerSettings,
@@ -29,6 +30,8 @@ class Scenario:
     brokers: int = 2
     liars: int = 0
     """Actors that lie until one lease timeout after the faults."""
+    teachers: int = 0
+    """Processes of the one teacher; with any, all episodes must be scored."""
     hosts: int = 0
     """Hosts of live agents; with any, agents make the turns of all tasks."""
     work_s: float = 2.0
@@ -96,6 +99,10 @@ class Scenario:
             ),
             learner=LearnerSettings(checkpoint_every=self.checkpoint_every),
             agents=AgentSettings(max_conversations=64),
+            algorithm=AlgorithmSettings(
+                teacher="a model" if self.teachers else None,
+                teacher_in="actor" if self.teachers else "learner",
+            ),
         )
 
 
@@ -127,6 +134,16 @@ def brief_agents(seed: int) -> Scenario:
         certain_faults=(*DEATHS, "host_crash"),
         calm_batches=2,
         is_lost_in_the_calm=False,
+    )
+
+
+def brief_teachers(seed: int) -> Scenario:
+    """Ten seconds of faults while teachers score what actors make, with a death of each role."""
+    return replace(
+        brief(seed),
+        liars=0,
+        teachers=2,
+        certain_faults=(*DEATHS, "teacher_crash"),
     )
 
 

@@ -45,6 +45,7 @@ from tests.simulation.network import Network, Trace
 from tests.simulation.scenario import Scenario
 from tests.simulation.stand_in_time import EPOCH_S, stand_in
 from tests.simulation.store import Server
+from tests.simulation.teacher import SimulatedTeacher, check_scores
 
 CALM_LIMIT_S = 600.0
 END_LIMIT_S = 60.0
@@ -97,6 +98,7 @@ class Simulation:
         self.brokers = [Slot(f"tcp://broker:{i + 1}") for i in range(scenario.brokers)]
         self.liars = [Slot(f"{LIAR}-{i}") for i in range(scenario.liars)]
         self.hosts = [Slot(f"{HOST}-{i}") for i in range(scenario.hosts)]
+        self.teachers = [Slot(f"teacher-{i}") for i in range(scenario.teachers)]
         self.agents = AgentLog("simulated", self.history, self.loop.time)
         self.learner = Slot("learner")
         self.on_progress: Callable[[float], None] = lambda _now: None
@@ -134,12 +136,15 @@ class Simulation:
         if slot.process is None:
             return
         process, slot.process, slot.actor = slot.process, None, None
-        self.history.note("deaths of actors" if slot in self.actors else "deaths of liars")
+        kinds = {"actors": self.actors, "teachers": self.teachers, "liars": self.liars}
+        self.history.note(f"deaths of {next(kind for kind in kinds if slot in kinds[kind])}")
         self.history.died(process.name, self.server.database)
         self.network.close_all(process, vanished=vanished)
         self.loop.kill(process)
         if slot in self.actors:
             self.after(self.rng.uniform(0.5, 2.0) * RESTART_S, self._start_actor, slot)
+        elif slot in self.teachers:
+            self.after(self.rng.uniform(0.5, 2.0) * RESTART_S, self._start_teacher, slot)
 
     def kill_host(self, slot: Slot, *, vanished: bool) -> None:
         """Kill a host with all its agents; another one takes its place after a while."""
@@ -217,6 +222,8 @@ class Simulation:
             self.after(2.0, self._start_liar, liar)
         for host in self.hosts:
             self.after(1.0, self._start_host, host)
+        for teacher in self.teachers:
+            self.after(1.0, self._start_teacher, teacher)
         scenario, rng = self.scenario, self._generator("nemesis")
         nemesis = Nemesis(self, rng, scenario.rates, scenario.certain_faults)
         await nemesis.rage(self.scenario.faulty_s)
@@ -274,7 +281,7 @@ class Simulation:
         assert learner is not None
         learner.is_ending = True
         await self._until(lambda: self.history.result is not None, END_LIMIT_S, "no end")
-        workers = (*self.actors, *self.hosts)
+        workers = (*self.actors, *self.hosts, *self.teachers)
         await self._until(
             lambda: all(slot.process is None for slot in workers),
             END_LIMIT_S,
@@ -292,6 +299,8 @@ class Simulation:
 
     def _check_episode(self, episode: Episode) -> None:
         check_episode(episode, self.scenario.group_size)
+        if self.teachers:
+            check_scores(episode)
 
     async def _until(self, holds: Callable[[], bool], limit_s: float, what: str) -> None:
         ends_at = self.loop.time() + limit_s
@@ -339,6 +348,26 @@ class Simulation:
 
         process = slot.process = Process(name)
         self._start(slot, process, live(), lambda: self._start_actor(slot))
+
+    def _start_teacher(self, slot: Slot) -> None:
+        if self._is_ending or slot.process is not None:
+            return
+        name = f"{slot.name}.{next(self._lives)}"
+
+        async def live() -> None:
+            teacher = SimulatedTeacher(
+                name,
+                self.settings,
+                [broker.name for broker in self.brokers],
+                self._generator(name),
+                is_killed=lambda: not process.is_alive,
+                on_ack=self.history.acknowledged,
+                on_lease=self.history.received,
+            )
+            await teacher.live()
+
+        process = slot.process = Process(name)
+        self._start(slot, process, live(), lambda: self._start_teacher(slot))
 
     def _start_liar(self, slot: Slot) -> None:
         name = f"{slot.name}.{next(self._lives)}"
@@ -432,7 +461,8 @@ class Simulation:
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()
-        for slot in (*self.actors, *self.liars, *self.hosts, *self.brokers, self.learner):
+        workers = (*self.actors, *self.liars, *self.hosts, *self.teachers)
+        for slot in (*workers, *self.brokers, self.learner):
             if slot.process is not None:
                 self.loop.kill(slot.process)
         if tasks:

@@ -27,7 +27,7 @@ from learner.checkpointing import resume
 from learner.checkpointing.folders import LINEAGES, UNFINISHED
 from tests.simulation.disk import FaultyDisk
 from tests.simulation.nemesis import Rates
-from tests.simulation.scenario import Scenario, brief, brief_agents
+from tests.simulation.scenario import Scenario, brief, brief_agents, brief_teachers
 from tests.simulation.simulation import simulate
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +71,19 @@ def test_five_short_simulations_survive_a_death_of_each_role(tmp_path: Path, fir
         assert result.figures["steps"] > 0, seed
     deaths = ("deaths of actors", "deaths of brokers", "deaths of the learner")
     for fault in (*deaths, "power losses", "rewinds"):
+        assert counts[fault] > 0, f"no {fault} in these five: the nemesis is too mild"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 20, 5))
+def test_whatever_teachers_die_each_episode_is_scored(tmp_path: Path, first: int) -> None:
+    counts = Counter[str]()
+    for seed in range(first, first + 5):
+        result = simulate(brief_teachers(seed), tmp_path / str(seed))
+        counts.update(result.figures["counts"])
+
+        assert result.figures["steps"] > 0, seed
+    for fault in ("deaths of actors", "deaths of teachers", "deaths of brokers", "rewinds"):
         assert counts[fault] > 0, f"no {fault} in these five: the nemesis is too mild"
 
 
