@@ -30,7 +30,7 @@ def serve(story, redis_url: str, keys: Path, **settings) -> None:
 
 async def verdict_of(client, request) -> str:
     (verdict,) = (await client.submit(request)).verdicts
-    return verdict.verdict.value
+    return str(verdict.verdict.value)
 
 
 def test_a_teacher_is_given_finished_records_and_hands_them_in_scored(
@@ -49,8 +49,9 @@ def test_a_teacher_is_given_finished_records_and_hands_them_in_scored(
             assert await verdict_of(teacher, submission(lease, scored(lease.chunks[0]))) == "OK"
         assert (await here.store.run(operations.claim(1, 1, 1))).complete
         for record in await here.store.run(operations.records([0, 1])):
-            assert record is not None
-            assert decode_episode(record).completion.teacher_logprobs.tolist() == [-0.25] * 3
+            scores = decode_episode(record or b"").completion.teacher_logprobs
+            assert scores is not None
+            assert scores.tolist() == [-0.25] * 3
 
     serve(story, redis_url, keys)
 

@@ -176,9 +176,6 @@ MUTANTS = {
         "call('HDEL', task_key(id), 'teacher')",
         "S1",
     ),
-    "a scored task waits for its score again": Mutant(
-        "submit", "if scored_by then call('HDEL', task_key(id), 'teacher') end", "", "I1|I10"
-    ),
     "a lost score is not wanted again": Mutant(
         "tasks",
         "call('ZADD', ready_key(id, teacher), -1, id)",

@@ -64,7 +64,7 @@ def test_each_cause_names_what_helps(store: Store) -> None:
             num_processes=num_processes,
         )
 
-    words = {"unscored": {"sums": 0, "words": 7}, "leased": 4}
+    words: dict[str, Any] = {"unscored": {"sums": 0, "words": 7}, "leased": 4}
     sums = ActorSeen("t", 1.0, {"teacher": "sums"})
     of_teacher = str(why(here, sums, **words))
     assert of_teacher.startswith("finished episodes that wait for their score: 7, and no process")
