@@ -112,24 +112,36 @@ class PrivilegedPrompt:
         """
         self._tokenizer = _load(present_model(run), setting="run.model")
         self._variables = run.chat_template_kwargs
+        self._text = text
+        self._begin = self._find_begin()
         self._message = lru_cache(KEPT_MESSAGES)(self._encode)
         self._function: Callable[..., object] | None = None
-        self._text = text
         if text.rpartition(":")[0].endswith(".py"):
             self._function = load_user_code(
                 text, setting="algorithm.teacher_prompt", kind="function"
             )
-        else:
-            self._message(text)
 
     def __call__(self, episode: Episode) -> Int32:
         """Return the tokens that a teacher reads before an episode's completion."""
         message, prompt = self._message(self._text_for(episode)), episode.prompt_ids
-        begin = self._tokenizer.bos_token_id
-        if begin is not None and prompt[0] == begin:  # it stays the first, once
-            message = message[1:] if message[:1] == (begin,) else message
+        if self._begin is not None and prompt[0] == self._begin:
+            message = message[1:] if message[:1] == (self._begin,) else message
             return np.concatenate([prompt[:1], np.array(message, dtype=np.int32), prompt[1:]])
         return np.concatenate([np.array(message, dtype=np.int32), prompt])
+
+    def _find_begin(self) -> int | None:
+        """Find the token that begins a text and no later message; None = there is none.
+
+        Raises:
+            SettingsError: The chat template takes no system message.
+        """
+        begin, number = self._tokenizer.bos_token, self._tokenizer.bos_token_id
+        if self._tokenizer.chat_template is not None:
+            alone = self._render("first")
+            whole = self._render("first", {"role": "user", "content": "second"})
+            if begin is not None and whole.removeprefix(alone).startswith(begin):
+                return None  # it begins each message
+        return None if number is None else int(number)
 
     def _text_for(self, episode: Episode) -> str:
         if self._function is None:
@@ -157,24 +169,27 @@ class PrivilegedPrompt:
 
     def _encode(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a system message, or of the bare text without a chat template."""
-        if not text:
-            return ()
-        tokenizer = self._tokenizer
-        rendered = text
-        if tokenizer.chat_template is not None:
-            message = [{"role": "system", "content": text}]
-            try:
-                rendered = tokenizer.apply_chat_template(message, tokenize=False, **self._variables)
-            except Exception as error:
-                raise SettingsError(
-                    "algorithm.teacher_prompt must be null where the chat template of run.model "
-                    f"takes no system message by itself, got an error ({error}); leave it out, or "
-                    "take a model whose template does"
-                ) from error
-            if text.strip() not in rendered:
-                raise SettingsError(
-                    "algorithm.teacher_prompt must be null where the chat template of run.model "
-                    f"leaves a system message out, got {text!r}; leave it out, or take a model "
-                    "whose template keeps it"
-                )
-        return tuple(tokenizer.encode(rendered, add_special_tokens=False))
+        if text and self._tokenizer.chat_template is not None:
+            text = self._render(text)
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _render(self, text: str, *others: dict[str, str]) -> str:
+        """Write a system message, and others behind it, in the chat template."""
+        messages = [{"role": "system", "content": text}, *others]
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, **self._variables
+            )
+        except Exception as error:
+            raise SettingsError(
+                "algorithm.teacher_prompt must be null where the chat template of run.model takes "
+                f"no system message by itself, got an error ({error}); leave it out, or take a "
+                "model whose template does"
+            ) from error
+        if text.strip() not in rendered:
+            raise SettingsError(
+                "algorithm.teacher_prompt must be null where the chat template of run.model leaves "
+                f"a system message out, got {self._text!r}; leave it out, or take a model whose "
+                "template keeps it"
+            )
+        return str(rendered)

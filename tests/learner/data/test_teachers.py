@@ -80,12 +80,16 @@ def test_a_teacher_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         check_tokenizer(run_of(tmp_path), str(tmp_path))
 
 
-def test_a_text_becomes_a_system_message_before_the_prompt(tmp_path: Path) -> None:
-    run = run_of(tmp_path)
+@pytest.mark.parametrize("begin", [None, "<|im_start|>"])
+def test_a_text_becomes_a_system_message_before_the_prompt(
+    tmp_path: Path, begin: str | None
+) -> None:
+    """Also where the token that begins texts begins every message, as that of SmolLM2 does."""
+    run = run_of(tmp_path, begin=begin)
     tokenizer = AutoTokenizer.from_pretrained(run.model)
     chat = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
     prompt = tokenizer.apply_chat_template(chat[1:], tokenize=False, add_generation_prompt=True)
-    episode = make_episode(prompt=tokenizer.encode(prompt))
+    episode = make_episode(prompt=tokenizer.encode(prompt, add_special_tokens=False))
 
     read = prompt_for(run, "be kind")(episode)
 
