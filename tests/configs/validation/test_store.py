@@ -125,6 +125,6 @@ def test_an_episode_whose_settings_are_taken_is_never_too_large() -> None:
     assert len(record) > 58 * 1024
     with pytest.raises(ValidationError, match=r"buffer.max_episode_bytes must be >= "):
         make(run=run.model_dump(), buffer={"max_episode_bytes": least - 1})
-    taught = {"teacher": "a model", "teacher_in": "actor"}
+    taught: dict[str, object] = {"teacher": "a model", "teacher_in": "actor"}
     with pytest.raises(ValidationError, match=f"must be >= {least + 4 * 512} for"):
         make(run=run.model_dump(), buffer={"max_episode_bytes": least}, algorithm=taught)

@@ -106,6 +106,8 @@ def _corrected(gaps: Floats, settings: AlgorithmSettings) -> tuple[Floats, list[
             return truncated, [settings.geo_low <= mean <= settings.geo_high] * len(rhos)
         case "token_veto":
             return truncated, [min(rhos) >= settings.veto] * len(rhos)
+        case other:
+            raise ValueError(f"no formula is written for the correction {other}")
 
 
 def _surrogate(
