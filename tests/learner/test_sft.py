@@ -145,7 +145,7 @@ def test_trackers_get_every_step_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["", "parallel.tensor=2", "parallel.sequence=2"])
+@pytest.mark.parametrize("parallel", ["", "parallel.sequence=2"])
 def test_two_ranks_train_as_one_does(whole: Settings, tmp_path: Path, parallel: str) -> None:
     settings = begin(tmp_path)
     files = ("--config", tmp_path / "config.yaml", "--demonstrations", tmp_path / "demonstrations")

@@ -85,16 +85,17 @@ def test_rows_become_a_model_whose_report_a_later_run_shows(config: Path) -> Non
 def test_a_stop_saves_and_the_command_that_is_printed_goes_on(config: Path) -> None:
     command = [sys.executable, "-c", "from console.main import app; app()", "sft", str(config)]
     many = ["--set", "sft.epochs=200", "--plain"]
-    child = subprocess.Popen([*command, *many], stdout=subprocess.PIPE, text=True)
     folder = load(config).run.folder
     metrics = folder / "metrics.jsonl"
-    try:
-        wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 5, "no steps")
-        child.send_signal(signal.SIGINT)
-        said, _ = child.communicate(timeout=60)
-    finally:
-        child.kill()
-        child.wait()
+    with subprocess.Popen([*command, *many], stdout=subprocess.PIPE, text=True) as child:
+        try:
+            wait_until(
+                lambda: metrics.exists() and metrics.read_text().count("\n") > 5, timeout_s=180
+            )
+            child.send_signal(signal.SIGINT)
+            said, _ = child.communicate(timeout=60)
+        finally:
+            child.kill()
 
     assert child.returncode == 130
     (newest,) = sorted(folder.glob("checkpoints/step-*"))[-1:]
