@@ -346,7 +346,7 @@ class ExportCounts:
     """Rows of which nothing that is trained was within the context."""
 
 
-class Exporter:
+class RowExport:
     """Turns demonstrations into rows of tokens, and counts them."""
 
     def __init__(self, tokenizer: ModelTokenizer, run: RunSettings) -> None:
@@ -376,7 +376,7 @@ class Exporter:
             self._writer.add(token_ids, is_trained, is_held_out=is_held_out)
 
     def write(self, folder: Path) -> None:
-        """Write the rows.
+        """Write the rows that were added to a folder.
 
         Raises:
             SettingsError: There is none to train on.
@@ -448,7 +448,7 @@ def export(
 
 def _export_data(settings: Settings, folder: Path, data: str, held_out: int) -> ExportCounts:
     tokenizer = ModelTokenizer.for_run(settings.run)
-    rows, exporter = open_rows(data), Exporter(tokenizer, settings.run)
+    rows, exporter = open_rows(data), RowExport(tokenizer, settings.run)
     if held_out >= len(rows):
         raise SettingsError(
             f"sft.held_out must be less than the {len(rows)} rows of {data}, got {held_out}; lower "
@@ -481,7 +481,7 @@ def _export_items(
         run = run.model_copy(update={"model": str(folder / TOKENIZER)})
     if not needs_answers:
         return ExportCounts()
-    exporter, draw = Exporter(ModelTokenizer.for_run(run), run), random.Random(run.seed)
+    exporter, draw = RowExport(ModelTokenizer.for_run(run), run), random.Random(run.seed)
     for demonstration in _with_progress(shown, len(shown)):
         is_echo = makes_tokenizer and draw.random() < learner.warm_start_echo
         exporter.add(echo(demonstration) if is_echo else demonstration)

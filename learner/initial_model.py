@@ -113,7 +113,7 @@ def _train(
     lines, began, reported = [], time.time(), 0.0
     for trained in training.train():
         now = time.time()
-        figures = {**trained.figures(), "time": now, "wall_s": round(now - began, 3)}
+        figures = {**trained.as_line(), "time": now, "wall_s": round(now - began, 3)}
         lines.append(json.dumps(figures) + "\n")
         if now - reported >= REPORT_EVERY_S or trained.step == steps:
             reported = now

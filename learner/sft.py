@@ -220,7 +220,7 @@ class SupervisedRun:
         times = StepTimes(take(), None, None).figures(trained_tokens=trained.trained_tokens)
         if self._journal is not None:
             line = {
-                **trained.figures(),
+                **trained.as_line(),
                 **held_out,
                 "optimizer_steps": 1,
                 "lineage": self._state.lineage,

@@ -142,7 +142,7 @@ class SupervisedStep(NamedTuple):
     """Tokens of its rows, trained or not."""
     trained_tokens: int
 
-    def figures(self) -> dict[str, float]:
+    def as_line(self) -> dict[str, float]:
         """Return the figures by their names in `metrics.jsonl`."""
         return {
             "step": self.step,
