@@ -137,9 +137,12 @@ def _tokenize_chat(chat: DemonstratedChat, tokenizer: ModelTokenizer) -> Iterato
         yield _as_sampled(prefixes[0], messages[-1], tokenizer)
         return
     pieces = [Piece(tokenizer.encode_rendered(prefixes[0]), False)]
-    for text in written:
+    for number, text in enumerate(written, start=1):
         token_ids = tokenizer.encode_rendered(text, is_behind=True)
-        over = next((at for at, t in enumerate(token_ids) if t in tokenizer.stop_token_ids), None)
+        stops = tokenizer.stop_token_ids
+        if number == len(written) and not {*token_ids} & {*stops}:  # some leave the last turn open
+            token_ids += stops[:1]
+        over = next((at for at, token in enumerate(token_ids) if token in stops), None)
         if over is None:
             raise SettingsError(
                 "run.model must have a chat template that ends each turn of the assistant with a "

@@ -19,11 +19,12 @@ from actors.demonstrations import (
     tokenize,
 )
 from actors.engine.character_tokenizer import make_tokenizer
-from actors.engine.tokenizer import ModelTokenizer
+from actors.engine.tokenizer import Chat, ModelTokenizer
 from actors.environments.base import Segment, is_held_out
 from buffer.record.demonstrations import Demonstrations
 from configs.errors import SettingsError
 from configs.settings import Settings
+from tests.actors.support.chat_families import FAMILIES, chat_tokenizer
 from tests.actors.support.saved_tokenizer import CHATML, save_tokenizer
 
 END = "<|im_end|>"
@@ -116,6 +117,29 @@ def test_a_template_that_opens_reasoning_has_the_turn_behind_it(tmp_path):
     assert trained == [f"a*15{END}"]
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_every_family_of_templates_turns_are_trained_and_nothing_else(tmp_path, family):
+    tokenizer = chat_tokenizer(tmp_path, FAMILIES[family])
+    messages = said("What is seven?", "It is 7.", "And eight?", "It is 8.")
+
+    rows = list(tokenize(DemonstratedChat(messages), tokenizer))
+
+    trained = [piece.token_ids for pieces in rows for piece in pieces if piece.is_trained]
+    for token_ids, message in zip(trained, messages[1::2], strict=True):
+        assert token_ids[-1] in tokenizer.stop_token_ids
+        assert sum(token in tokenizer.stop_token_ids for token in token_ids) == 1
+        assert message["content"] in tokenizer.decode(token_ids)
+        assert "What" not in tokenizer.decode(token_ids)
+    first = tokenizer.encode_rendered(tokenizer.render_chat(Chat(messages[:1])))
+    assert rows[0][0].token_ids == first, "as the prompt of an episode"
+    if len(rows) == 1:
+        whole = tokenizer.render_chat(Chat(messages), go_on=False)
+        together = tokenizer.decode([token for piece in rows[0] for token in piece.token_ids])
+        rendered = tokenizer.decode(tokenizer.encode_rendered(whole))
+        end = tokenizer.decode(tokenizer.stop_token_ids[:1]) if family == "unclosed" else ""
+        assert together == rendered + end
+
+
 def test_a_template_without_an_end_of_turns_is_refused(tmp_path):
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     folder = save_tokenizer(
@@ -123,7 +147,7 @@ def test_a_template_without_an_end_of_turns_is_refused(tmp_path):
     )
 
     with pytest.raises(SettingsError, match="a chat template that ends each turn"):
-        list(tokenize(DemonstratedChat(said("7+8=", "15")), ModelTokenizer(folder)))
+        list(tokenize(DemonstratedChat(said("7+8=", "15", "1+1=", "2")), ModelTokenizer(folder)))
 
 
 TOOL = {
