@@ -37,6 +37,8 @@ from .surrogates import Objective, Surrogate, Terms
 
 LENGTHS = (3, 1, 5, 2)
 """Tokens of the episodes of a made-up microbatch."""
+NO_TOKEN = (0,)
+"""The same of a microbatch that a rank adds to take part in the collectives of the others."""
 ADVANTAGES = (1.0, -0.5, -2.0, 0.75)
 """Their advantages, each large enough that no small bonus outweighs it."""
 INSIDE = ((1.0, 0.95), (1.0, 0.7), (1.0, 0.4), (-1.0, 1.05), (-1.0, 1.3), (-1.0, 1.8))
@@ -113,6 +115,7 @@ def check_surrogate(
     no_advantage = on_policy._replace(advantages=[0.0] * num_tokens)
     for certain in (on_policy, no_advantage):
         slopes(certain._replace(log_pi=[0.0] * num_tokens))
+    slopes(_Tokens([], [], [], NO_TOKEN))
     moved = on_policy._replace(log_ratios=_spread(0.5))
     far = on_policy._replace(log_ratios=_spread(FAR), log_pi=[-FAR - 1] * num_tokens)
     gradients = [slopes(tokens).gradient_N for tokens in (moved, far)]
@@ -317,6 +320,7 @@ def check_correction(
         gradient_N = _gradient("correction", name, equal.log_ratios_N, log_rhos_N)
         _check_gradient_of_log(name, gradient_N)
     _check_growth(name, corrected)
+    corrected([], NO_TOKEN)
     moved = _spread(0.5)
     results = [corrected(_spread(width), LENGTHS)[0] for width in (0.5, FAR, 5 * SMALL_STEP)]
     begin = 0

@@ -118,6 +118,10 @@ WRONG_SURROGATES: dict[str, tuple[Callable[[Tensor, Tensor, Terms], Any], str]] 
         lambda r, a, t: r / r.detach().mean() * a,
         "must treat each episode alone",
     ),
+    "no token": (
+        lambda r, a, t: r.clamp(max=float(r.detach().max())) * a,
+        "must take a microbatch of 0 tokens, .* raises RuntimeError: max",
+    ),
     "another number of tokens": (
         lambda r, a, t: r * a[:3],
         "must take a microbatch of 11 tokens, ",
@@ -266,6 +270,10 @@ WRONG_CORRECTIONS: dict[str, tuple[Callable[[Tensor, Segments], Any], str]] = {
     "by the microbatch": (
         lambda x, s: Corrected(_with_value(x, x - x.exp().mean().log()), _all(x)),
         "must treat each episode alone",
+    ),
+    "no token": (
+        lambda x, s: Corrected(x.clamp(max=float(x.detach().max())), _all(x)),
+        "must take a microbatch of 0 tokens",
     ),
     "a tensor": (lambda x, s: x, "which returns Tensor; return Corrected"),
     "an error": (lambda x, s: Corrected(x + x[:3], _all(x)), "raises RuntimeError: The size of"),
