@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,8 +15,12 @@ from buffer.operations.operation import Operation
 from buffer.record.episode import INDEX
 from buffer.store import Store
 from configs.errors import SettingsError
+from configs.hashes import settings_hash
 from configs.settings import BufferSettings, RunSettings
 from configs.tables.environments import Mixture
+from learner.checkpointing.checkpoint import Checkpoints
+from learner.checkpointing.learner_state import LearnerState
+from learner.checkpointing.resume import take_over
 from learner.data import sampler
 from learner.data.curriculum import Feeder, training_task, training_tasks
 from learner.data.retrying_store import RetryingStore
@@ -32,6 +36,7 @@ from learner.data.sampler import (
     make_sampler,
     rewards_by_prompt,
 )
+from learner.reporting.metrics import Totals
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import begin_run, new_ledger
 
@@ -357,3 +362,41 @@ def test_a_choice_never_changes_and_ends_with_its_checkpoint() -> None:
 
     assert ledger.facts.choices == {1: 41, 2: 42}
     assert ledger.facts.results == {0: MEASURED}
+
+
+# --------------------------------------------------------------------------------------------------
+# A learner that takes over a run whose Redis is empty.
+
+
+class OneCheckpoint:
+    """Checkpoints of a life that has ended: one, whose tensors nobody reads."""
+
+    def __init__(self, state: LearnerState) -> None:
+        self._state = state
+
+    def newest(self) -> tuple[Path, LearnerState]:
+        """Find it."""
+        return Path("step-000001"), LearnerState.decode(self._state.encode())
+
+
+def test_a_later_life_creates_what_an_earlier_one_chose_in_an_empty_store(
+    redis_url: str, tmp_path: Path
+) -> None:
+    run = RUN.model_copy(update={"directory": tmp_path})
+    results = PromptSampler(run).measure({}, 1, {(17, 0): [0.1, 0.2, 0.7], (18, 1): [1.0]})
+    state = LearnerState(
+        run=run.name,
+        settings_hash=settings_hash(run),
+        step=1,
+        lineage=1,
+        cursor=5,
+        trained=((0, 2),),
+        totals=Totals(),
+        curriculum=encode_curriculum({2: 40, 4: 41}, results),
+    )
+    with Store(redis_url, run.name) as store:
+        checkpoints = cast("Checkpoints", OneCheckpoint(state))
+        start = take_over(run, BufferSettings(), RetryingStore(store), checkpoints)
+
+        assert start.ledger().facts.results == results
+        assert asked(store, start.lineage, 1) == {2: 40, 4: 41}, "group 3 was dropped"
