@@ -113,14 +113,7 @@ class RankZero:
         )
         self._batch_log = self._log(settings)
         self._sampler = make_sampler(run)
-        self._feeder = Feeder(
-            store,
-            run,
-            settings.buffer,
-            ledger=ledger,
-            cursor=start.state.cursor,
-            sampler=self._sampler,
-        )
+        self._feeder = self._feed(settings)
         self._evaluations = Evaluations(
             store,
             run,
@@ -186,9 +179,7 @@ class RankZero:
             times,
             [*alerts, *self._samples.alerts()],
             claimed_at=self._claimed_at,
-            sampling_alarms=self._alarm.alarms,
-            dropped_samples=self._samples.dropped,
-            prompts=self._sampler.figures(self._ledger.facts.results) if self._sampler else {},
+            beside=self._beside_training(),
         )
         self._page.trained(line)
 
@@ -301,6 +292,15 @@ class RankZero:
         if run_snapshot is not None:
             self._store.run(operations.write_run_snapshot(self._ledger.lineage, run_snapshot))
 
+    def _beside_training(self) -> dict[str, float]:
+        """Return the figures of what goes on beside training."""
+        sampler, results = self._sampler, self._ledger.facts.results
+        return {
+            "sampling_alarms": self._alarm.alarms,
+            "dropped_samples": self._samples.dropped,
+            **(sampler.success_shares(results) if sampler else {}),
+        }
+
     def _measure(self, step: int) -> dict[int, Results] | None:
         """Return the results of prompts with those of batch `step`; None without a sampler."""
         batch = self._batch
@@ -309,6 +309,16 @@ class RankZero:
         new = (episode for episode in batch.episodes if episode.group_id not in batch.uses)
         rewards = {**rewards_by_prompt(new), **batch.filtered}
         return self._sampler.measure(self._ledger.facts.results, step, rewards)
+
+    def _feed(self, settings: Settings) -> Feeder:
+        return Feeder(
+            self._store,
+            self._run,
+            settings.buffer,
+            ledger=self._ledger,
+            cursor=self._start.state.cursor,
+            sampler=self._sampler,
+        )
 
     def _log(self, settings: Settings) -> BatchLog:
         return BatchLog(

@@ -174,8 +174,8 @@ class Ledger:
             facts = self._facts
             # Below the reach an earlier learner created them, to ask something else.
             free = [g for g in group_ids if g >= facts.reach and g not in facts.second_tries]
-            known = [g for g in facts.waiting if choices is None or g in facts.choices]
-            assigned = dict(zip(known, free, strict=False))
+            ready = [g for g in facts.waiting if choices is None or g in facts.choices]
+            assigned = dict(zip(ready, free, strict=False))
             again = {g: facts.choices[old] for old, g in assigned.items() if old in facts.choices}
             chosen = {**(choices or {}), **again, **facts.choices}
             self._facts = replace(

@@ -78,8 +78,8 @@ class Results:
         """
         prompts, low, high = dict(self.prompts), self.low, self.high
         for prompt, rewards in groups:
-            known = prompts.get(prompt, PromptResult(0, 0, 0.0, 0.0))
-            prompts[prompt] = known.followed_by(sum(rewards) / len(rewards), batch)
+            before = prompts.get(prompt, PromptResult(0, 0, 0.0, 0.0))
+            prompts[prompt] = before.followed_by(sum(rewards) / len(rewards), batch)
             low, high = min(low, *rewards), max(high, *rewards)
         excess = max(0, len(prompts) - MOST_PROMPTS)
         for prompt in nsmallest(
@@ -316,7 +316,7 @@ class PromptSampler:
             for number, of_environment in groups.items()
         }
 
-    def figures(self, results: Mapping[int, Results]) -> dict[str, float]:
+    def success_shares(self, results: Mapping[int, Results]) -> dict[str, float]:
         """Return the shares of the prompts by what is known of them, as `metrics.jsonl` has."""
         counts: dict[str, int] = dict.fromkeys(("hard", "medium", "easy", "solved"), 0)
         total = 0

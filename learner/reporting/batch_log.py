@@ -107,9 +107,7 @@ class BatchLog:
         alerts: Sequence[Alert],
         *,
         claimed_at: float,
-        sampling_alarms: int,
-        dropped_samples: int,
-        prompts: Mapping[str, float] | None = None,
+        beside: Mapping[str, float],
     ) -> Mapping[str, object]:
         """Count a batch and append its lines to the journal; returns that of `metrics.jsonl`."""
         figures = batch_figures(
@@ -148,9 +146,7 @@ class BatchLog:
             "alerts": [alert.name for alert in alerts],
             "advice": self.advice,
             **self._fleet_figures(),
-            "sampling_alarms": sampling_alarms,
-            "dropped_samples": dropped_samples,
-            **(prompts or {}),
+            **beside,
             **times.figures(trained_tokens=figures.trained_tokens),
             "idle_fraction": self.totals.idle_fraction,
             "wall_s": round(self.totals.wall_s, 3),

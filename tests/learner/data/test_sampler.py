@@ -188,7 +188,7 @@ def test_what_a_checkpoint_keeps_is_read_back_to_the_bit() -> None:
 
 
 def test_the_figures_are_shares_of_all_prompts() -> None:
-    figures = PromptSampler(RUN).figures({0: MEASURED})
+    figures = PromptSampler(RUN).success_shares({0: MEASURED})
 
     assert figures == {
         "prompts_unseen": 0.7,
