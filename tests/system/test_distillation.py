@@ -8,7 +8,7 @@ import pytest
 
 from tests.system.support.live_run import TORCH, LiveRun
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 
 NOTHING = "def nothing(completions, **_):\n    return [0.0] * len(completions)\n"
 STEPS = 40
@@ -16,7 +16,7 @@ STEPS = 40
 
 def test_the_demo_learns_from_a_trained_teacher_without_any_reward(tmp_path: Path) -> None:
     (tmp_path / "nothing.py").write_text(NOTHING)
-    teacher = _finished(tmp_path / "teacher", "run.steps=120", "run.eval_every=120")
+    teacher = _finished(tmp_path / "teacher", "run.steps=80", "run.eval_every=80")
 
     student = _finished(
         tmp_path / "student",
@@ -42,5 +42,5 @@ def _finished(folder: Path, *overrides: str, flags: tuple[str, ...] = ()) -> Liv
     folder.mkdir()
     run = LiveRun(folder, "demo.yaml", *TORCH, *overrides)
     with run.up(*flags) as process:
-        run.finish(process, within_s=400)
+        run.finish(process, within_s=800)
     return run
