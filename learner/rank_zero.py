@@ -159,7 +159,8 @@ class RankZero:
         plan = self._planner.plan(batch, microbatch_tokens)
         self._ranks.broadcast(plan.encode())
         self._batch, self._claimed_at = batch, time.monotonic()
-        self._keeper.keep(batch)
+        with self._store.may_be_gone():
+            self._keeper.keep(batch)
         return plan, share_of(plan, batch.episodes, self._ranks)
 
     def advance(self, step: int) -> None:

@@ -98,13 +98,18 @@ class BatchKeeper:
     def keep(self, batch: ClaimedBatch) -> None:
         """Read the records of a sealed batch, and write them beside training.
 
-        Waits for the batch before. A disk that fails is logged, and training goes on.
+        Waits for the batch before. A disk that fails is logged, as is a store that has lost a
+        record since it was claimed; training goes on.
         """
         if not self._keep_newest:
             return
         self.close()
-        ids = [episode.task_id for episode in batch.sampled]
-        kept = KeptBatch(batch.step, batch.mask, batch.uses, tuple(self._records.encoded(ids)))
+        try:
+            records = self._records.encoded([episode.task_id for episode in batch.sampled])
+        except RecordError as error:
+            log.warning("BATCH NOT KEPT", step=batch.step, reason=str(error))
+            return
+        kept = KeptBatch(batch.step, batch.mask, batch.uses, tuple(records))
         self._worker = Worker(lambda: self._write(kept), name="kept batches").start()
 
     def close(self) -> None:

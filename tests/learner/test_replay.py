@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
+from configs import durable
 from configs.errors import CheckpointError, RecordError
 from configs.settings import Settings
 from console.main import app
@@ -23,6 +26,7 @@ from learner.checkpointing.folders import complete_checkpoints, lend
 from learner.checkpointing.manifest import KEY
 from learner.checkpointing.tensors import Shards
 from learner.data.kept_batches import FOLDER, kept_steps, read_kept
+from learner.data.records import Records
 from learner.model.ranks import Ranks
 from learner.replay import replay_on
 from tests.learner.support.ring_in_process import LifeEnded, RingInProcess
@@ -156,6 +160,34 @@ def test_a_checkpoint_that_the_run_did_not_write_is_not_lent(
 
     with pytest.raises(CheckpointError, match="must have been written by this run"):
         lend(checkpoint, tmp_path / "other")
+
+
+def test_a_batch_that_cannot_be_kept_is_trained_all_the_same(
+    redis_url: str, tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = _settings(tmp_path)
+    write, encoded = durable.replace_file, Records.encoded
+
+    def full(path: Path, content: bytes, **mode: int) -> None:
+        if path.name == "000003.msgpack":
+            raise OSError(errno.ENOSPC, "the disk is full")
+        write(path, content, **mode)
+
+    def lost(records: Records, task_ids: Sequence[int]) -> list[bytes]:
+        if kept_steps(settings.run.folder)[-1:] == [4]:
+            raise RecordError("the record of a task must be in the store, got none")
+        return encoded(records, task_ids)
+
+    monkeypatch.setattr(durable, "replace_file", full)
+    monkeypatch.setattr(Records, "encoded", lost)
+
+    with capture_logs() as lines:
+        assert RingInProcess(settings, redis_url, ranks).live()
+
+    assert kept_steps(settings.run.folder) == [1, 2, 4]
+    reasons = {line["step"]: line["reason"] for line in lines if line["event"] == "BATCH NOT KEPT"}
+    assert "disk is full" in reasons[3]
+    assert "must be in the store" in reasons[5]
 
 
 # --------------------------------------------------------------------------------------------------
