@@ -230,14 +230,14 @@ def _read_messages(said: Any, column: str, role: str | None = None) -> list[dict
     """Read a column of messages; a text is one message, where it has a role."""
     if isinstance(said, str) and role is not None:
         return [{"role": role, "content": said}]
-    is_list = isinstance(said, list) and all(isinstance(message, Mapping) for message in said)
-    if not (is_list and said):
+    messages: list[Any] = said if isinstance(said, list) else []
+    if not messages or not all(isinstance(message, Mapping) for message in messages):
         kind = "a list of messages" if role is None else "a text or a list of messages"
         raise SettingsError(
             f"{column} must be {kind} with role and content, got {quoted(said, 60)}; write "
             '[{"role": "user", "content": "..."}, ...]'
         )
-    filled = ({k: v for k, v in message.items() if v is not None} for message in said)
+    filled = ({k: v for k, v in message.items() if v is not None} for message in messages)
     try:
         return [chat_message(*numbered) for numbered in enumerate(filled)]
     except CallError as error:
@@ -295,8 +295,9 @@ def shown_items(
         if isinstance(conversation, AgentTask):
             chat = conversation.demonstrated_chat()
             is_shown = chat is not None
-            asked = {"messages": [{"role": "user", "content": text_of(prompt)}], "tools": []}
-            shown = DemonstratedChat(**(chat or asked))
+            shown = DemonstratedChat([{"role": "user", "content": text_of(prompt)}])
+            if chat is not None:
+                shown = DemonstratedChat(chat["messages"], chat["tools"])
         if needs_answers and not is_shown:
             raise SettingsError(
                 f"run.environment must give demonstrations for a supervised start, got none from "

@@ -45,6 +45,8 @@ def make_model(
             "and come in pairs"
         )
     heads = width // HEAD_WIDTH
+    pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
+    assert isinstance(pad, int) and isinstance(end, int)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=width,
@@ -55,8 +57,8 @@ def make_model(
         head_dim=HEAD_WIDTH,
         max_position_embeddings=int(tokenizer.model_max_length),
         tie_word_embeddings=tied,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=pad,
+        eos_token_id=end,
         bos_token_id=None,
     )
     torch.manual_seed(seed)
