@@ -63,12 +63,16 @@ class RingByHand:
         self.settings = with_value(settings, "run", "model", str(model))
         save(self.settings, folder / "config.yaml")
 
-    def start(self, name: str, package: str, *flags: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, name: str, package: str, *flags: str, teacher: str = ""
+    ) -> subprocess.Popen[bytes]:
         """Start a process, with its log in the folder; `flags` are settings, `key=value`."""
         given = [text for flag in flags for text in ("--set", flag)]
         if package == "actors":
             make_client(self.keys, name)
             given += ["--name", name, "--key", name]
+        if teacher:
+            given += ["--teacher", teacher]
         command = ("-m", package, "--config", str(self.folder / "config.yaml"), *given)
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
