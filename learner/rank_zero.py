@@ -102,9 +102,7 @@ class RankZero:
         )
         self._alarm = SamplingAlarm(store, settings)
         self._records = Records(store, run, settings.buffer, settings.rewards)
-        self._keeper = BatchKeeper(
-            run.folder, self._records, keep=settings.learner.keep_batches, step=start.state.step
-        )
+        self._keeper = BatchKeeper(settings, self._records, step=start.state.step)
         self._samples = SampleWriter(
             run,
             step=start.state.step,

@@ -272,12 +272,12 @@ def _check_trunk_gradient(settings: AllTables) -> str | None:
 
 def _check_passes_of_critic(settings: AllTables) -> str | None:
     critic = settings.critic
-    own = {"microbatch_tokens": critic.microbatch_tokens, "offload": critic.offload}
-    name = next((name for name, value in own.items() if value is not None), None)
+    values = {"microbatch_tokens": critic.microbatch_tokens, "offload": critic.offload}
+    name = next((name for name, value in values.items() if value is not None), None)
     if critic.kind == "model" or name is None:
         return None
     return (
-        f"critic.{name} must be null with critic.kind = {critic.kind}, got {own[name]}; only a "
+        f"critic.{name} must be null with critic.kind = {critic.kind}, got {values[name]}; only a "
         f"model has passes of its own: set critic.{name} to null, or critic.kind to model"
     )
 

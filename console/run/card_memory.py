@@ -339,11 +339,9 @@ class CardMemory:
                 f"set learner.ranks above {self.ranks}, or learner.offload: [parameters], or "
                 "choose a smaller model"
             )
-        name, tokens = "learner", self.tokens
-        if self.critic_tokens is not None:
-            name, tokens = "critic", self.critic_tokens
+        name = "learner" if self.critic_tokens is None else "critic"
         return (
-            f"set {name}.microbatch_tokens below {tokens}, and with it "
+            f"set {name}.microbatch_tokens below {self.critic_tokens or self.tokens}, and with it "
             "run.max_completion_tokens where one episode may have as many"
         )
 
@@ -371,11 +369,11 @@ def card_memory(
     itemsize = 2 if on_gpu and run.dtype == "bfloat16" else 4
     learners = _learners(settings)
     states, host = _place_states(settings, shape, itemsize, shard=layout.shard, on_gpu=on_gpu)
-    kinds = [_checkpointing(each, whole, on_gpu=on_gpu) for each in learners]
+    kinds = [_checkpointing(model, whole, on_gpu=on_gpu) for model in learners]
     shapes = shape, replace(shape, is_fused=False)  # a critic's norms are no kernels
     passes = [
-        _passes(run, each, size, kind, itemsize, sequence=layout.sequence, on_gpu=on_gpu)
-        for each, size, kind in zip(learners, shapes, kinds, strict=False)
+        _passes(run, model, size, kind, itemsize, sequence=layout.sequence, on_gpu=on_gpu)
+        for model, size, kind in zip(learners, shapes, kinds, strict=False)
     ]
     largest = max(passes, key=lambda one: one.activations + one.hidden + one.layer)
     step = {
@@ -390,7 +388,7 @@ def card_memory(
         reduction += WORKSPACES
     if in_host := max(one.in_host for one in passes):
         host = {"activations": in_host, **host}
-    is_offloaded = on_gpu and any("parameters" in each.offload for each in learners)
+    is_offloaded = on_gpu and any("parameters" in model.offload for model in learners)
     memory = (card_bytes or 0) if on_gpu else host_share(learner.ranks)
     held = _held(settings, shape, itemsize, layout.tensor, memory, is_offloaded=is_offloaded)
     if held:
@@ -416,12 +414,6 @@ def card_memory(
     )
 
 
-def _batch_tokens(run: RunSettings) -> int:
-    """Return the most tokens of a batch, in which each group has its prompt once."""
-    group = run.max_prompt_tokens + run.group_size * run.max_completion_tokens
-    return run.groups_per_batch * group
-
-
 def _checkpointing(learner: LearnerSettings, shape: ModelShape, *, on_gpu: bool) -> str:
     """Return `learner.activation_checkpointing` with its default filled in."""
     if learner.activation_checkpointing is not None:
@@ -444,17 +436,13 @@ def _kept(
 
 
 class _Passes(NamedTuple):
-    """Tokens and bytes of the passes of one model, of the policy or of a critic."""
+    """Tokens and bytes of the passes of one model; `layer` while a layer is differentiated."""
 
     tokens: int
-    """Tokens of a microbatch."""
     activations: int
     hidden: int
-    """Bytes of the hidden states behind the last layer."""
     layer: int
-    """Bytes while a layer is differentiated."""
     in_host: int
-    """Bytes of activations in host memory."""
 
 
 def _passes(
@@ -469,7 +457,8 @@ def _passes(
 ) -> _Passes:
     """Compute what the passes of a model take on a rank that has `1 / sequence` of the tokens."""
     longest = run.max_prompt_tokens + run.max_completion_tokens
-    tokens = max(min(learner.microbatch_tokens, _batch_tokens(run)), longest)
+    group = run.max_prompt_tokens + run.group_size * run.max_completion_tokens  # one prompt
+    tokens = max(min(learner.microbatch_tokens, run.groups_per_batch * group), longest)
     own_tokens = -(-tokens // sequence)
     kept, again = _kept(learner, shape, kind, itemsize, longest)
     activations = own_tokens * shape.layers * kept
@@ -488,14 +477,13 @@ def _learners(settings: Settings) -> list[LearnerSettings]:
     learner, critic = settings.learner, settings.critic
     if critic.kind != "model":
         return [learner]
-    own = {"microbatch_tokens": critic.microbatch_tokens, "offload": critic.offload}
-    changed = {name: value for name, value in own.items() if value is not None}
+    changed = critic.model_dump(include={"microbatch_tokens", "offload"}, exclude_none=True)
     return [learner, learner.model_copy(update={**changed, "lora_rank": 0})]
 
 
 def _gathered(settings: Settings, shape: ModelShape, itemsize: int) -> int:
     """Bytes of weights as a pass computes with them, and of the output layer's gradient."""
-    learner, models = settings.learner, _num_models(settings)  # of which one has an output layer
+    learner, models = settings.learner, len(_learners(settings))  # of which one has an output layer
     of_layers, of_root = 2 * itemsize * shape.layer_parameters, itemsize * shape.root_parameters
     if not learner.lora_rank:
         return (models + 1) * of_root + of_layers
@@ -527,7 +515,8 @@ def _loss(run: RunSettings, shape: ModelShape, itemsize: int, *, on_gpu: bool) -
     of_logit = itemsize + (0 if on_gpu else 4 * BLOCKS_ALIVE)
     if run.head_dtype is not None and itemsize == 2:  # and a copy of its gradient in 16 bits
         of_logit += 4
-    return int(of_logit * _chunk(shape, on_gpu=on_gpu))
+    logits, least = CHUNK_SIZES["cuda" if on_gpu else "cpu"]
+    return int(of_logit * max(logits, least * shape.vocabulary))
 
 
 def _held(
@@ -540,7 +529,7 @@ def _held(
     is_offloaded: bool,
 ) -> int:
     """Bytes of weights and gradients kept whole until an optimizer step's gradients are reduced."""
-    models, trained = _num_models(settings) * shape.parameters, _trained(settings, shape)
+    models, trained = len(_learners(settings)) * shape.parameters, _trained(settings, shape)
     ranks = settings.learner.ranks // tensor
     if not reduces_once(
         models, trained=trained, ranks=ranks, memory=memory, is_offloaded=is_offloaded
@@ -582,28 +571,17 @@ def _copies(settings: Settings, shape: ModelShape, kind: str, itemsize: int) -> 
     return {"weights of the other layers in 16 bits": itemsize * others * shape.layer_parameters}
 
 
-def _chunk(shape: ModelShape, *, on_gpu: bool) -> int:
-    """Return the number of logits of a chunk."""
-    logits, least = CHUNK_SIZES["cuda" if on_gpu else "cpu"]
-    return max(logits, least * shape.vocabulary)
-
-
-def _num_models(settings: Settings) -> int:
-    """Return the number of models: a critic may be one of its own."""
-    return 2 if settings.critic.kind == "model" else 1
-
-
 def _trained(settings: Settings, shape: ModelShape) -> int:
     """Return the number of parameters with gradients and moments."""
     if not settings.learner.lora_rank:
-        return _num_models(settings) * shape.parameters
+        return len(_learners(settings)) * shape.parameters
     adapters = shape.layers * shape.adapter_parameters(settings.learner.lora_rank)
-    return adapters + (_num_models(settings) - 1) * shape.parameters
+    return adapters + (len(_learners(settings)) - 1) * shape.parameters
 
 
 def _states(settings: Settings, shape: ModelShape, itemsize: int, *, shard: int) -> dict[str, int]:
     """Bytes of weights, gradients and moments for each of the ranks that share them."""
-    models, base = _num_models(settings), _base(settings.learner, itemsize)
+    models, base = len(_learners(settings)), _base(settings.learner, itemsize)
     share = 4 * -(-shape.parameters // shard)
     trained = 4 * -(-_trained(settings, shape) // shard)
     states = {"weights, float32": share * models}

@@ -43,11 +43,12 @@ def replay(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train again on batches that a run has kept, without Redis and actors, and compare.
+    """Train again on batches that a run has kept.
 
-    The run needs `learner.keep_batches`. Training begins at the run's checkpoint before the first
-    batch, or at its initial model; batches between the two are trained first. Where no setting is
-    changed, every figure is the same to the last bit, on the same processors.
+    Neither Redis nor actors take part. The run needs `learner.keep_batches`. Training begins at the
+    run's checkpoint before the first batch, or at its initial model; batches between the two are
+    trained first. Where no setting is changed, every figure is the same to the last bit, on the
+    same processors.
 
     Example: `nyala replay runs/demo --batches 100:120 --set algorithm.surrogate=cispo`
     """

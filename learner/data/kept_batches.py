@@ -22,6 +22,7 @@ from buffer.record.codec import decode_episode
 from buffer.record.episode import Episode
 from configs import durable
 from configs.errors import RecordError
+from configs.settings import Settings
 from configs.worker import Worker
 
 if TYPE_CHECKING:  # a claim loads torch, and a list of kept batches needs none
@@ -62,7 +63,7 @@ def kept_steps(run_folder: Path) -> list[int]:
 
 
 def read_kept(run_folder: Path, step: int) -> KeptBatch:
-    """Read batch `step`.
+    """Read a batch from the file in which a run has kept it.
 
     Raises:
         RecordError: It is not kept, or its file is damaged.
@@ -80,20 +81,20 @@ def read_kept(run_folder: Path, step: int) -> KeptBatch:
 class BatchKeeper:
     """Writes each sealed batch of a run, and removes those that are too old."""
 
-    def __init__(self, run_folder: Path, records: Records, *, keep: int, step: int) -> None:
+    def __init__(self, settings: Settings, records: Records, *, step: int) -> None:
         """Remove what an abandoned branch has kept.
 
         Args:
-            run_folder: Folder of the run.
+            settings: Folder of the run, and the number of batches to keep.
             records: Reads the records.
-            keep: Newest batches to keep; 0 = none are written.
             step: Step at which the learner resumes.
         """
-        self._run_folder, self._records, self._keep_newest = run_folder, records, keep
+        self._run_folder, self._keep_newest = settings.run.folder, settings.learner.keep_batches
+        self._records = records
         self._worker: Worker | None = None
-        for later in kept_steps(run_folder):
+        for later in kept_steps(self._run_folder):
             if later > step:
-                durable.DISK.remove(_file(run_folder, later))
+                durable.DISK.remove(_file(self._run_folder, later))
 
     def keep(self, batch: ClaimedBatch) -> None:
         """Read the records of a sealed batch, and write them beside training.
