@@ -48,7 +48,7 @@ VERBS = {
         "console.verbs.evaluate",
         "Ask a model the held-out questions of a run, as its evaluations do, and train nothing.",
     ),
-    "actor": ("console.verbs.roles", "Join a run with one more actor."),
+    "actor": ("console.verbs.roles", "Join a run with one more actor, or one more teacher."),
     "agents": (
         "console.verbs.roles",
         "Host agents of a run, whose turns they make with loops of their own.",

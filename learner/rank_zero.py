@@ -104,10 +104,7 @@ class RankZero:
         self._records = Records(store, run, settings.buffer, settings.rewards)
         self._keeper = BatchKeeper(settings, self._records, step=start.state.step)
         self._samples = SampleWriter(
-            run,
-            step=start.state.step,
-            lineage=start.lineage,
-            environment_of=self._environment_of,
+            run, step=start.state.step, lineage=start.lineage, environment_of=self._environment_of
         )
         self._batch_log = self._log(settings)
         self._sampler = make_sampler(run)

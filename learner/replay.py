@@ -53,8 +53,15 @@ def run_replay(settings: Settings, source: Path, last: int, stopping: threading.
     """Join the ranks, and replay as `replay_on` does; False if asked to stop before.
 
     Raises:
+        SettingsError: A function of the loss cannot be loaded, or environments have teachers of
+            their own.
         NyalaError: As `replay_on` raises it.
     """
+    if isinstance(settings.algorithm.teacher, dict):
+        raise SettingsError(
+            "algorithm.teacher must be one teacher for a replay, got one for each environment: a "
+            "kept batch does not name its environments; set one with --set algorithm.teacher=MODEL"
+        )
     ranks = join_ranks(settings.learner, settings.parallel)
     try:
         load_user_losses(settings, ranks)
@@ -78,17 +85,11 @@ def replay_on(
         stopping: Set when the replay is asked to stop.
 
     Raises:
-        SettingsError: A model, the critic or a function of the loss cannot be loaded, or
-            environments have teachers of their own.
+        SettingsError: A model or the critic cannot be loaded.
         CheckpointError: The checkpoint is damaged, or does not fit the settings.
         RecordError: A batch is not kept, or its file is damaged.
         NyalaError: Otherwise as `Loop.run` raises it.
     """
-    if isinstance(settings.algorithm.teacher, dict):
-        raise SettingsError(
-            "algorithm.teacher must be one teacher for a replay, got one for each environment: a "
-            "kept batch does not name its environments; set one with --set algorithm.teacher=MODEL"
-        )
     policy = load_policy(settings, ranks, is_trained=True)
     reference, teachers = load_frozen(settings, ranks, policy)
     optimizer = ScheduledOptimizer(policy, Schedule.from_settings(settings), settings.learner)

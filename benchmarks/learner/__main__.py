@@ -33,7 +33,7 @@ from benchmarks.learner.trl_loop import HAS_TRL
 from benchmarks.learner.turns import Arm, take_turns
 from benchmarks.support.lockstep import least_lockstep, made_sizes, time_of
 from benchmarks.support.machine import describe_machine
-from console.run.card_memory import ModelShape
+from console.run.decoder_sizes import ModelShape
 from learner.data.dealing import deal_episodes
 from learner.model.sequence_cost import SequenceCost
 

@@ -6,6 +6,7 @@ card_memory    Memory of the learner on one card, computed from settings and the
                `config.json`
 checks/        Checks of settings and machine before a run starts, one file for each thing that is
                checked
+decoder_sizes  Sizes of a decoder by its `config.json`: parameters, bytes kept of each token
 fork_process   Fork server of `nyala up`: imports the libraries of learner and actors once, then
                forks them
 fork_server    The fork server as `nyala up` sees it: which process can be a fork, and how to ask

@@ -23,6 +23,7 @@ from configs.settings import RunSettings, Settings
 from configs.tables.run import UNIFORM
 
 from .checks.check import Check, CheckWarning
+from .checks.loss import check_losses, check_teacher
 from .checks.machine import (
     agents_room_warning,
     check_addresses,
@@ -35,14 +36,12 @@ from .checks.model import (
     check_disk,
     check_engine,
     check_lengths,
-    check_losses,
     check_memory,
     check_model,
     check_parallel,
     check_rate,
     check_shared_memory,
     check_size,
-    check_teacher,
     check_template,
     small_engine_warning,
 )

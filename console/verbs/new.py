@@ -28,8 +28,8 @@ from configs.machine import visible_gpus
 from configs.settings import ActorSettings, LearnerSettings, RunSettings, Settings
 from console.command_line import Config, ConfigOption, Overrides, one_of
 from console.display.display import print_line
-from console.run.card_memory import ModelShape
 from console.run.checks.model import check_memory, check_model, model_config, usual_rate
+from console.run.decoder_sizes import ModelShape
 from console.run.init_model import make_if_needed
 from console.run.run_folder import settings_of
 from console.run.user_files import resolve

@@ -217,11 +217,11 @@ METHODS = (
     _method(
         "OPD",
         "On-policy distillation: each token is rewarded by log(teacher/pi), and nothing else is; "
-        "the teacher is `algorithm.teacher`.",
+        "the teacher is `algorithm.teacher`. The paper has the plain ratio.",
         "Lu and Thinking Machines Lab 2025, On-Policy Distillation",
         advantage="none",
-        correction="none",
-        surrogate="reinforce",
+        correction="tis",
+        surrogate="clip",
         aggregation="token",
     ),
 )

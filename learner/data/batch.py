@@ -134,12 +134,8 @@ def plan_batch(
     planned: dict[int, PlanRow] = {}
     for minibatch, members in enumerate(minibatches):
         rows = [row for row in members if episodes[row].completion.num_trained]
-        places = deal_episodes(
-            [_size(episodes[row]) for row in rows],
-            cost,
-            ranks=ranks,
-            microbatch_tokens=microbatch_tokens,
-        )
+        sizes = [_size(episodes[row]) for row in rows]
+        places = deal_episodes(sizes, cost, ranks=ranks, microbatch_tokens=microbatch_tokens)
         of_critic = _critic_microbatches(
             [episodes[row] for row in rows], places, critic_tokens, cost
         )
@@ -281,22 +277,25 @@ def pack(
         ]
         for number in range(plan.num_microbatches(minibatch, of_critic=of_critic)):
             members = [row for row in rows if row.microbatch(of_critic=of_critic) == number]
-            if not members:
+            if members:
+                microbatches.append(_microbatch(members, settings, teachers, teacher_prompt))
+            else:
                 microbatches.append(empty_microbatch(minibatch, teachers=teachers))
-                continue
-            layout = _arrange(members)
-            scored = replace(
-                _concatenate(layout),
-                teacher_inputs=tuple(
-                    _teacher_input(layout.rows, teacher, teacher_prompt)
-                    for teacher in range(teachers)
-                ),
-                log_teacher_N=None
-                if settings.teacher_in == "learner"
-                else _scores_of_actors(layout.rows),
-            )
-            microbatches.append(scored)
     return microbatches
+
+
+def _microbatch(
+    members: Sequence[_Row], settings: AlgorithmSettings, teachers: int, prompt_of: TeacherPrompt
+) -> Microbatch:
+    """Lay out the episodes of a microbatch, for the policy and for each teacher in the learner."""
+    layout = _arrange(members)
+    return replace(
+        _concatenate(layout),
+        teacher_inputs=tuple(
+            _teacher_input(layout.rows, teacher, prompt_of) for teacher in range(teachers)
+        ),
+        log_teacher_N=None if settings.teacher_in == "learner" else _scores_of_actors(layout.rows),
+    )
 
 
 class _Row(NamedTuple):

@@ -98,8 +98,7 @@ def train_batch(
         of_critic = prepare_critic(prepared, critic_microbatches)
     meter = DivergenceMeter(settings, ranks.device)
     reduces_once = has_room([policy, *([critic.model] if critic else [])], ranks)
-    losses: list[float] = []
-    steps: list[StepOutcome] = []
+    losses, steps = list[float](), list[StepOutcome]()
     for _epoch in range(settings.num_epochs):
         for minibatch in range(settings.num_minibatches):
             share = _share(prepared, minibatch)
@@ -109,8 +108,7 @@ def train_batch(
             loss = _accumulate_all(
                 policy, share, meter, settings, critic, reduces_once=reduces_once
             )
-            if critic is not None and critic.has_own_passes:
-                _accumulate_values(critic, _share(of_critic, minibatch), reduces_once=reduces_once)
+            _accumulate_values(critic, _share(of_critic, minibatch), reduces_once=reduces_once)
             losses.append(float(ranks.sum(loss)))
             before_step()
             if critic is not None:
@@ -156,9 +154,11 @@ def _accumulate_all(
 
 
 def _accumulate_values(
-    critic: Critic, share: Sequence[PreparedMicrobatch], *, reduces_once: bool
+    critic: Critic | None, share: Sequence[PreparedMicrobatch], *, reduces_once: bool
 ) -> None:
-    """Add up the gradients of a critic with passes of its own."""
+    """Add up the gradients of a critic, if it has passes of its own."""
+    if critic is None or not critic.has_own_passes:
+        return
     for number, prepared in enumerate(share, start=1):
         hold_gradients(critic.model, keeps_whole=reduces_once and number < len(share))
         with phase("forward"):

@@ -22,7 +22,7 @@ from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from configs.errors import CheckpointError, LostLineage, OutOfMemory
 from configs.settings import Settings
-from learner import loop, rank_zero
+from learner import coordinator, loop, rank_zero
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.folders import complete_checkpoints
 from learner.checkpointing.tensors import Shards
@@ -317,7 +317,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_trained_in_smaller_pieces_by_t
             torch.empty(2**62, dtype=torch.uint8)
         return train(policy, optimizer, step, *args, **kwargs)
 
-    monkeypatch.setattr(rank_zero, "plan_batch", planned)
+    monkeypatch.setattr(coordinator, "plan_batch", planned)
     monkeypatch.setattr(loop, "train_batch", train_batch)
 
     with pytest.raises(OutOfMemory, match=r"batch 3 .* trains the batch with microbatches of 8192"):

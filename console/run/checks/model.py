@@ -22,9 +22,9 @@ from configs.architecture import check_architecture, check_context
 from configs.errors import SettingsError
 from configs.machine import memory_of_machine, visible_gpus
 from configs.settings import RunSettings, Settings
-from configs.tables.algorithm import OF_FUNCTIONS, is_user_function
 from configs.validation.learner import check_heads, layout_of
-from console.run.card_memory import CardMemory, ModelShape, card_memory, saved_bytes, smallest_card
+from console.run.card_memory import CardMemory, card_memory, saved_bytes, smallest_card
+from console.run.decoder_sizes import ModelShape
 from console.run.user_files import with_value
 from learner.weights.memory import NUM_SLOTS
 
@@ -47,21 +47,6 @@ def check_parallel(settings: Settings) -> str:
     if divides_heads and (config := model_config(settings.run)) is not None:
         check_heads(settings.parallel, config)
     return f"{settings.learner.ranks} rank(s)"
-
-
-def check_losses(settings: Settings) -> str:
-    """Functions of the user in `algorithm` can be loaded, and have the gradient of a loss.
-
-    Raises:
-        SettingsError: One of them does not.
-    """
-    algorithm = settings.algorithm
-    if not any(is_user_function(getattr(algorithm, kind)) for kind in OF_FUNCTIONS):
-        return "of Nyala"
-    from learner.algorithm.user_losses import load_user_losses  # noqa: PLC0415 - torch
-
-    functions = load_user_losses(algorithm, max_policy_lag=settings.run.max_policy_lag)
-    return ", ".join(f"algorithm.{kind} {getattr(algorithm, kind)}" for kind in functions)
 
 
 def check_engine(settings: Settings) -> str:
@@ -115,27 +100,6 @@ def check_model(run: RunSettings) -> str:
         _check_config(_hub_config(model), tokens)
     ModelTokenizer.for_run(run)  # refuses a tokenizer that no actor could load
     return model
-
-
-def check_teacher(settings: Settings) -> str:
-    """Each teacher can be opened, and has the tokenizer of the run's model.
-
-    Raises:
-        SettingsError: One cannot or has not, or `algorithm.teacher_prompt` cannot be used.
-    """
-    from learner.data.teachers import check_tokenizer, teacher_prompt_of  # noqa: PLC0415 - torch
-
-    run, models = settings.run, [model for model in settings.algorithm.teachers if model]
-    for model in models:
-        try:
-            check_model(with_value(settings, "run", "model", model).run)
-        except SettingsError as error:
-            raise SettingsError(str(error).replace("run.model", "algorithm.teacher")) from error
-    if run.model == "init" and not (run.folder / "init").is_dir():
-        return "compared with the character model once that is made"
-    teacher_prompt_of(settings)
-    same = [f"{model}: {check_tokenizer(run, model)}" for model in models]
-    return "; ".join(same) or "the model that the run begins with"
 
 
 def check_lengths(settings: Settings) -> str:

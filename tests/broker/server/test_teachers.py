@@ -12,6 +12,7 @@ from buffer import operations
 from buffer.record.codec import decode_episode
 from buffer.record.episode import PolicyVersion
 from configs.errors import RefusedError
+from configs.tables.environments import OneEnvironment
 from tests.broker.support.records import record_of, scored, submission
 from tests.broker.support.ring import FIRST, Ring, begin, ring, until_granted, until_seen
 
@@ -85,7 +86,9 @@ def test_environments_without_a_teacher_hand_in_what_is_done(redis_url: str, key
             assert await verdict_of(actor, submission(lease)) == "OK"
         assert (await here.store.run(operations.claim(1, 1, 1))).complete
 
-    serve(story, redis_url, keys, teacher={"another environment": "a model"})
+    words = OneEnvironment(name="words", environment="reasoning_gym")
+    sums = OneEnvironment(name="sums", environment="calculator", share=0.01)
+    serve(story, redis_url, keys, environments=(words, sums), teacher={"sums": "a model"})
 
 
 def test_a_teacher_of_no_name_in_the_run_is_refused(redis_url: str, keys: Path) -> None:

@@ -33,6 +33,7 @@ from configs.settings import (
     RunSettings,
     Settings,
 )
+from configs.tables.environments import OneEnvironment
 from tests.waiting import until
 
 RUN = "test"
@@ -50,6 +51,7 @@ def settings_with(
     max_completion_tokens: int = 1024,
     max_episode_bytes: int = 2**18,
     environment: str = "reasoning_gym",
+    environments: tuple[OneEnvironment, ...] = (),
     teacher: str | dict[str, str] | None = None,
     **broker: Any,
 ) -> Settings:
@@ -63,6 +65,7 @@ def settings_with(
             name=RUN,
             model="init",
             environment=environment,
+            environments=environments,
             group_size=GROUP,
             groups_per_batch=2,
         ),

@@ -23,7 +23,16 @@ def settings(run: dict[str, Any] | None = None, **algorithm: Any) -> Settings:
 @pytest.mark.parametrize(
     ("run", "algorithm", "text"),
     [
-        (None, {"teacher": "t", "teacher_in": "actor"}, r"teacher_in must be learner, got actor"),
+        (
+            None,
+            {"teacher_prompt": "hint", "teacher_in": "actor"},
+            r"teacher must be a model where algorithm\.teacher_in is actor, got null",
+        ),
+        (
+            None,
+            {"teacher": "t", "teacher_prompt": "hint", "teacher_in": "actor"},
+            r"teacher_prompt must be null where algorithm\.teacher_in is actor",
+        ),
         (
             None,
             {"advantage": "none"},

@@ -13,7 +13,7 @@ from configs.errors import SettingsError
 from configs.settings import Settings
 from console.doctor.implied import settings_checks
 from console.main import app
-from console.run.checks.model import check_losses
+from console.run.checks.loss import check_losses
 from tests.learner.support.user_losses import write_functions
 
 SOURCE = '''

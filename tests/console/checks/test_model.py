@@ -8,10 +8,10 @@ import pytest
 
 from configs.errors import SettingsError
 from configs.settings import RunSettings, Settings
-from console.run.card_memory import ModelShape
 from console.run.checks import model
 from console.run.checks.check import CheckWarning
 from console.run.checks.model import check_template
+from console.run.decoder_sizes import ModelShape
 from tests.actors.support.saved_tokenizer import CHATML, save_tokenizer
 
 MISTRAL = (

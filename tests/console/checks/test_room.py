@@ -16,9 +16,10 @@ from configs.errors import SettingsError
 from configs.settings import Settings
 from console.doctor.implied import settings_checks
 from console.run import preflight
-from console.run.card_memory import CardMemory, ModelShape, card_memory
+from console.run.card_memory import CardMemory, card_memory
 from console.run.checks import model
 from console.run.checks.check import GIB, CheckWarning
+from console.run.decoder_sizes import ModelShape
 from console.run.user_files import with_value
 from console.verbs import up
 

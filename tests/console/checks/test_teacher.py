@@ -9,7 +9,8 @@ import pytest
 
 from configs.errors import SettingsError
 from configs.settings import Settings
-from console.run.checks.model import check_teacher, learner_memory
+from console.run.checks.loss import check_teacher
+from console.run.checks.model import learner_memory
 from console.run.preflight import checks_of_start
 from tests.actors.support.saved_tokenizer import save_tokenizer
 from tests.learner.support.tiny_policy import save_tiny_model

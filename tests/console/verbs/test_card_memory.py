@@ -16,8 +16,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from configs.errors import SettingsError
 from configs.settings import LearnerSettings, RunSettings, Settings
-from console.run.card_memory import FUSED, GIB, CardMemory, ModelShape, card_memory
+from console.run.card_memory import GIB, CardMemory, card_memory
 from console.run.checks import model
+from console.run.decoder_sizes import FUSED, ModelShape
 from console.verbs import up
 from learner.model.activations import Kept
 from learner.model.fused import FAMILIES

@@ -19,7 +19,7 @@ from configs.errors import EngineError
 from configs.loader import load
 from configs.settings import RunSettings, Settings
 from console.main import app
-from console.run.card_memory import ModelShape
+from console.run.decoder_sizes import ModelShape
 from console.verbs import new
 from tests.learner.support.tiny_policy import save_tiny_model
 

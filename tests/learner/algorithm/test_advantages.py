@@ -216,7 +216,7 @@ def test_the_order_of_a_batch_does_not_matter(name: str, whiten: str | None) -> 
     assert found_E == pytest.approx(estimate(batch, settings)[shuffled_E], abs=1e-12)
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+@pytest.mark.parametrize("name", sorted(ADVANTAGES.keys() - {"none"}))
 def test_whitening_by_batch_gives_tokens_mean_0_and_standard_deviation_1(name: str) -> None:
     found = np.array(_advantages(name, lengths=LENGTHS, whiten="batch"))
     per_token = np.repeat(found, [length for group in LENGTHS for length in group])
@@ -225,7 +225,7 @@ def test_whitening_by_batch_gives_tokens_mean_0_and_standard_deviation_1(name: s
     assert per_token.std() == pytest.approx(1, abs=1e-3)  # short of 1 by the floor
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+@pytest.mark.parametrize("name", sorted(ADVANTAGES.keys() - {"none"}))
 def test_whitening_by_group_gives_each_group_its_own_scale(name: str) -> None:
     found = np.array(_advantages(name, whiten="group", pass_k=2))
 

@@ -178,7 +178,7 @@ def test_nothing_of_ours_is_refused(kind: str, proximal: str) -> None:
     tables: dict[str, dict[str, Any]] = {
         "surrogate": SURROGATES,
         "correction": CORRECTIONS,
-        "advantage": ADVANTAGES,
+        "advantage": {key: f for key, f in ADVANTAGES.items() if key != "none"},
     }
     for name, function in tables[kind].items():
         settings = AlgorithmSettings.model_validate({kind: name, "proximal": proximal})

@@ -106,7 +106,7 @@ def test_a_copy_of_a_correction_has_its_loss(name: str, proximal: str, tmp_path:
     _assert_same_loss(_settings(correction=name, **others), settings)
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", sorted(ADVANTAGES.keys() - {"none"}))
 def test_a_copy_of_an_advantage_has_its_values(name: str, tmp_path: Path) -> None:
     copied = copy_function(ADVANTAGES[name], tmp_path / "mine.py")
     rewards_E = np.array([1.0, 0.0, 0.0, 1.0, 0.5, 0.5, 2.0])

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from console.run.card_memory import ModelShape
+from console.run.decoder_sizes import ModelShape
 from learner.algorithm.microbatch import Sequences
 from learner.model.activations import Kept
 from learner.model.policy import Policy, shard
