@@ -154,7 +154,10 @@ def _is_compared(name: str) -> bool:
 def _difference(
     name: str, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
 ) -> dict[str, Any] | None:
-    """Describe how a figure differs; None where it is the same in all batches."""
+    """Describe how a figure differs in the first such batch, and the largest difference.
+
+    None where it is the same in all batches.
+    """
     differing = [(run, again) for run, again in pairs if run.get(name) != again[name]]
     if not differing:
         return None
@@ -170,9 +173,12 @@ def _difference(
         "first": again["step"],
         "run": _shown(run.get(name)),
         "replay": _shown(again[name]),
-        "largest difference": max(sizes, default=""),
+        "at most": float(f"{max(sizes):.3g}") if sizes else "",
     }
 
 
 def _shown(figure: object) -> object:
+    """Return a figure with nine digits, which a column has room for."""
+    if isinstance(figure, float):
+        return float(f"{figure:.9g}")
     return "a table" if isinstance(figure, dict | list) else figure
