@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +20,11 @@ from buffer.record.codec import encode_episode
 from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from configs.settings import Settings
+from console.run.run_folder import RunFolder
+from console.verbs.replay import compared
 from learner.data.batch import BatchPlan
 from learner.model.ranks import Ranks
+from learner.replay import replay_on
 from tests.learner.support import ring_in_process
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.ring_in_process import ActorThread, LifeEnded, RingInProcess
@@ -123,7 +127,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[PolicyVersion]]:
 
 def settings_of(folder: Path, on_stale: str, *, steps: int) -> Settings:
     run = {"steps": steps, "max_policy_lag": MAX_LAG, "max_completion_tokens": LONGEST}
-    learner = {"checkpoint_every": 4, "lr": 1e-2}
+    learner = {"checkpoint_every": 4, "lr": 1e-2, "keep_batches": steps}
     return tiny_settings(folder, run=run, learner=learner, buffer={"on_stale": on_stale})
 
 
@@ -210,3 +214,24 @@ def test_a_killed_learner_masks_the_same_tokens_again(
     first, again = ([plan for plan in plans if plan.step == 7][i] for i in (0, 1))
     assert first.mask is not None and first == again
     assert (first.mask.lineage, first.mask.max_lag) == (1, MAX_LAG)
+
+
+def test_a_replay_masks_the_same_tokens_in_all_lives_of_the_learner(
+    redis_url: str, tmp_path: Path, ranks: Ranks, made: dict[int, list[PolicyVersion]]
+) -> None:
+    settings = settings_of(tmp_path, "mask", steps=8)
+    ring = RingInProcess(settings, redis_url, ranks)
+    ring.shelf.end_life_at = 7
+    with pytest.raises(LifeEnded):
+        ring.live()
+    assert ring.live()
+    changes = {"name": "again", "model": settings.run.model_path}
+    again = settings.model_copy(update={"run": settings.run.model_copy(update=changes)})
+
+    assert replay_on(ranks, again, settings.run.folder, 8, threading.Event())
+
+    result = compared(RunFolder(settings.run.folder), RunFolder(again.run.folder))
+    assert result.title.startswith("8 batches")
+    assert not result.rows
+    assert made
+    assert sum(row["stale_masked_tokens"] for row in lines_of(settings, "metrics")) > 0
