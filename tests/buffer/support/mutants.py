@@ -116,7 +116,7 @@ MUTANTS = {
     "a drop has no reason": Mutant("units", "call('SADD', REASONS, reason)", "", "I2"),
     "a commit forgets the tasks": Mutant("commit", "forget(trained, COMMITTED)", "", "I2"),
     "create is not idempotent": Mutant(
-        "create", "if call('GETBIT', KNOWN, ids[1]) == 0 then", "do", "I1|I3|I8"
+        "create", "if call('GETBIT', KNOWN, ids[1]) == 0 then", "do", "I1|I2|I3|I8"
     ),
     "a revived lease stays ready": Mutant(
         "beats", "call('ZREM', ready_key(id, teacher), id)", "", "I1|I3"
