@@ -49,6 +49,7 @@ def _lease(world: World, teacher: Teacher) -> None:
         assert task.fence > highest, f"I8: task {task.task_id} was granted under an old fence"
         assert world.teacher_of(task.task_id) == name, f"S2: {name} was given {task.task_id}"
         (record,) = task.chunks
+        assert record is not None, f"I10: the record of task {task.task_id} is not there to score"
         assert not record.endswith(SCORE), f"S2: task {task.task_id} is to be scored again"
         world.highest[task.task_id] = world.promises.holder[task.task_id] = task.fence
     if not world.chance(0.05):  # else the reply is lost, and the leases with it
