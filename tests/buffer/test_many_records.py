@@ -157,6 +157,7 @@ def test_a_summary_has_the_versions_and_fences_of_the_tokens(made: list[Episode]
             min(versions),
             fences[0],
             fences[-1],
+            completion.teacher_logprobs is not None,
         )
 
 
