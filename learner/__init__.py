@@ -1,6 +1,7 @@
 """The learner: curriculum, batches, model, losses, loop, checkpoints and the weight publisher.
 
-__main__          `python -m learner`: train, replay, train on demonstrations, make initial models
+__main__          `python -m learner`: train, replay kept batches, train on demonstrations, or make
+                  initial models
 algorithm/        Mathematics of the policy-gradient loss: functions of tensors and settings
 assembly          Start of the learner on one rank: join, load, resume, run
 checkpointing/    Checkpoints, resumption, recovery of a rewound store, rollback
