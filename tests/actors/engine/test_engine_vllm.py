@@ -84,25 +84,6 @@ def test_vllm_engine(check: Callable[[Bench], Coroutine], bench: Bench, runner: 
     runner.run(check(bench))
 
 
-def test_probes_of_a_teacher_are_at_its_temperature(runner, tmp_path):
-    token_ids = tuple(2 + i * i % 60 for i in range(200))
-
-    async def probe() -> tuple[Bench, list[tuple[float, ...]]]:
-        bench = await open_bench(tmp_path, tied=True, probe_temperature=0.6)
-        try:
-            probes = [bench.engine.probe(token_ids[:length]) for length in (2, 60, 200)]
-            return bench, list(await asyncio.gather(*probes))
-        finally:
-            await bench.engine.close()
-
-    bench, probes = runner.run(probe())
-
-    for logprobs in probes:
-        ids = list(token_ids[: 1 + len(logprobs)])
-        expected = reference_logprobs(bench.model, ids, temperature=0.6)
-        assert torch.allclose(torch.tensor(logprobs), expected, atol=TOLERANCE)
-
-
 def test_further_arguments_reach_vllm(bench):
     config = bench.engine._stepper._engine.vllm_config
 
@@ -178,6 +159,25 @@ def test_in_bfloat16_too(runner, tmp_path):
         await bench.engine.close()
 
     runner.run(story())
+
+
+def test_probes_of_a_teacher_are_at_its_temperature(runner, tmp_path):
+    token_ids = tuple(2 + i * i % 60 for i in range(200))
+
+    async def probe() -> tuple[Bench, list[tuple[float, ...]]]:
+        bench = await open_bench(tmp_path, tied=True, probe_temperature=0.6)
+        try:
+            probes = [bench.engine.probe(token_ids[:length]) for length in (2, 60, 200)]
+            return bench, list(await asyncio.gather(*probes))
+        finally:
+            await bench.engine.close()
+
+    bench, probes = runner.run(probe())
+
+    for logprobs in probes:
+        ids = list(token_ids[: 1 + len(logprobs)])
+        expected = reference_logprobs(bench.model, ids, temperature=0.6)
+        assert torch.allclose(torch.tensor(logprobs), expected, atol=TOLERANCE)
 
 
 async def finds_what_lags(bench: Bench, dtype: str) -> None:
